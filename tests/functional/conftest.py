@@ -96,3 +96,14 @@ def private_ray() -> Iterator[None]:
     needs = RayNeeds(address=None, num_cpus=16, num_gpus=0, start_timeout_s=120)
     with ray_runtime(needs, warn=print):
         yield
+
+
+@pytest.fixture(scope="module")
+def nobody_dies() -> Iterator[None]:
+    """Put an error down to a death only where that follows at once.
+
+    Where errors have other causes, a module that uses this does not wait ten seconds with each of them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nemo_like.cluster.cluster._CAUSE_GRACE_S", 1.0)
+        yield

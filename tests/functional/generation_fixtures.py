@@ -1,8 +1,7 @@
-"""Tiny Qwen3 checkpoints, engines, a sink that collects results, and a trainer stage that owns weights."""
+"""Tiny Qwen3 checkpoints, engines, and a trainer stage that owns weights."""
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 import tempfile
@@ -33,7 +32,6 @@ from nemo_like.config.schema import (
     WeightUpdates,
 )
 from nemo_like.generation.environment import WAITING_METHODS, engine_environment
-from nemo_like.generation.interface import GroupResult
 from nemo_like.observability.metrics import Metric
 from nemo_like.weight_sync.sender import EngineWeightSender
 from nemo_like.weight_transport.buckets import SentAdapter, TensorSpec
@@ -150,7 +148,7 @@ def engine_spec(
 def collector_spec(name: str = "collector") -> ActorSpec:
     return ActorSpec(
         name=name,
-        target="tests.functional.generation_fixtures:Collector",
+        target="tests.functional.collector:Collector",
         concurrency=Concurrency.asyncio,
         env={"OMP_NUM_THREADS": "1"},
     )
@@ -179,45 +177,6 @@ def stage_spec(
     )
 
 
-class Collector:
-    """A sink: keeps what engines deliver, in the order of arrival."""
-
-    def __init__(self) -> None:
-        self._results: dict[str, GroupResult] = {}
-        self._calls: list[int] = []
-        self._errors: list[tuple[str, str]] = []
-        self._changed = asyncio.Condition()
-
-    async def on_groups(self, results: Sequence[GroupResult]) -> None:
-        async with self._changed:
-            self._results |= {result.request_id: result for result in results}
-            self._calls.append(len(results))
-            self._changed.notify_all()
-
-    async def on_engine_error(self, engine: str, message: str) -> None:
-        async with self._changed:
-            self._errors.append((engine, message))
-            self._changed.notify_all()
-
-    async def wait_for(self, request_ids: Sequence[str], timeout_s: float) -> list[GroupResult]:
-        async with self._changed, asyncio.timeout(timeout_s):
-            await self._changed.wait_for(lambda: set(request_ids) <= self._results.keys())
-        return [self._results[request_id] for request_id in request_ids]
-
-    async def wait_for_error(self, timeout_s: float) -> tuple[str, str]:
-        async with self._changed, asyncio.timeout(timeout_s):
-            await self._changed.wait_for(lambda: bool(self._errors))
-        return self._errors[0]
-
-    def received(self) -> list[str]:
-        """Ids in the order of arrival."""
-        return list(self._results)
-
-    def calls(self) -> list[int]:
-        """Groups per ``on_groups`` call."""
-        return list(self._calls)
-
-
 def move_weights(model: torch.nn.Module, seed: int, size: float = 0.05) -> None:
     """Move every parameter that trains at random."""
     generator = torch.Generator().manual_seed(seed)
@@ -240,20 +199,33 @@ class TrainerStage:
         sent_dtype: str = "float32",
         delta: bool = False,
     ) -> None:
-        self._sent_dtype = sent_dtype
-        self._model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self._checkpoint, self._sent_dtype, self._delta = checkpoint, sent_dtype, delta
+        self.reset()
         self._names = stage_names(self._state(), self._model.config, stage, num_stages)
-        layout = ParallelLayout(tp=1, cp=1, dp=1, pp=num_stages)
-        self._sender = EngineWeightSender(
-            coordinates=layout.coordinates(stage),
+        self._coordinates = ParallelLayout(tp=1, cp=1, dp=1, pp=num_stages).coordinates(stage)
+        self._spoilt: str | None = None
+        self._sender = self._sender_by(transport)
+
+    def send_by(self, transport: WeightTransport, delta: bool = False) -> None:
+        """Send by this transport from the next ``connect`` on: what changed, or everything."""
+        self._sender.close()
+        self._delta = delta
+        self._sender = self._sender_by(transport)
+
+    def _sender_by(self, transport: WeightTransport) -> EngineWeightSender:
+        return EngineWeightSender(
+            coordinates=self._coordinates,
             device=Device.cpu,
             transport=transport,
             bucket_mib=1,
             timeout_s=TIMEOUT_S,
-            delta=delta,
+            delta=self._delta,
             tripwires=Tripwires.all,
         )
-        self._spoilt: str | None = None
+
+    def reset(self) -> None:
+        """Go back to the weights of the checkpoint."""
+        self._model = AutoModelForCausalLM.from_pretrained(self._checkpoint, dtype=torch.float32).eval()
 
     def connect(self, engines: Sequence[ActorHandle]) -> None:
         state = self._state()

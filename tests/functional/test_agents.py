@@ -227,9 +227,33 @@ def test_the_samples_of_a_group_differ_and_a_second_run_is_the_same(host: Host) 
     assert branches() == first
 
 
-def test_each_way_to_misbehave_is_named_and_costs_its_own_sample(host: Host) -> None:
-    env = environment("misbehaving", timeout_s=20.0, max_calls=8, arguments={"late_s": 1.0})
-    played = host.play(env, ["12+34+56"] * 10)
+MISBEHAVING_COMMANDS = {
+    "crash": ("raised", "the command broke"),
+    "flood": ("flooded", "64 KiB"),
+    "hang": ("timed_out", "timeout_s"),
+    "nonsense": ("malformed", "a good reward"),
+    "memory": ("raised", "MemoryError"),
+}
+
+
+@pytest.fixture(scope="module")
+def mishaps(host: Host) -> dict[str, list[dict[str, Any]]]:
+    """What became of agents and commands that misbehave, side by side, since several wait for a deadline."""
+    misbehaving = environment("misbehaving", timeout_s=20.0, max_calls=8, arguments={"late_s": 1.0})
+    plays = {
+        "misbehaving": (misbehaving, ["12+34+56"] * 10),
+        "crashing": (environment("crashing", timeout_s=20.0), ["12+34+56"] * 4),
+        "stuck": (environment("stuck", timeout_s=15.0), ["12+34+56"] * 3),
+    }
+    for how in MISBEHAVING_COMMANDS:
+        plays[how] = (command(how, timeout_s=10.0 if how == "hang" else 60.0), ["12+34+56"])
+    return dict(zip(plays, host.play_side_by_side(*plays.values()), strict=True))
+
+
+def test_each_way_to_misbehave_is_named_and_costs_its_own_sample(
+    mishaps: dict[str, list[dict[str, Any]]],
+) -> None:
+    played = mishaps["misbehaving"]
     assert [one["failure"] for one in played] == [
         *("raised", "timed_out", "raised", "flooded", "malformed", "malformed", "not_finite"),
         *(None, None, None),
@@ -242,11 +266,11 @@ def test_each_way_to_misbehave_is_named_and_costs_its_own_sample(host: Host) -> 
     assert played[7]["metrics"]["num_calls"] == 1
 
 
-def test_a_crash_costs_its_own_sample_and_a_thread_that_hangs_its_own(host: Host) -> None:
-    played = host.play(environment("crashing", timeout_s=20.0), ["12+34+56"] * 4)
-    assert [one["failure"] for one in played] == [None, "died", None, None]
-    played = host.play(environment("stuck", timeout_s=5.0), ["12+34+56"] * 3)
-    assert [one["failure"] for one in played] == ["timed_out", None, None]
+def test_a_crash_costs_its_own_sample_and_a_thread_that_hangs_its_own(
+    mishaps: dict[str, list[dict[str, Any]]],
+) -> None:
+    assert [one["failure"] for one in mishaps["crashing"]] == [None, "died", None, None]
+    assert [one["failure"] for one in mishaps["stuck"]] == ["timed_out", None, None]
 
 
 def test_a_command_runs_in_a_sandbox_whose_only_network_is_the_endpoint(host: Host) -> None:
@@ -256,18 +280,10 @@ def test_a_command_runs_in_a_sandbox_whose_only_network_is_the_endpoint(host: Ho
     assert session["metrics"] == {"num_calls": 2, "num_branches": 1, "unsaid_share": 0}
 
 
-@pytest.mark.parametrize(
-    ("how", "failure", "reason"),
-    [
-        ("crash", "raised", "the command broke"),
-        ("flood", "flooded", "64 KiB"),
-        ("hang", "timed_out", "timeout_s"),
-        ("nonsense", "malformed", "a good reward"),
-        ("memory", "raised", "MemoryError"),
-    ],
-)
-def test_a_command_that_misbehaves_is_named(host: Host, how: str, failure: str, reason: str) -> None:
-    (session,) = host.play(command(how, timeout_s=10.0 if how == "hang" else 60.0), ["12+34+56"])
+@pytest.mark.parametrize("how", MISBEHAVING_COMMANDS)
+def test_a_command_that_misbehaves_is_named(mishaps: dict[str, list[dict[str, Any]]], how: str) -> None:
+    failure, reason = MISBEHAVING_COMMANDS[how]
+    (session,) = mishaps[how]
     assert session["failure"] == failure
     assert reason in session["reason"]
 

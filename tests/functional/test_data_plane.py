@@ -16,9 +16,7 @@ from nemo_like.data_plane.partition_control import PartitionControl
 from nemo_like.data_plane.segments import PartitionInfo, Segment, Want
 from nemo_like.data_plane.storage_errors import (
     CorruptData,
-    MissingData,
     StorageFailed,
-    UnknownColumn,
     UnknownPartition,
     UnknownSamples,
 )
@@ -74,17 +72,6 @@ class TestSilentFailuresAreLoud:
         planes.call("settled")
         with pytest.raises(StorageFailed, match="get failed: "):
             planes.other_client().fetch(meta, ["input_ids"])
-
-    def test_a_get_with_a_column_that_is_unknown_or_there_for_some_rows_only(
-        self, planes: TransferQueuePlanes
-    ) -> None:
-        client = planes.client()
-        meta = put(client, opened(planes))
-        client.write(meta.subset([0, 1]), {"prev_logprobs": np.zeros(4, np.float32)})
-        with pytest.raises(UnknownColumn):
-            planes.other_client().fetch(meta, ["input_ids", "typo"])
-        with pytest.raises(MissingData, match="'prev_logprobs'"):
-            planes.other_client().fetch(meta, ["input_ids", "prev_logprobs"])
 
     def test_values_of_another_dtype_than_were_put(self, planes: TransferQueuePlanes) -> None:
         """As when someone writes around the data plane."""

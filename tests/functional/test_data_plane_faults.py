@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 import psutil
@@ -41,6 +42,15 @@ TIMEOUT_S = 20.0
 LARGE = (1 << 20,) * 8
 
 pytestmark = pytest.mark.usefixtures("private_ray")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A run of several tests; ``processes`` are those of its storage."""
+
+    backend: StorageBackend
+    planes: TransferQueuePlanes
+    processes: set[int]
 
 
 def put_large(planes: TransferQueuePlanes, partition: str) -> KVBatchMeta:
@@ -115,85 +125,92 @@ def test_a_controller_that_dies_during_a_put_and_then_the_host() -> None:
             client.fetch(meta, ["input_ids"])
 
 
-@pytest.mark.parametrize("backend", [mooncake])
-def test_a_full_mooncake_keeps_nothing_of_the_write_and_its_master_dies(backend: StorageBackend) -> None:
-    others = storage_processes(MOONCAKE_MASTER)
-    with started("run-master", data_plane_config(backend, timeout_s=TIMEOUT_S)) as planes:
-        (master,) = storage_processes(MOONCAKE_MASTER) - others
-        client, partition = planes.client(), opened(planes)
-        meta = put(client, partition)
-        before = planes.num_stored_keys()
-        half = MOONCAKE_UNIT_BYTES // 8
-        for _ in range(2):
-            with pytest.raises(CapacityExceeded, match="no room for the write") as raised:
-                lengths = (half,) * 3
-                client.put(
-                    partition, {"input_ids": ids(lengths)}, lengths=lengths, chunk_sizes=(1, 1, 1), tags={}
-                )
-            assert "data_plane.mooncake_cfg.segment_gib" in str(raised.value)
-            assert planes.num_stored_keys() == before
-        lengths = (half,)
-        large = client.put(partition, {"input_ids": ids(lengths)}, lengths=lengths, chunk_sizes=(1,), tags={})
-        np.testing.assert_array_equal(
-            planes.other_client().fetch(large, ["input_ids"])["input_ids"], ids(lengths)
-        )
-        with (
-            frozen(master),
-            fails_naming(
-                "mooncake_master died",
-                lambda: put(client, partition),
-                lambda: planes.other_client().fetch(meta, ["input_ids"]),
-            ),
-        ):
-            os.kill(master, signal.SIGKILL)
-        assert_dead(planes, partition, meta, "mooncake_master died")
-
-
-@pytest.mark.parametrize("backend", [pytest.param(simple, marks=pytest.mark.slow), mooncake])
-def test_writers_that_die_lose_nothing_stored_and_leave_nothing_half_written(backend: StorageBackend) -> None:
-    others = storage_processes(STORAGE_UNIT[backend])
-    with started("run-writers", data_plane_config(backend, timeout_s=TIMEOUT_S)) as planes:
-        (unit,) = storage_processes(STORAGE_UNIT[backend]) - others
-        partition = opened(planes)
-        writer = remote_client(planes.spec)
-        columns = {"input_ids": ids(LARGE)}
-        meta = writer.submit("put", partition, columns, LARGE).result(60)
-        with frozen(unit):
-            unfinished = writer.submit("put", partition, columns, LARGE)
-            ready, _ = ray.wait([unfinished.ref], timeout=0.5)
-            assert not ready
-            writer.kill()
-        got = planes.client().fetch(meta, ["input_ids"])["input_ids"]
-        np.testing.assert_array_equal(got, columns["input_ids"])
-        planes.close(partition)
-        assert planes.num_stored_keys() == 0
-
-
-@pytest.mark.parametrize(
-    "backend", [mooncake, pytest.param(StorageBackend.simple, marks=pytest.mark.slow, id="simple")]
+@pytest.fixture(
+    scope="module",
+    params=[mooncake, pytest.param(StorageBackend.simple, marks=pytest.mark.slow, id="simple")],
 )
-def test_two_jobs_with_the_same_names_share_a_cluster_and_one_crashes(backend: StorageBackend) -> None:
+def shared(private_ray: None, request: pytest.FixtureRequest) -> Iterator[Shared]:
+    """One run for the tests that leave it as it was; the last of Mooncake's ends it."""
+    backend: StorageBackend = request.param
     names = (CONTROLLER, STORAGE_UNIT[backend], MOONCAKE_MASTER)
     others = storage_processes(*names)
+    with started("run-shared", data_plane_config(backend, timeout_s=TIMEOUT_S)) as planes:
+        yield Shared(backend, planes, storage_processes(*names) - others)
+
+
+def test_writers_that_die_lose_nothing_stored_and_leave_nothing_half_written(shared: Shared) -> None:
+    planes, partition = shared.planes, opened(shared.planes)
+    (unit,) = storage_processes(STORAGE_UNIT[shared.backend]) & shared.processes
+    writer = remote_client(planes.spec)
+    columns = {"input_ids": ids(LARGE)}
+    meta = writer.submit("put", partition, columns, LARGE).result(60)
+    with frozen(unit):
+        unfinished = writer.submit("put", partition, columns, LARGE)
+        ready, _ = ray.wait([unfinished.ref], timeout=0.5)
+        assert not ready
+        writer.kill()
+    got = planes.client().fetch(meta, ["input_ids"])["input_ids"]
+    np.testing.assert_array_equal(got, columns["input_ids"])
+    planes.close(partition)
+    assert planes.num_stored_keys() == 0
+
+
+def test_two_jobs_with_the_same_names_share_a_cluster_and_one_crashes(shared: Shared) -> None:
+    planes = shared.planes
+    names = (CONTROLLER, STORAGE_UNIT[shared.backend], MOONCAKE_MASTER)
+    others = storage_processes(*names)
+    planes.open("train-1", ROLLOUT_COLUMNS)
     command = [sys.executable, "-m", "tests.functional.hanging_driver"]
-    command += [ray.get_runtime_context().gcs_address, backend.name, "run-twin"]
+    command += [ray.get_runtime_context().gcs_address, shared.backend.name, "run-shared"]
     driver = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "stored\n"
         theirs = [psutil.Process(pid) for pid in storage_processes(*names) - others]
-        assert len(theirs) == (3 if backend is StorageBackend.mooncake_cpu else 2)
-        with started("run-twin", data_plane_config(backend, timeout_s=TIMEOUT_S)) as planes:
-            planes.open("train-1", ROLLOUT_COLUMNS)
-            assert planes.num_stored_keys() == 0
-            meta = put(planes.client(), "train-1")
-            driver.kill()
-            _, alive = psutil.wait_procs(theirs, timeout=30)
-            assert not alive
-            got = planes.other_client().fetch(meta, ["input_ids"])["input_ids"]
-            np.testing.assert_array_equal(got, ids())
-            planes.close("train-1")
-            assert planes.num_stored_keys() == 0
+        assert len(theirs) == (3 if shared.backend is StorageBackend.mooncake_cpu else 2)
+        assert planes.num_stored_keys() == 0
+        meta = put(planes.client(), "train-1")
+        driver.kill()
+        _, alive = psutil.wait_procs(theirs, timeout=30)
+        assert not alive
+        got = planes.other_client().fetch(meta, ["input_ids"])["input_ids"]
+        np.testing.assert_array_equal(got, ids())
+        planes.close("train-1")
+        assert planes.num_stored_keys() == 0
     finally:
         driver.kill()
         driver.wait()
+
+
+@pytest.mark.parametrize("shared", [mooncake], indirect=True)
+def test_a_full_mooncake_keeps_nothing_of_the_write_and_its_master_dies(shared: Shared) -> None:
+    """The last of its run, which it ends."""
+    planes = shared.planes
+    (master,) = storage_processes(MOONCAKE_MASTER) & shared.processes
+    client, partition = planes.client(), opened(planes)
+    meta = put(client, partition)
+    before = planes.num_stored_keys()
+    half = MOONCAKE_UNIT_BYTES // 8
+    for _ in range(2):
+        with pytest.raises(CapacityExceeded, match="no room for the write") as raised:
+            lengths = (half,) * 3
+            client.put(
+                partition, {"input_ids": ids(lengths)}, lengths=lengths, chunk_sizes=(1, 1, 1), tags={}
+            )
+        assert "data_plane.mooncake_cfg.segment_gib" in str(raised.value)
+        assert planes.num_stored_keys() == before
+    lengths = (half,)
+    large = client.put(partition, {"input_ids": ids(lengths)}, lengths=lengths, chunk_sizes=(1,), tags={})
+    np.testing.assert_array_equal(
+        planes.other_client().fetch(large, ["input_ids"])["input_ids"], ids(lengths)
+    )
+    with (
+        frozen(master),
+        fails_naming(
+            "mooncake_master died",
+            lambda: put(client, partition),
+            lambda: planes.other_client().fetch(meta, ["input_ids"]),
+        ),
+    ):
+        os.kill(master, signal.SIGKILL)
+    assert_dead(planes, partition, meta, "mooncake_master died")

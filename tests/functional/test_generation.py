@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +39,7 @@ from tests.functional.generation_fixtures import (
 )
 
 # The first test of a module also waits for its engines.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("nobody_dies")]
 
 SAMPLED = SamplingSettings(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=12, stop_token_ids=(EOS,))
 # Nothing ends these early.
@@ -297,12 +297,21 @@ def test_a_failing_step_reaches_the_sink_and_the_driver_as_a_death_does(generati
 
 
 def test_the_head_sizes_that_a_configuration_may_have_on_the_cpu_are_vllms() -> None:
-    program = (
-        "from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend as Backend; "
-        "print('sizes', *Backend.get_supported_head_sizes())"
+    """Read from its source, since loading it takes long."""
+    spec = find_spec("vllm")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).parent / "v1" / "attention" / "backends" / "cpu_attn.py"
+    (backend,) = (
+        node
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name == "CPUAttentionBackend"
     )
-    shown = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
-    ).stdout
-    (sizes,) = (line.split()[1:] for line in shown.splitlines() if line.startswith("sizes"))
-    assert tuple(map(int, sizes)) == CPU_HEAD_SIZES
+    (sizes,) = (
+        ast.literal_eval(statement.value)
+        for function in backend.body
+        if isinstance(function, ast.FunctionDef) and function.name == "get_supported_head_sizes"
+        for statement in function.body
+        if isinstance(statement, ast.Return) and statement.value is not None
+    )
+    assert tuple(sizes) == CPU_HEAD_SIZES

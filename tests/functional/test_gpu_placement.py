@@ -28,7 +28,8 @@ from tests.unit.config.checkpoints import DEMO
 pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[2]
-NUM_NODES, GPUS_PER_NODE, CPUS_PER_NODE = 4, 8, 64
+GPUS_PER_NODE = 8
+SIZE = {"num_cpus": 64, "num_gpus": GPUS_PER_NODE}
 PROBE = "tests.functional.test_gpu_placement:Probe"
 
 MEGATRON = "policy.megatron_cfg"
@@ -48,21 +49,33 @@ class Probe:
         return Seen(str(ray.get_runtime_context().get_node_id()), tuple(devices.split(",")))
 
 
+class Nodes:
+    """A Ray cluster that has as many nodes as a test asks for, and those of the tests before it."""
+
+    def __init__(self) -> None:
+        self._started = RayNodes(initialize_head=True, head_node_args={**SIZE, "include_dashboard": False})
+        self._num = 1
+        ray.init(address=self._started.address, log_to_driver=False)
+
+    def at_least(self, num: int) -> None:
+        while self._num < num:
+            self._started.add_node(**SIZE)
+            self._num += 1
+
+    def stop(self) -> None:
+        ray.shutdown()
+        self._started.shutdown()
+
+
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[str]:
-    """The address of a Ray cluster of four nodes."""
-    size = {"num_cpus": CPUS_PER_NODE, "num_gpus": GPUS_PER_NODE}
-    started = RayNodes(initialize_head=True, head_node_args={**size, "include_dashboard": False})
-    for _ in range(NUM_NODES - 1):
-        started.add_node(**size)
-    ray.init(address=started.address, log_to_driver=False)
-    yield started.address
-    ray.shutdown()
-    started.shutdown()
+def nodes() -> Iterator[Nodes]:
+    nodes = Nodes()
+    yield nodes
+    nodes.stop()
 
 
 @pytest.fixture
-def cluster(nodes: str) -> Iterator[Cluster]:
+def cluster(nodes: Nodes) -> Iterator[Cluster]:
     cluster = Cluster()
     yield cluster
     cluster.stop()
@@ -136,9 +149,10 @@ SLOW = {
     ],
 )
 def test_every_process_starts_with_the_gpus_that_the_plan_gives_it(
-    config: Callable[[Path], Config], cluster: Cluster, tmp_path: Path
+    config: Callable[[Path], Config], nodes: Nodes, cluster: Cluster, tmp_path: Path
 ) -> None:
     cfg = config(tmp_path)
+    nodes.at_least(cfg.cluster.num_nodes)
     places = placement(cfg)
     cluster.reserve(bundles(cfg, places), timeout_s=60)
     probes = [cluster.start(ActorSpec(place.actor, PROBE, num_cpus=0.1)) for place in places]
@@ -155,7 +169,8 @@ def test_every_process_starts_with_the_gpus_that_the_plan_gives_it(
     assert all(count == 1 for count in users.values()) or cfg.cluster.placement is Placement.colocated
 
 
-def test_two_runs_and_a_stranger_get_different_gpus(nodes: str) -> None:
+def test_two_runs_and_a_stranger_get_different_gpus(nodes: Nodes) -> None:
+    nodes.at_least(2)
     first, second = Cluster(), Cluster()
     three_gpus = Bundle({"worker": (0, 1, 2)}, num_cpus=1, num_gpus=3)
     try:

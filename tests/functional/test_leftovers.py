@@ -63,6 +63,7 @@ def _engines_that_meet(before: set[str]) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_an_engine_of_two_workers_has_no_name_in_shared_memory_once_it_is_up(
     cluster: Cluster, checkpoint: Path

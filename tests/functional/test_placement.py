@@ -80,7 +80,20 @@ def cluster(nodes: Nodes) -> Iterator[Cluster]:
     cluster.stop()
 
 
+def assert_refuses_what_cannot_be_placed(cluster: Cluster) -> None:
+    with pytest.raises(
+        ClusterError, match=r"no node has 5 CPUs on one node for a, b; .* 2 x 4 CPUs and 0 GPUs"
+    ):
+        cluster.reserve([bundle(("a", "b"), num_cpus=5)], timeout_s=60)
+    three = [bundle((name,), num_cpus=3) for name in "abc"]
+    with pytest.raises(ClusterError, match="could not reserve the run's resources within 1 s: 3 CPUs on one"):
+        cluster.reserve(three, timeout_s=1)
+    cluster.reserve(three[:2], timeout_s=60)  # what was refused holds nothing
+    cluster.stop()
+
+
 def test_bundles_are_whole_and_spread_and_a_lost_node_is_named(nodes: Nodes, cluster: Cluster) -> None:
+    assert_refuses_what_cannot_be_placed(cluster)
     groups = [tuple(f"worker-{rank}" for rank in (first, first + 1)) for first in (0, 2)]
     cluster.reserve([bundle(names, num_cpus=2) for names in groups], timeout_s=60)
     workers = {name: cluster.start(ActorSpec(name, PROBE)) for names in groups for name in names}
@@ -107,17 +120,6 @@ def test_bundles_are_whole_and_spread_and_a_lost_node_is_named(nodes: Nodes, clu
         ActorDied, match=rf"died during stage 'training'; .*; every actor on node {address} is gone"
     ):
         cluster.gather([waiting], stage="training", timeout_s=60)
-
-
-def test_what_cannot_be_placed_is_refused_with_what_the_nodes_have(nodes: Nodes, cluster: Cluster) -> None:
-    with pytest.raises(
-        ClusterError, match=r"no node has 5 CPUs on one node for a, b; .* 2 x 4 CPUs and 0 GPUs"
-    ):
-        cluster.reserve([bundle(("a", "b"), num_cpus=5)], timeout_s=60)
-    three = [bundle((name,), num_cpus=3) for name in "abc"]
-    with pytest.raises(ClusterError, match="could not reserve the run's resources within 1 s: 3 CPUs on one"):
-        cluster.reserve(three, timeout_s=1)
-    cluster.reserve(three[:2], timeout_s=60)  # what was refused holds nothing
 
 
 @pytest.mark.slow

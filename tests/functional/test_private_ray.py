@@ -205,14 +205,20 @@ def control_process_of_a_ray_in_use() -> psutil.Process:
     ("name", "error", "message", "within_s"),
     [
         ("gcs_server", RayDied, r"gcs_server\) died during stage 'sleep'", 30),
-        # Ray itself notices after five missed heartbeats.
+        # Ray itself notices after five missed heartbeats, which are three seconds apart by default.
         ("raylet", ActorDied, "actor 'sleeper' died during stage 'sleep'", 90),
     ],
     ids=["gcs_server", "raylet"],
 )
 def test_a_wait_ends_when_a_process_of_ray_died_and_another_ray_starts(
-    name: str, error: type[ClusterError], message: str, within_s: float, home: Path
+    name: str,
+    error: type[ClusterError],
+    message: str,
+    within_s: float,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("RAY_health_check_period_ms", "300")
     for shall_die in (True, False):
         with ray_runtime(needs(60), pytest.fail) as ray_failure:
             cluster = Cluster(ray_failure=ray_failure)
@@ -246,23 +252,9 @@ def test_a_control_process_that_is_stopped_does_not_keep_ray_from_its_end(home: 
             threading.Event().wait(0.01)
 
 
-@pytest.mark.timeout(300)
-def test_nobody_else_may_read_the_token_that_ray_makes(tmp_path: Path) -> None:
-    program = """
-from nemo_like.cluster.runtime import RayNeeds, ray_runtime
-with ray_runtime(RayNeeds(address=None, num_cpus=1, num_gpus=0, start_timeout_s=60), print):
-    pass
-"""
-    unset = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-    environment = {name: value for name, value in os.environ.items() if name not in unset}
-    subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env={**environment, "HOME": str(tmp_path)}, check=True
-    )
-    assert (tmp_path / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
-
-
-@pytest.mark.timeout(300)
-def test_a_driver_that_cannot_hear_of_it_says_why_it_ends() -> None:
+@pytest.fixture(scope="module")
+def deaf_driver(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """A driver that loses Ray's control process while it asks Ray for something, and its home."""
     program = """
 import psutil, ray
 from nemo_like.cluster import gcs_watch
@@ -272,9 +264,34 @@ with ray_runtime(RayNeeds(address=None, num_cpus=1, num_gpus=0, start_timeout_s=
     next(one for one in psutil.Process().children() if one.name() == "gcs_server").kill()
     ray.nodes()
 """
+    unset = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    environment = {name: value for name, value in os.environ.items() if name not in unset}
+    home = tmp_path_factory.mktemp("home")
     ended = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**environment, "HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
+    return ended, home
+
+
+@pytest.mark.timeout(300)
+def test_nobody_else_may_read_the_token_that_ray_makes(
+    deaf_driver: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    _, home = deaf_driver
+    assert (home / ".ray" / "auth_token").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.timeout(300)
+def test_a_driver_that_cannot_hear_of_it_says_why_it_ends(
+    deaf_driver: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    ended, _ = deaf_driver
     assert ended.returncode == 1
     assert ended.stdout.splitlines()[-1] == "Ray's control process (gcs_server) died"
 

@@ -23,7 +23,7 @@ from tests.functional.generation_fixtures import (
 )
 
 # The first test also waits for the engine.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("nobody_dies")]
 
 # The shortest, those around the blocks of 32 tokens of the KV cache, the longest, and one of them twice.
 LENGTHS = (1, 2, 31, 32, 33, 64, MAX_LENGTH - 1, 2)

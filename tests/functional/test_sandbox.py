@@ -310,7 +310,7 @@ import subprocess
 for _ in range(3): subprocess.Popen(["sleep", "{marker}"], start_new_session=True)
 {last}
 """
-    limits = ProgramLimits(timeout_s=5.0, memory_mib=512, max_processes=16)
+    limits = ProgramLimits(timeout_s=2.0, memory_mib=512, max_processes=16)
     asyncio.run(run_program(program, "", Sandbox(limits)))
     _, alive = psutil.wait_procs(sleeping(marker), timeout=30)
     assert alive == []
@@ -333,9 +333,11 @@ with Sandbox(ProgramLimits(600.0, 512, 16)).program("stdin", program) as start:
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"started\n"
-        started = sleeping(marker)
+        # What was just started may not show its arguments yet: the kernel sets them after it lets go of the
+        # descriptor that the starting process waits for.
+        while not (started := sleeping(marker)):
+            assert parent.poll() is None
         parent.kill()
-    assert started
     _, alive = psutil.wait_procs(started, timeout=30)
     assert alive == []
 

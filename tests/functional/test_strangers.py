@@ -42,6 +42,7 @@ def round_trip(planes: TransferQueuePlanes) -> list[int]:
     return values
 
 
+@pytest.mark.slow
 def test_every_port_is_on_loopback_and_unpickles_nothing_of_a_stranger(tmp_path: Path) -> None:
     before = listening()  # what other tests have opened in this process
     needs = RayNeeds(address=None, num_cpus=16, num_gpus=0, start_timeout_s=120)

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 
 from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.cluster import stacks
-from nemo_like.cluster.actor_errors import Overdue, StageTimeout
+from nemo_like.cluster.actor_errors import StageTimeout
 from nemo_like.cluster.actors import ActorHandle, ActorSpec
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import StorageBackend
@@ -25,25 +24,9 @@ from tests.functional.data_plane_fixtures import START_TIMEOUT_S, data_plane_con
 from tests.functional.runs import read_metrics, running, wait_for_step, wait_until_gone
 from tests.unit.data_plane.contract import put
 
-SLEEPER = "tests.functional.test_watchdog:Sleeper"
+SLEEPER = "tests.functional.sleeper:Sleeper"
 
-pytestmark = pytest.mark.usefixtures("private_ray")
-
-
-class Sleeper:
-    """Hangs where it is told to."""
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def fetch_from_nowhere(self) -> None:
-        threading.Event().wait(60)
-
-    def give_up(self) -> None:
-        raise Overdue("column 'prev_logprobs' of sample g3/1 is missing", actors=["other"])
-
-    def ask(self, whom: ActorHandle) -> None:
-        whom.submit("give_up").result(30)
+pytestmark = pytest.mark.usefixtures("private_ray", "nobody_dies")
 
 
 @pytest.fixture
@@ -79,7 +62,7 @@ def test_the_report_names_the_place_in_the_code_and_the_file_with_all_stacks(clu
     assert "stage 'policy.train' did not finish within 1 s; still waiting for slow" in text
     # Its state is that of one moment: mostly sleeping, but Ray's own threads may be at work.
     assert re.search(rf"slow \(process {process.pid}, (sleeping|running|disk-sleep)\): ", text), text
-    assert "Sleeper.fetch_from_nowhere (functional/test_watchdog.py:" in text
+    assert "Sleeper.fetch_from_nowhere (functional/sleeper.py:" in text
     assert "idle (process" not in text
     path = Path(text.rsplit("all stacks are in ")[1])
     assert path.name == "stacks-policy.train-1.txt"
@@ -124,6 +107,8 @@ def test_a_stopped_process_of_the_storage_is_named(cluster, tmp_path: Path) -> N
     opening = host.submit("open_partition", "p", (*ROLLOUT_COLUMNS, *POLICY_COLUMNS))
     cluster.gather([opening], stage="opening", timeout_s=START_TIMEOUT_S)
     put(client, "p")
+    # When it is collected as garbage instead, it may wait forever for a connection to what has ended.
+    client.close()
     unit.suspend()
     with pytest.raises(StageTimeout) as caught:
         cluster.gather([host.submit("close_partition", "p")], stage="closing", timeout_s=60)
@@ -150,7 +135,7 @@ def test_where_looking_in_is_not_allowed_the_process_writes_its_stacks_itself(
     with pytest.raises(StageTimeout) as caught:
         cluster.gather(calls, stage="logprobs", timeout_s=1)
     text = str(caught.value)
-    assert "fetch_from_nowhere (functional/test_watchdog.py:" in text
+    assert "fetch_from_nowhere (functional/sleeper.py:" in text
     assert "stopped): py-spy: Permission Denied; it did not write its stacks itself within 1 s" in text
 
 

@@ -15,7 +15,7 @@ from nemo_like.config.schema import WeightTransport
 from tests.functional.generation_fixtures import collector_spec, engine_spec, make_checkpoint, stage_spec
 from tests.functional.test_weight_sync import PROMPT, Setup
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("nobody_dies")]
 
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
@@ -35,7 +35,7 @@ def start(checkpoint: Path, transport: WeightTransport, engine_tp: int, name: st
         for stage in (0, 1)
     ]
     setup = Setup(cluster, [engine], stages, cluster.start(collector_spec(f"{name}-collector")))
-    setup.all([stage.submit("connect", [engine]) for stage in stages])
+    setup.connect()
     return setup
 
 

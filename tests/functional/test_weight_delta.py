@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from nemo_like.cluster.actor_errors import ActorBroken, ActorFailed
-from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import Precision, WeightTransport
 from tests.functional.generation_fixtures import engine_spec, make_checkpoint, stage_spec
 from tests.functional.test_weight_sync import PROMPT, Setup
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("nobody_dies")]
 
 NUM_UPDATES = 50
 # What AdamW moves a weight by at a learning rate of 1e-5; the weights are about 0.15.
@@ -22,53 +21,52 @@ LEARNING_RATE = 1e-5
 
 
 def start(checkpoint: Path, name: str, transport: WeightTransport, *, engine_tp: int = 1) -> Setup:
-    """One engine for what changed, one for full pushes, and two trainer stages for each, of the same weights;
-    the setup is that of the first."""
+    """One engine, and two trainer stages that send what changed."""
     cluster = Cluster()
-    engines = [
-        cluster.start(
-            engine_spec(
-                checkpoint,
-                f"{name}-{kind}",
-                tensor_parallel_size=engine_tp,
-                precision=Precision.bfloat16,
-                target="tests.functional.digesting_engine:DigestingEngine",
-            )
+    engine = cluster.start(
+        engine_spec(
+            checkpoint,
+            name,
+            tensor_parallel_size=engine_tp,
+            precision=Precision.bfloat16,
+            target="tests.functional.digesting_engine:DigestingEngine",
         )
-        for kind in ("delta", "full")
-    ]
+    )
+    options = {"sent_dtype": "bfloat16", "delta": True}
     stages = [
-        cluster.start(
-            stage_spec(checkpoint, f"{name}-{delta}", stage, 2, transport, sent_dtype="bfloat16", delta=delta)
-        )
-        for delta in (True, False)
+        cluster.start(stage_spec(checkpoint, f"{name}-trainer", stage, 2, transport, **options))
         for stage in (0, 1)
     ]
-    setup = Setup(cluster, engines, stages, engines[0])
-    connect(setup, 0)
-    setup.all([stage.submit("connect", engines[1:]) for stage in stages[2:]])
+    setup = Setup(cluster, [engine], stages, engine)
+    setup.connect()
     return setup
 
 
-def connect(setup: Setup, engine: int) -> None:
-    setup.all([stage.submit("connect", [setup.engines[engine]]) for stage in setup.stages[:2]])
-
-
 def push(setup: Setup, version: int) -> dict[str, float]:
-    delta = Setup(setup.cluster, [], setup.stages[:2], setup.sink)
-    return {name: metric.value for name, metric in delta.push(version).items()}
+    return {name: metric.value for name, metric in setup.push(version).items()}
 
 
-def full_push(setup: Setup, version: int) -> dict[str, float]:
-    full = Setup(setup.cluster, [], setup.stages[2:], setup.sink)
-    return {name: metric.value for name, metric in full.push(version).items()}
+def connect(setup: Setup, transport: WeightTransport, *, delta: bool) -> None:
+    """Connect anew, to send what changed or everything."""
+    setup.all([stage.submit("send_by", transport, delta) for stage in setup.stages])
+    setup.connect()
 
 
-def state(setup: Setup, engine: ActorHandle) -> tuple[str, list[float]]:
+def full_push(setup: Setup, transport: WeightTransport, version: int) -> dict[str, float]:
+    """Push as a trainer does that always sends everything."""
+    connect(setup, transport, delta=False)
+    return push(setup, version)
+
+
+def state(setup: Setup) -> tuple[str, list[float]]:
     """The digest of all that the engine's model holds, and the log-probs of a prompt."""
+    [engine] = setup.engines
     [digest] = setup.all([engine.submit("model_digest")])
     [logprobs] = setup.all([engine.submit("canary_logprobs", PROMPT)])
     return digest, logprobs
+
+
+Sending = tuple[Setup, WeightTransport]
 
 
 @pytest.fixture(
@@ -80,20 +78,22 @@ def state(setup: Setup, engine: ActorHandle) -> tuple[str, list[float]]:
     ids=lambda case: f"{case[0].value}-tp{case[1]}",
     scope="module",
 )
-def setup(
+def sending(
     request: pytest.FixtureRequest, private_ray: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Setup]:
+) -> Iterator[Sending]:
     transport, engine_tp = request.param
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("delta"), tied=False)
     setup = start(checkpoint, f"delta-{transport.value}-{engine_tp}", transport, engine_tp=engine_tp)
-    yield setup
+    yield setup, transport
     setup.cluster.stop()
 
 
-def test_after_fifty_updates_the_engine_has_the_weights_of_a_full_push(setup: Setup) -> None:
+def test_after_fifty_updates_the_engine_has_the_weights_of_a_full_push(sending: Sending) -> None:
+    setup, transport = sending
     first = push(setup, 0)
     assert first["weight_sync_changed_share"] == 1.0
     assert first["weight_sync_saved_bytes"] == 0
+    before = state(setup)
     for version in range(1, NUM_UPDATES + 1):
         setup.all([stage.submit("update", version, LEARNING_RATE) for stage in setup.stages])
         sent = push(setup, version)
@@ -103,39 +103,33 @@ def test_after_fifty_updates_the_engine_has_the_weights_of_a_full_push(setup: Se
             3 * sent["weight_sync_changed_share"] * first["weight_sync_bytes"]
         )
         assert sent["weight_sync_saved_bytes"] == first["weight_sync_bytes"] - sent["weight_sync_bytes"]
-    full = full_push(setup, NUM_UPDATES)
+    by_changes = state(setup)
+    assert by_changes != before
+    full = full_push(setup, transport, NUM_UPDATES + 1)
     assert full["weight_sync_bytes"] == first["weight_sync_bytes"]
     assert full["weights_digest"] == sent["weights_digest"]
-    delta_engine, full_engine = setup.engines
-    assert state(setup, delta_engine) == state(setup, full_engine)
+    assert state(setup) == by_changes
 
 
-def test_after_a_transfer_that_failed_everything_is_sent(setup: Setup) -> None:
-    """One stage may have written its changes when the transfer is given up, and no engine has them."""
+def test_an_engine_that_is_connected_anew_gets_everything_as_does_one_after_a_transfer_that_failed(
+    sending: Sending,
+) -> None:
+    """One stage may have written its changes when the transfer is given up, and the engine has none."""
+    setup, transport = sending
+    version = setup.version() + 1
+    connect(setup, transport, delta=True)
+    assert push(setup, version)["weight_sync_changed_share"] == 1.0
     setup.all([stage.submit("update", 100, LEARNING_RATE) for stage in setup.stages])
-    delta_engine, full_engine = setup.engines
     setup.all([setup.stages[1].submit("spoil", "model.norm.weight")])
-    pushes = [stage.submit("push_weights", NUM_UPDATES + 1) for stage in setup.stages[:2]]
-    serves = True
-    for call in pushes:
+    for call in [stage.submit("push_weights", version + 1) for stage in setup.stages]:
         try:
             setup.all([call])
         except ActorBroken:  # a broadcast broke off, so the engine serves no more
-            setup.cluster.discard(delta_engine)
-            serves = False
+            return
         except ActorFailed:
             continue
     setup.all([setup.stages[1].submit("spoil", None)])
-    if not serves:
-        return
-    sent = push(setup, NUM_UPDATES + 2)
-    assert sent["weight_sync_changed_share"] == 1.0
-    full_push(setup, NUM_UPDATES + 2)
-    assert state(setup, delta_engine) == state(setup, full_engine)
-
-
-def test_an_engine_that_is_connected_anew_gets_everything(setup: Setup) -> None:
-    """Here the engine that got full pushes until now."""
-    [stats] = setup.all([setup.engines[1].submit("stats")])
-    connect(setup, 1)
-    assert push(setup, stats.policy_version + 1)["weight_sync_changed_share"] == 1.0
+    assert push(setup, version + 2)["weight_sync_changed_share"] == 1.0
+    after_failure = state(setup)
+    full_push(setup, transport, version + 3)
+    assert state(setup) == after_failure

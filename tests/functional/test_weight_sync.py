@@ -16,7 +16,7 @@ from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import WeightTransport
 from nemo_like.config.tasks import SamplingSettings
-from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult
+from nemo_like.generation.interface import GroupRequest, GroupResult
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.weight_sync.sync import EngineWeights
 from tests.functional.generation_fixtures import (
@@ -28,7 +28,7 @@ from tests.functional.generation_fixtures import (
 )
 
 # The first test of a module also waits for its engines.
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("nobody_dies")]
 
 # Two blocks of the KV cache and more: keys and values that outlive an update would show.
 PROMPT = tuple(2 + (7 * i) % 60 for i in range(70))
@@ -46,9 +46,19 @@ class Setup:
     def all(self, calls: Sequence[Call]) -> list:
         return self.cluster.gather(calls, stage="test", timeout_s=TIMEOUT_S)
 
+    def connect(self) -> None:
+        """Connect every stage to all engines, anew if need be."""
+        self.all([stage.submit("connect", self.engines) for stage in self.stages])
+
     def update(self, seed: int) -> None:
         """One optimizer step's worth of change, the same in every stage."""
         self.all([stage.submit("update", seed) for stage in self.stages])
+
+    def version(self) -> int:
+        """What every engine serves."""
+        found = {stats.policy_version for stats in self.all([one.submit("stats") for one in self.engines])}
+        (version,) = found
+        return version
 
     def push(self, version: int) -> dict[str, Metric]:
         return merge(self.all([stage.submit("push_weights", version) for stage in self.stages]))
@@ -103,12 +113,12 @@ def start(
         for stage in range(num_stages)
     ]
     setup = Setup(cluster, engines, stages, cluster.start(collector_spec(f"{prefix}-collector")))
-    setup.all([stage.submit("connect", engines) for stage in stages])
+    setup.connect()
     return setup
 
 
 @pytest.fixture(scope="module")
-def tied(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+def shared(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     """Two engines, a trainer of two pipeline stages, tied embeddings; through shared memory."""
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("tied"), tied=True)
     setup = start(checkpoint, "tied", WeightTransport.auto, num_engines=2, num_stages=2)
@@ -117,7 +127,15 @@ def tied(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture(scope="module")
-def untied(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+def broadcast(shared: Setup) -> Setup:
+    """The same engines and stages, by broadcast from now on."""
+    shared.all([stage.submit("send_by", WeightTransport.collective) for stage in shared.stages])
+    shared.connect()
+    return shared
+
+
+@pytest.fixture(scope="module")
+def tensor_parallel(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     """One engine over two tensor-parallel workers, two trainer stages, an untied output layer; broadcast."""
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("untied"), tied=False)
     setup = start(checkpoint, "untied", WeightTransport.collective, num_stages=2, tensor_parallel_size=2)
@@ -142,111 +160,121 @@ def test_every_expert_arrives(experts: Setup) -> None:
         assert experts.logprob_error(experts.generate(f"experts-v{version}")) < 1e-4
 
 
-def test_every_engine_samples_from_the_trainers_new_weights(tied: Setup) -> None:
-    sync = EngineWeights(tied.push)
+def test_every_engine_samples_from_the_trainers_new_weights(shared: Setup) -> None:
+    sync = EngineWeights(shared.push)
     sync.ensure_version(0)
-    assert tied.logprob_error(tied.generate("v0")) < 1e-4
+    assert shared.logprob_error(shared.generate("v0")) < 1e-4
     for version in (1, 2):
-        tied.update(version)
+        shared.update(version)
         # The update is large enough to be seen if it did not arrive.
-        assert tied.logprob_error(tied.generate(f"before-{version}")) > 1e-2
+        assert shared.logprob_error(shared.generate(f"before-{version}")) > 1e-2
         metrics = sync.ensure_version(version)
         assert metrics["weight_sync_bytes"].value > 0
-        results = tied.generate(f"v{version}")
+        results = shared.generate(f"v{version}")
         assert {result.policy_version for result in results} == {version}
         assert {result.weights_digest for result in results} == {sync.digest}
         assert len(results) == 2
-        assert tied.logprob_error(results) < 1e-4
+        assert shared.logprob_error(results) < 1e-4
 
 
-def test_a_stage_that_cannot_send_leaves_every_engine_at_the_version_in_force(tied: Setup) -> None:
+def test_a_stage_that_cannot_send_leaves_every_engine_at_the_version_in_force(shared: Setup) -> None:
     """No engine has loaded anything when the failure shows, so the next transfer finds all of them whole."""
-    before = tied.generate("in-force")
-    version = before[0].policy_version
-    tied.update(version + 1)
+    version = shared.version() + 1
+    shared.push(version)
+    before = shared.generate("in-force")
+    shared.update(version + 1)
     for spoiling_stage, name in ((1, "model.norm.weight"), (0, "model.embed_tokens.weight")):
-        tied.all([tied.stages[spoiling_stage].submit("spoil", name)])
-        pushes = [stage.submit("push_weights", version + 1) for stage in tied.stages]
+        shared.all([shared.stages[spoiling_stage].submit("spoil", name)])
+        pushes = [stage.submit("push_weights", version + 1) for stage in shared.stages]
         with pytest.raises(ActorFailed) as caught:
-            tied.all(pushes[:1])
+            shared.all(pushes[:1])
         message = str(caught.value)
         assert f"policy version {version + 1} was not transferred" in message
-        for engine in tied.engines:
+        for engine in shared.engines:
             assert f"{engine.name} serves version {version}" in message
         with contextlib.suppress(ActorFailed):
-            tied.all(pushes[1:])
-        tied.all([tied.stages[spoiling_stage].submit("spoil", None)])
-        for result, expected in zip(tied.generate(f"spoilt-{name}"), before, strict=True):
+            shared.all(pushes[1:])
+        shared.all([shared.stages[spoiling_stage].submit("spoil", None)])
+        for result, expected in zip(shared.generate(f"spoilt-{name}"), before, strict=True):
             assert result.policy_version == version
             for response, same in zip(result.responses, expected.responses, strict=True):
                 np.testing.assert_allclose(response.logprobs, same.logprobs, atol=1e-5)
-    tied.push(version + 1)
-    results = tied.generate("after-spoilt")
+    shared.push(version + 1)
+    results = shared.generate("after-spoilt")
     assert {result.policy_version for result in results} == {version + 1}
-    assert tied.logprob_error(results) < 1e-4
+    assert shared.logprob_error(results) < 1e-4
 
 
-def test_tensor_parallel_workers_get_their_shards(untied: Setup) -> None:
-    for version in (0, 1):
-        untied.update(version)
-        untied.push(version)
-        assert untied.logprob_error(untied.generate(f"tp-v{version}")) < 1e-4
+def test_a_broadcast_reaches_every_engine(broadcast: Setup) -> None:
+    first = broadcast.version() + 1
+    for version in (first, first + 1):
+        broadcast.update(version)
+        broadcast.push(version)
+        assert broadcast.logprob_error(broadcast.generate(f"broadcast-v{version}")) < 1e-4
 
 
-def test_an_older_version_is_refused_and_changes_nothing_and_the_same_may_come_again(untied: Setup) -> None:
-    before = untied.generate("stale-before")
-    version = before[0].policy_version
+def test_an_older_version_is_refused_and_changes_nothing_and_the_same_may_come_again(
+    broadcast: Setup,
+) -> None:
+    version = broadcast.version() + 1
+    broadcast.push(version)
     with pytest.raises(ActorFailed, match=f"version={version - 1} is older"):
-        untied.push(version - 1)
+        broadcast.push(version - 1)
     for name in ("stale-after", "same-again"):
-        [result] = untied.generate(name)
-        assert result.policy_version == version
-        assert untied.logprob_error([result]) < 1e-4
-        untied.push(version)
+        results = broadcast.generate(name)
+        assert {result.policy_version for result in results} == {version}
+        assert broadcast.logprob_error(results) < 1e-4
+        broadcast.push(version)
 
 
-def test_weights_do_not_change_under_a_group_that_is_being_generated(untied: Setup) -> None:
-    [stats] = untied.all([untied.engines[0].submit("stats")])
-    ids = untied.submit("in-flight", max_new_tokens=24)
+def test_weights_do_not_change_under_a_group_that_is_being_generated(broadcast: Setup) -> None:
+    version = broadcast.version()
+    ids = broadcast.submit("in-flight", max_new_tokens=24)
     with pytest.raises(ActorFailed, match="still generates 1 groups"):
-        untied.push(stats.policy_version + 1)
-    [[result]] = untied.all([untied.sink.submit("wait_for", ids, TIMEOUT_S)])
-    assert result.policy_version == stats.policy_version
-    untied.push(stats.policy_version + 1)
-    assert untied.generate("after-flight")[0].policy_version == stats.policy_version + 1
+        broadcast.push(version + 1)
+    [results] = broadcast.all([broadcast.sink.submit("wait_for", ids, TIMEOUT_S)])
+    assert {result.policy_version for result in results} == {version}
+    broadcast.push(version + 1)
+    assert {result.policy_version for result in broadcast.generate("after-flight")} == {version + 1}
 
 
-def test_requests_that_arrive_during_an_update_are_sampled_with_the_new_version(untied: Setup) -> None:
-    [stats] = untied.all([untied.engines[0].submit("stats")])
-    version = stats.policy_version + 1
-    [engine] = untied.engines
-    untied.all([engine.submit("pause", version)])
-    ids = untied.submit("while-paused")
-    untied.update(version)
-    untied.push(version)
-    [results] = untied.all([untied.sink.submit("wait_for", ids, TIMEOUT_S)])
-    assert results[0].policy_version == version
-    assert untied.logprob_error(results) < 1e-4
+def test_requests_that_arrive_during_an_update_are_sampled_with_the_new_version(broadcast: Setup) -> None:
+    version = broadcast.version() + 1
+    broadcast.all([engine.submit("pause", version) for engine in broadcast.engines])
+    ids = broadcast.submit("while-paused")
+    broadcast.update(version)
+    broadcast.push(version)
+    [results] = broadcast.all([broadcast.sink.submit("wait_for", ids, TIMEOUT_S)])
+    assert {result.policy_version for result in results} == {version}
+    assert broadcast.logprob_error(results) < 1e-4
 
 
-def test_a_model_that_is_sent_incompletely_ends_the_engine(untied: Setup) -> None:
-    """Last, since it ends the engine. A trainer can connect anew, but not with weights missing."""
-    [stats] = untied.all([untied.engines[0].submit("stats")])
-    assert isinstance(stats, EngineStats)
-    untied.all([untied.stages[1].submit("forget", "model.norm.weight")])
-    untied.all([stage.submit("connect", untied.engines) for stage in untied.stages])
+def test_a_model_that_is_sent_incompletely_ends_the_engine(broadcast: Setup) -> None:
+    """Last, since it ends the engines. A trainer can connect anew, but not with weights missing."""
+    version = broadcast.version() + 1
+    broadcast.all([broadcast.stages[1].submit("forget", "model.norm.weight")])
+    broadcast.connect()
     with pytest.raises(
         ActorBroken,
-        match=r"'untied-engine-0' failed during .* broke off: .*sent no weights for \['model.norm.weight'\]",
+        match=r"'tied-engine-\d' failed during .* broke off: .*sent no weights for \['model.norm.weight'\]",
     ):
-        untied.push(stats.policy_version + 1)
-    with pytest.raises(ActorBroken, match="actor 'untied-engine-0' failed"):
-        untied.submit("after-failure")
+        broadcast.push(version)
+    with pytest.raises(ActorBroken, match=r"actor 'tied-engine-\d' failed"):
+        broadcast.submit("after-failure")
 
 
-def test_an_engine_goes_with_any_of_its_worker_processes(untied: Setup) -> None:
-    """After the last: the engine has failed, which is not enough to be gone."""
-    [engine] = untied.engines
+@pytest.mark.slow
+def test_tensor_parallel_workers_get_their_shards(tensor_parallel: Setup) -> None:
+    for version in (0, 1):
+        tensor_parallel.update(version)
+        tensor_parallel.push(version)
+        assert tensor_parallel.logprob_error(tensor_parallel.generate(f"tp-v{version}")) < 1e-4
+
+
+@pytest.mark.slow
+def test_an_engine_goes_with_any_of_its_worker_processes(tensor_parallel: Setup) -> None:
+    """The last of the engine, which it ends."""
+    [engine] = tensor_parallel.engines
     pid = engine.process_id().result(TIMEOUT_S)
     workers = [child for child in psutil.Process(pid).children() if "Worker" in child.cmdline()[0]]
     workers[0].kill()
