@@ -81,7 +81,7 @@ class Outcome:
     shown: dict[str, list[float | None]] = field(default_factory=dict)  # with the mutation, step by step
     baseline: dict[str, list[float | None]] = field(default_factory=dict)
     error: str = ""
-    # At which step which tripwires said something; a run that ended with another error has "error" there.
+    # At which step which tripwires said something.
     caught: dict[str, list[str]] = field(default_factory=dict)
     group: str = ""
 
@@ -117,7 +117,7 @@ class Scorer:
             shown={key: [record.get(key) for record in records] for key in _SHOWN},
             baseline={key: [record.get(key) for record in baseline or ()] for key in _SHOWN},
             error=error,
-            caught=caught_by(output, returncode, len(records)),
+            caught=caught_by(output),
             group=one.group.value,
         )
 
@@ -171,16 +171,12 @@ class Scorer:
         return returncode, output, [json.loads(line) for line in lines]
 
 
-def caught_by(output: str, returncode: int | None, num_steps: int) -> dict[str, list[str]]:
-    """Return the tripwires that a run's output names, by step.
-
-    A run that failed without any has ``error`` at the step after the last that it logged.
-    """
+def caught_by(output: str) -> dict[str, list[str]]:
+    """Return the tripwires that a run's output names, by step. A run that ends with another error has none:
+    it tells nobody what is wrong."""
     found: dict[str, list[str]] = {}
     for step, text in re.findall(r"at step (\d+), (tripwire .*(?:\ntripwire .*)*)", output):
         found.setdefault(step, []).extend(re.findall(r"^tripwire '(\w+)'", text, re.MULTILINE))
-    if returncode and not found:
-        found[str(num_steps + 1)] = ["error"]
     return {step: sorted(set(names)) for step, names in found.items()}
 
 
