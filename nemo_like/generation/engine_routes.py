@@ -17,6 +17,7 @@ from vllm.outputs import CompletionOutput
 from nemo_like.batch.columns import Column
 from nemo_like.config.schema import Device
 from nemo_like.generation.interface import GenerationError, GroupRequest
+from nemo_like.generation.worker_calls import call_workers
 
 _KEY = "policy.megatron_cfg.router_replay=true"
 
@@ -60,7 +61,7 @@ class EngineRoutes:
         self._engine = engine
         if self._column is None or self._is_native:
             return
-        num_layers = engine.collective_rpc("record_routes", kwargs={"column": self._column})[0]
+        num_layers = call_workers(engine, "record_routes", {"column": self._column})
         if num_layers != self._column.inner_shape[0]:
             raise GenerationError(
                 f"{_KEY} needs the experts of {self._column.inner_shape[0]} layers, and the engine has "
@@ -127,7 +128,7 @@ class EngineRoutes:
                 wanted[name] = (request.num_known, stop)
                 places[name] = (request.request_id, completion.index)
         dropped, self._dropped = self._dropped, []
-        taken = self._engine.collective_rpc("take_routes", kwargs={"wanted": wanted, "dropped": dropped})[0]
+        taken = call_workers(self._engine, "take_routes", {"wanted": wanted, "dropped": dropped})
         for name, place in places.items():
             yield place, taken[name]
 

@@ -94,6 +94,7 @@ from nemo_like.generation.prompt_scores import PromptScores, packed_scores, scor
 from nemo_like.generation.shared_names import remove_names, track_names
 from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
 from nemo_like.generation.without_torchvision import is_needed, patch_vllm
+from nemo_like.generation.worker_calls import call_workers
 from nemo_like.observability.trace import span
 from nemo_like.weight_transport.connections import Transfer
 
@@ -575,7 +576,7 @@ class VllmEngine:
 
     def _rpc(self, method: str, **kwargs: Any) -> Any:
         """Call every worker of this engine, and return the first one's answer."""
-        return self._engine.collective_rpc(method, kwargs=kwargs)[0]
+        return call_workers(self._engine, method, kwargs)
 
     def _pause(self, version: int) -> Future[None]:
         """Return what resolves when the engine is paused."""

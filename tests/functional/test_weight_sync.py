@@ -177,7 +177,7 @@ def test_every_engine_samples_from_the_trainers_new_weights(shared: Setup) -> No
         assert shared.logprob_error(results) < 1e-4
 
 
-def test_a_stage_that_cannot_send_leaves_every_engine_at_the_version_in_force(shared: Setup) -> None:
+def check_that_a_stage_that_cannot_send_spoils_nothing(shared: Setup) -> None:
     """No engine has loaded anything when the failure shows, so the next transfer finds all of them whole."""
     version = shared.version() + 1
     shared.push(version)
@@ -203,6 +203,10 @@ def test_a_stage_that_cannot_send_leaves_every_engine_at_the_version_in_force(sh
     results = shared.generate("after-spoilt")
     assert {result.policy_version for result in results} == {version + 1}
     assert shared.logprob_error(results) < 1e-4
+
+
+def test_a_stage_that_cannot_send_leaves_every_engine_at_the_version_in_force(shared: Setup) -> None:
+    check_that_a_stage_that_cannot_send_spoils_nothing(shared)
 
 
 def test_a_broadcast_reaches_every_engine(broadcast: Setup) -> None:
@@ -280,3 +284,16 @@ def test_an_engine_goes_with_any_of_its_worker_processes(tensor_parallel: Setup)
     workers[0].kill()
     _, alive = psutil.wait_procs([psutil.Process(pid)], timeout=TIMEOUT_S)
     assert not alive
+
+
+@pytest.mark.slow
+def test_a_stage_that_cannot_send_leaves_an_engine_of_two_workers_at_the_version_in_force(
+    tensor_parallel: Setup,
+) -> None:
+    """Both of its workers hear of it, and the next call gets its own answers."""
+    tensor_parallel.all(
+        [stage.submit("send_by", WeightTransport.shared_memory) for stage in tensor_parallel.stages]
+    )
+    tensor_parallel.connect()
+    tensor_parallel.push(tensor_parallel.version() + 1)
+    check_that_a_stage_that_cannot_send_spoils_nothing(tensor_parallel)
