@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.functional import silu
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM
 
@@ -18,11 +22,13 @@ from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.meta import Chunk, KVBatchMeta, Schedule
 from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.config.model_info import read_model_info
 from nemo_like.config.schema import LRDecayStyle, PolicyBackend, PolicyConfig, Precision
 from nemo_like.data_plane.storage_errors import DataPlaneError, MissingData, StorageFailed
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.fsdp.backend import FSDPBackend
 from nemo_like.policy.megatron.backend import MegatronBackend
+from nemo_like.policy.megatron.model import transformer_config
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from nemo_like.policy.replica import Replica
@@ -257,3 +263,39 @@ def test_gradients_that_leave_the_device_between_phases_change_no_weight(
         exported.append(AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32).state_dict())
     for name, weight in exported[0].items():
         torch.testing.assert_close(weight, exported[1][name], rtol=0, atol=0)
+
+
+def kept_bytes(compute: Callable[[], Tensor]) -> tuple[Tensor, int]:
+    """The result, and the bytes of what is kept for the backward pass."""
+    sizes: list[int] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        sizes.append(tensor.nbytes)
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        return compute(), sum(sizes)
+
+
+def test_the_activation_beside_transformer_engine_is_megatrons_which_keeps_its_input_alone(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two halves of F each, where the memory's plan counts 4 F for it and what the next layer keeps."""
+    monkeypatch.setattr("nemo_like.policy.megatron.model.uses_transformer_engine", lambda device: True)
+    # Megatron-core's own refuses what needs Transformer Engine where that is not installed.
+    monkeypatch.setattr("nemo_like.policy.megatron.model.TransformerConfig", SimpleNamespace)
+    cfg = policy_config(model)
+    config = transformer_config(read_model_info(model, cfg.backend), cfg, parallel_layout(cfg))
+    assert config.bias_activation_fusion and not config.use_te_activation_func
+
+    torch.manual_seed(0)
+    num_tokens, width = 8, 32
+    halves = torch.randn(num_tokens, 1, 2 * width, requires_grad=True)
+    with torch.compiler.set_stance("force_eager"):
+        fused, num_bytes = kept_bytes(lambda: bias_swiglu_impl(halves, None))
+        (gradient,) = torch.autograd.grad(fused.square().sum(), halves)
+    assert num_bytes == 4 * num_tokens * 2 * width
+    gate, up = halves.chunk(2, dim=-1)
+    plain = silu(gate) * up
+    torch.testing.assert_close(fused, plain)
+    torch.testing.assert_close(gradient, torch.autograd.grad(plain.square().sum(), halves)[0])

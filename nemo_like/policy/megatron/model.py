@@ -82,12 +82,12 @@ def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayo
         calculate_per_token_loss=True,
         deallocate_pipeline_outputs=True,
         batch_p2p_comm=True,
-        # No fused kernels of Apex and torch.compile; Transformer Engine brings its own.
+        # No fused kernels of Apex; Transformer Engine brings its own, but for the activation of an MLP. That
+        # is Megatron-core's with it, compiled, and that of the layer spec without it, TorchSwiGLU.
         persist_layer_norm=False,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
-        bias_activation_fusion=False,
-        # Megatron-core's own layers then take the activation of the layer spec, which is TorchSwiGLU.
+        bias_activation_fusion=uses_transformer_engine(device),
         use_te_activation_func=not uses_transformer_engine(device),
         bias_dropout_fusion=False,
         apply_rope_fusion=uses_transformer_engine(device),
