@@ -65,7 +65,7 @@ if [[ $what != lint ]]; then
     piece unit "$tests --numprocesses=auto -m '$chosen' tests/unit"
     # One process more than cores, since many of these tests wait; those that need a GPU are shown as skipped
     # where there is none.
-    piece functional "$tests --numprocesses=$(($(nproc) + 1)) --maxprocesses=4 --dist=loadfile \
+    piece functional "$tests --numprocesses=$(($(nproc --all) + 1)) --maxprocesses=4 --dist=loadfile \
         -m '($chosen) and not whole_run' tests/conformance tests/functional tests/gpu"
     if [[ $what == quick ]]; then
         # Two on two cores: a run by itself leaves one of them idle for half of its time.

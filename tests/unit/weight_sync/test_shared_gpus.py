@@ -57,10 +57,12 @@ class Gpu:
 
 
 class Engine:
-    """vLLM's ``LLMEngine`` as far as memory goes."""
+    """vLLM's ``LLMEngine`` as far as memory goes: ``asleep`` is what it never gives up, ``graphs`` what comes
+    back with the weights."""
 
-    def __init__(self, gpu: Gpu, name: str, weights: int, share: int) -> None:
+    def __init__(self, gpu: Gpu, name: str, weights: int, share: int, asleep: int, graphs: int) -> None:
         self.gpu, self.name, self.weights, self.share = gpu, name, weights, share
+        self.asleep, self.graphs = asleep, graphs
         if sum(gpu.held.values()) + share > SIZE:
             raise OutOfMemory(f"{name} finds less free than its {share / GIB:.1f} GiB")
         gpu.take(f"{name} weights", weights)
@@ -69,13 +71,15 @@ class Engine:
     def sleep(self, level: int) -> None:
         self.gpu.give(f"{self.name} weights")
         self.gpu.give(f"{self.name} KV")
-        self.gpu.take(f"{self.name} context", CONTEXT_BYTES)
+        self.gpu.take(f"{self.name} asleep", self.asleep)
 
     def wake_up(self, tags: list[str]) -> None:
         if tags == ["weights"]:
             self.gpu.take(f"{self.name} weights", self.weights)
+            self.gpu.take(f"{self.name} graphs", self.graphs)
         else:
-            self.gpu.give(f"{self.name} context")
+            self.gpu.give(f"{self.name} asleep")
+            self.gpu.give(f"{self.name} graphs")
             self.gpu.take(f"{self.name} KV", self.share - self.weights)
 
 
@@ -116,13 +120,18 @@ class Run:
         self.version, self.cfg = 0, cfg
         by_stage = timetable.holdings[GPU]
         self.engine_names = [actor for actor in timetable.actors(GPU) if actor.startswith("engine")]
-        start = {(one.actor, one.what): one.num_bytes for one in by_stage[GpuStage.engine_start]}
+        start, sync, asleep = (
+            {(one.actor, one.what): one.num_bytes for one in by_stage[stage]}
+            for stage in (GpuStage.engine_start, GpuStage.weight_sync, GpuStage.logprobs)
+        )
         self.start_engine: Callable[[str], EngineMemory] = lambda name: EngineMemory(
             Engine(
                 self.gpu,
                 name,
                 start[name, "weights"],
                 start[name, "weights"] + start[name, "KV cache and work space"],
+                asleep[name, "context"] + asleep[name, "token counts"],
+                sync.get((name, "graphs"), 0),
             )
         )
         self.engines: dict[str, EngineMemory] = {}
@@ -234,4 +243,4 @@ def test_an_engine_that_starts_after_the_policy_finds_no_room() -> None:
     gpu = Gpu()
     Policy(gpu, cfg, {GpuStage.policy_training: {one.what: one.num_bytes for one in held}})
     with pytest.raises(OutOfMemory, match=r"finds less free than its 68\.0 GiB"):
-        Engine(gpu, "engine-0", 16 * GIB, int(0.85 * SIZE))
+        Engine(gpu, "engine-0", 16 * GIB, int(0.85 * SIZE), asleep=CONTEXT_BYTES, graphs=GIB)
