@@ -88,7 +88,10 @@ def assert_dead(planes: TransferQueuePlanes, partition: str, meta: KVBatchMeta, 
             action()
 
 
-@pytest.mark.parametrize("backend", [simple, pytest.param(mooncake, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "backend",
+    [simple, pytest.param(*mooncake.values, marks=[*mooncake.marks, pytest.mark.slow], id=mooncake.id)],
+)
 def test_a_storage_unit_that_dies_during_a_put_and_a_get(backend: StorageBackend) -> None:
     others = storage_processes(STORAGE_UNIT[backend])
     with started("run-unit", data_plane_config(backend, timeout_s=TIMEOUT_S, num_units=2)) as planes:

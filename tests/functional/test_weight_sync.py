@@ -276,17 +276,6 @@ def test_tensor_parallel_workers_get_their_shards(tensor_parallel: Setup) -> Non
 
 
 @pytest.mark.slow
-def test_an_engine_goes_with_any_of_its_worker_processes(tensor_parallel: Setup) -> None:
-    """The last of the engine, which it ends."""
-    [engine] = tensor_parallel.engines
-    pid = engine.process_id().result(TIMEOUT_S)
-    workers = [child for child in psutil.Process(pid).children() if "Worker" in child.cmdline()[0]]
-    workers[0].kill()
-    _, alive = psutil.wait_procs([psutil.Process(pid)], timeout=TIMEOUT_S)
-    assert not alive
-
-
-@pytest.mark.slow
 def test_a_stage_that_cannot_send_leaves_an_engine_of_two_workers_at_the_version_in_force(
     tensor_parallel: Setup,
 ) -> None:
@@ -297,3 +286,14 @@ def test_a_stage_that_cannot_send_leaves_an_engine_of_two_workers_at_the_version
     tensor_parallel.connect()
     tensor_parallel.push(tensor_parallel.version() + 1)
     check_that_a_stage_that_cannot_send_spoils_nothing(tensor_parallel)
+
+
+@pytest.mark.slow
+def test_an_engine_goes_with_any_of_its_worker_processes(tensor_parallel: Setup) -> None:
+    """The last of the engine, which it ends."""
+    [engine] = tensor_parallel.engines
+    pid = engine.process_id().result(TIMEOUT_S)
+    workers = [child for child in psutil.Process(pid).children() if "Worker" in child.cmdline()[0]]
+    workers[0].kill()
+    _, alive = psutil.wait_procs([psutil.Process(pid)], timeout=TIMEOUT_S)
+    assert not alive
