@@ -13,9 +13,8 @@ import sys
 import sysconfig
 
 _TIMEOUT_S = 30.0
-REMEDY = "install gcc and Python's headers (on Debian and Ubuntu gcc, libc6-dev and python{}.{}-dev)".format(
-    *sys.version_info
-)
+_HEADERS = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
+REMEDY = f"install gcc and Python's headers (on Debian and Ubuntu gcc, libc6-dev and {_HEADERS})"
 
 
 def compiling_problem() -> str | None:

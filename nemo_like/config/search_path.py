@@ -93,8 +93,8 @@ def folder_of(place: str) -> Path:
     if place.startswith("pkg://"):
         with suppress(ImportError, ValueError):
             spec = find_spec(place.removeprefix("pkg://").strip("/").replace("/", "."))
-            if spec is not None and spec.origin is not None:
-                return Path(spec.origin).parent
+            if spec is not None and spec.submodule_search_locations:
+                return Path(spec.submodule_search_locations[0])
     path = place.removeprefix("file://").removeprefix(f"{ConfigurationFiles.scheme()}://")
     return Path(path).absolute()
 

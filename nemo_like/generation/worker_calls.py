@@ -20,11 +20,7 @@ class Workers(Protocol):
     """What is needed of vLLM's ``LLMEngine``."""
 
     def collective_rpc(
-        self,
-        method: Callable[..., Any],
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, method: Callable[..., Any], *, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]: ...
 
 

@@ -370,10 +370,12 @@ def test_a_configuration_of_a_package_is_named_by_its_file(
     assert problems(path, "hydra.searchpath=[pkg://shared_groups]").endswith(f"; did you mean {own}?")
 
 
+@pytest.mark.parametrize("is_namespace", [False, True])
 def test_a_package_may_be_a_folder_of_groups(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_namespace: bool
 ) -> None:
-    write("shared_groups/__init__.py", "")
+    if not is_namespace:
+        write("shared_groups/__init__.py", "")
     write("shared_groups/policy/own.yaml", "defaults: [default]\nmax_grad_norm: 7.0")
     monkeypatch.syspath_prepend(tmp_path)
     cfg = load_config(DEMO, ["policy=own", "hydra.searchpath=[pkg://shared_groups]"])

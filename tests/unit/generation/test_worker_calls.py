@@ -36,14 +36,10 @@ class Engine:
         self._workers = workers
 
     def collective_rpc(
-        self,
-        method: Callable[..., Any],
-        timeout: float | None = None,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        self, method: Callable[..., Any], *, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
         called = pickle.loads(pickle.dumps(method))
-        return [pickle.loads(pickle.dumps(called(one, *args, **(kwargs or {})))) for one in self._workers]
+        return [pickle.loads(pickle.dumps(called(one, *args, **kwargs))) for one in self._workers]
 
 
 def test_the_first_workers_answer_is_returned() -> None:
