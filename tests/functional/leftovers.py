@@ -54,7 +54,7 @@ def listening(mark: str | None = None) -> set[tuple[int | None, int]]:
 def check_nothing_is_left(mark: str, listeners: set[tuple[int | None, int]], names: set[str]) -> None:
     """Check that no process, port, temporary file and name in shared memory of a run is left soon after its
     end: ``listeners`` are where it listened, ``names`` were there before it."""
-    assert wait_until_gone(mark, timeout_s=20) == []
+    assert wait_until_gone(mark) == []
     assert listeners and not listeners & listening()
     assert soon(lambda: temporary_files(mark) == []), temporary_files(mark)
     assert soon(lambda: not abandoned_names(names)), abandoned_names(names)

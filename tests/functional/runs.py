@@ -105,6 +105,7 @@ def running(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
+        pipesize=1 << 20,  # in bytes; a run whose output nobody reads stops where the pipe is full
     )
     try:
         yield process, mark, log_dir / mark
@@ -203,7 +204,7 @@ def is_loopback(address: str) -> bool:
     return address == "::1" or address.removeprefix("::ffff:").startswith("127.")
 
 
-def wait_until_gone(mark: str, timeout_s: float = 10) -> list[str]:
+def wait_until_gone(mark: str, timeout_s: float = 30) -> list[str]:
     """Processes of the run that are left after a grace period; empty as soon as there are none."""
     deadline = time.monotonic() + timeout_s
     while (left := processes_of(mark)) and time.monotonic() < deadline:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.cluster.runtime import free_port
-from tests.functional.runs import MARK, ROOT
+from tests.functional.runs import MARK, ROOT, wait_until_gone
 
 # Programs by the package of Debian and Ubuntu in which they are.
 NEEDED = {
@@ -74,6 +74,7 @@ def private_slurm(num_nodes: int, jobs_per_node: int = 1) -> Iterator[Slurm]:
     mark = uuid.uuid4().hex
     # Not pytest's directory: the path of munge's socket may be at most 107 bytes long.
     with tempfile.TemporaryDirectory(prefix="slurm-") as name, ExitStack() as daemons:
+        daemons.callback(_check_all_are_gone, mark)  # before their files are
         directory = Path(name)
         directory.chmod(0o755)
         for inner in ("state", "log", *(f"spool-node{i + 1}" for i in range(num_nodes))):
@@ -111,6 +112,10 @@ def private_slurm(num_nodes: int, jobs_per_node: int = 1) -> Iterator[Slurm]:
         _wait_for(lambda: idle in slurm.run("sinfo", "-h", "-o", "%N %T").stdout, "Slurm", directory)
         yield slurm
         slurm.run("scancel", "--full", f"--user={getpass.getuser()}")
+
+
+def _check_all_are_gone(mark: str) -> None:
+    assert wait_until_gone(mark) == []
 
 
 def _configuration(directory: Path, num_nodes: int, jobs_per_node: int) -> str:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import IO
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -39,6 +40,16 @@ def watch(*arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
+def first_step_shown(output: IO[str]) -> int:
+    """The first step that it shows; before it may come notes, such as that Ray started at the second try."""
+    shown: list[str] = []
+    while line := output.readline():
+        if found := re.match(r"step (\d+)/1000  reward ", line):
+            return int(found[1])
+        shown.append(line)
+    pytest.fail(f"no step was shown, but: {shown}")
+
+
 def test_a_run_is_watched_until_its_driver_is_killed_of_which_nothing_is_left(
     arithmetic_model: str, tmp_path: Path
 ) -> None:
@@ -67,14 +78,13 @@ def test_a_run_is_watched_until_its_driver_is_killed_of_which_nothing_is_left(
 
         watcher = watch(str(run_dir))
         assert watcher.stdout is not None
-        first = re.match(r"step (\d+)/1000  reward ", watcher.stdout.readline())
-        assert first is not None
-        later = int(first[1]) + 2
+        later = first_step_shown(watcher.stdout) + 2
         wait_for_step(process, run_dir, later)
         listeners = listening(mark)
         os.kill(process.pid, signal.SIGKILL)
-        shown, _ = watcher.communicate(timeout=60)
-        assert watcher.returncode == 1
+        # Not by communicate(), which leaves out what was read along with the first step.
+        shown = watcher.stdout.read()
+        assert watcher.wait(timeout=60) == 1
         assert f"step {later}/1000  reward " in shown
         assert f"The run died: process {process.pid} on host " in shown
         assert "left no last word; logs are in " in shown
