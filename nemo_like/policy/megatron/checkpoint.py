@@ -2,7 +2,8 @@
 
 Every tensor is stored under its place in the whole model, so that a run whose checkpoint was written by
 TP2 x DP2 can resume under PP2. An optimizer that is sharded over data-parallel ranks is brought into the same
-form ("fully reshardable") while it is saved.
+form ("fully reshardable") on the first rank of each data-parallel group. The others send it their parts while
+a checkpoint is saved, and it sends them what they keep when one is loaded.
 
 With expert parallelism Megatron-core chains two optimizers, one of them for the experts. Their tensors are
 stored without a number in front, so that a single optimizer finds them too. What else an optimizer has, its
@@ -27,31 +28,37 @@ from megatron.core.dist_checkpointing.mapping import (
 )
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategies
 from megatron.core.optimizer import MegatronOptimizer
-from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.megatron.optimizer import begin
+from nemo_like.policy.megatron.optimizer_shares import OptimizerShares, UntouchedZeros, sharded_parts
 
 _FORMAT = ("torch_dist", 1)
 _IS_SHARDED = "optimizer_is_sharded"
+_MOMENTS = "optimizer.state."  # begins the names of tensors of an optimizer
 _UNNUMBERED = "chained_optim_avoid_prefix"
-_METADATA = {"distrib_optim_sharding_type": "fully_reshardable", _UNNUMBERED: True}
+_METADATA = {
+    "distrib_optim_sharding_type": "fully_reshardable",
+    "distrib_optim_fully_reshardable_mem_efficient": True,
+    _UNNUMBERED: True,
+}
 
 
 class _InProcessSave(torch_strategies.TorchDistSaveShardedStrategy):
     """A save strategy that writes in this process. Megatron-core's own starts two further processes per rank,
     which outlive a rank that is killed."""
 
-    def __init__(self, writer: CheckpointWriter) -> None:
+    def __init__(self, writer: CheckpointWriter, *, are_gathered: bool) -> None:
+        """``are_gathered`` says that the moments are in memory of their own, which nobody will change."""
         super().__init__(*_FORMAT)
-        self._writer = writer
+        self._writer, self._are_gathered = writer, are_gathered
 
     def save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Path) -> None:
         state, _, _ = torch_strategies._replace_state_dict_keys_with_sharded_keys(
             sharded_state_dict, self.keep_only_main_replica
         )
         for part in (part for parts in state.values() for part in parts):
-            if isinstance(part, ShardedTensor):
+            if isinstance(part, ShardedTensor) and not (self._are_gathered and part.key.startswith(_MOMENTS)):
                 part.data = self._writer.copied(part.data)
             elif isinstance(part, ShardedObject):
                 part.data = deepcopy(part.data)
@@ -75,8 +82,9 @@ def save_checkpoint(
     calls this with equal ``counters``."""
     begin(optimizer)  # a checkpoint without moments could not be loaded
     state = {**_sharded_state(model, optimizer, _METADATA, is_loading=False), **counters}
-    state[_IS_SHARDED] = _is_sharded(optimizer)
-    dist_checkpointing.save(state, str(path), _InProcessSave(writer), content_metadata=_METADATA)
+    state[_IS_SHARDED] = bool(sharded_parts(optimizer))
+    strategy = _InProcessSave(writer, are_gathered=state[_IS_SHARDED])
+    dist_checkpointing.save(state, str(path), strategy, content_metadata=_METADATA)
 
 
 def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: MegatronOptimizer) -> dict[str, int]:
@@ -87,7 +95,7 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: MegatronOptim
     """
     common = dist_checkpointing.load_common_state_dict(str(path))
     was_sharded = common[_IS_SHARDED]
-    if was_sharded != _is_sharded(optimizer):
+    if was_sharded != bool(sharded_parts(optimizer)):
         raise ValueError(
             f"the checkpoint {path} was saved with policy.megatron_cfg.use_distributed_optimizer="
             f"{str(was_sharded).lower()}; resume it with the same setting"
@@ -102,23 +110,26 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: MegatronOptim
                 "run from its weights (scripts/convert_checkpoint.py)"
             )
         _set_steps(optimizer, max(_steps(common["optimizer"]), default=0))
-    wanted = _sharded_state(model, optimizer, metadata, is_loading=True)
+    with UntouchedZeros():
+        wanted = _sharded_state(model, optimizer, metadata, is_loading=True)
+    shares = {
+        key: OptimizerShares(part, wanted["optimizer"] if key is None else wanted["optimizer"][key])
+        for key, part in sharded_parts(optimizer).items()
+    }
     own = _without_sharded(wanted["optimizer"])
     state = dist_checkpointing.load(wanted, str(path))
     model.load_state_dict(state.pop("model"))
     moments = state.pop("optimizer")
     if is_rearranged:
         moments = {key: _completed(moments.get(key), value) for key, value in own.items()}
+    for key, share in shares.items():
+        share.complete(moments if key is None else moments[key])
     optimizer.load_state_dict(moments)
     return {name: value for name, value in state.items() if isinstance(value, int)}
 
 
 def _parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
     return getattr(optimizer, "chained_optimizers", [optimizer])
-
-
-def _is_sharded(optimizer: MegatronOptimizer) -> bool:
-    return any(isinstance(part, DistributedOptimizer) for part in _parts(optimizer))
 
 
 def _sharded_state(

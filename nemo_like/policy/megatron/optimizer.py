@@ -78,7 +78,6 @@ def build_optimizer(cfg: PolicyConfig, model: torch.nn.Module, dtype: torch.dtyp
             use_distributed_optimizer=shards_optimizer(cfg),
         ),
         [model],
-        use_gloo_process_groups=False,
     )
     # Megatron-core applies a group's multiplier of the weight decay only in its own scheduler.
     for group in optimizer.param_groups:

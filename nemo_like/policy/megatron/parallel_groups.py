@@ -19,7 +19,7 @@ def initialise_parallel_state(coordinates: Coordinates) -> None:
             context_parallel_size=layout.cp,
             expert_model_parallel_size=layout.ep,
             expert_tensor_parallel_size=1,
-            create_gloo_process_groups=False,
+            create_gloo_process_groups=True,  # over which checkpoints are gathered in host memory
         )
     tensor_parallel.model_parallel_cuda_manual_seed(0)
     place = (
