@@ -76,6 +76,11 @@ class Cluster:
         known = [size for size in sizes if size is not None]
         return min(known) if known and len(known) == len(sizes) else None
 
+    def smallest_host_bytes(self) -> int | None:
+        """Return the memory of the smallest reserved node with GPUs; None without."""
+        nodes = self._reservation.nodes.values() if self._reservation else ()
+        return min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=None)
+
     def endpoint(self, actor: str, *, timeout_s: float) -> tuple[str, int]:
         """Return the address of the node on which ``actor`` will start, and a TCP port that is free there.
 

@@ -9,9 +9,12 @@ several can share a GPU and one can have several.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -21,6 +24,7 @@ from nemo_like.cluster.c_compiler import REMEDY, compiling_problem
 from nemo_like.cluster.runtime import free_port
 from nemo_like.observability.gpu_usage import gpu_memory_bytes
 
+_CONTAINER_LIMIT = Path("/sys/fs/cgroup/memory.max")
 # Has Ray leave CUDA_VISIBLE_DEVICES alone in a process that asks it for no GPU.
 _OWN_DEVICES = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
@@ -61,6 +65,7 @@ class Node:
     node_id: str
     address: str
     gpus: tuple[Gpu, ...] = ()
+    memory_bytes: int | None = None  # of the whole node; None without GPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +146,7 @@ def _nodes_by_actor(bundles: Sequence[Bundle], group: PlacementGroup, timeout_s:
     found: list[_Lent] = ray.get(list(asked.values()), timeout=timeout_s)
     check_compilers({nodes[i].address: lent.problem for i, lent in zip(asked, found, strict=True)})
     for i, lent in zip(asked, found, strict=True):
-        nodes[i] = replace(nodes[i], gpus=lent.gpus)
+        nodes[i] = replace(nodes[i], gpus=lent.gpus, memory_bytes=lent.memory_bytes)
     return {actor: nodes[i] for i, bundle in enumerate(bundles) for actor in bundle.actors}
 
 
@@ -155,9 +160,11 @@ def check_compilers(problems: Mapping[str, str | None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Lent:
-    """What a node says of the GPUs that a bundle has there, and of what keeps it from using them."""
+    """What a node says of the GPUs that a bundle has there, of its memory, and of what keeps it from using
+    them."""
 
     gpus: tuple[Gpu, ...]
+    memory_bytes: int
     problem: str | None
 
 
@@ -172,7 +179,15 @@ def _lent_gpus() -> _Lent:
     sizes = gpu_memory_bytes()
     known = sizes if len(sizes) == len(devices) else [None] * len(devices)
     gpus = tuple(Gpu(device, size) for device, size in zip(devices, known, strict=True))
-    return _Lent(gpus, compiling_problem())
+    return _Lent(gpus, _memory_bytes(), compiling_problem())
+
+
+def _memory_bytes() -> int:
+    """Return this node's memory, or what this process's container may use of it."""
+    total = psutil.virtual_memory().total
+    with suppress(OSError, ValueError):  # there is none, or it says "max"
+        return min(total, int(_CONTAINER_LIMIT.read_text()))
+    return total
 
 
 def _in_bundle(group: PlacementGroup, index: int) -> PlacementGroupSchedulingStrategy:

@@ -12,6 +12,7 @@ from shlex import quote
 from nemo_like.config.adapter_layers import ATTENTION_LAYERS, FEED_FORWARD_LAYERS, adapted_layers
 from nemo_like.config.derived import stage_size
 from nemo_like.config.end_tokens import EndTokenError, stated_end_ids
+from nemo_like.config.host_memory import host_bytes, host_memory_problems
 from nemo_like.config.image_rules import image_problems
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.memory_timetable import gpu_bytes, memory_problems
@@ -50,7 +51,7 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
     layout_problems = [*_policy_layout(cfg, model), *_engine_layout(cfg, model)]
     yield from layout_problems
     if not layout_problems:
-        yield from _gpu_memory(cfg)
+        yield from _memory(cfg)
     yield from _context_length(cfg, model)
     yield from _stop_tokens(cfg, model)
 
@@ -120,15 +121,18 @@ def _stop_tokens(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
         )
 
 
-def _gpu_memory(cfg: Config) -> Iterator[Problem]:
-    size = gpu_bytes(cfg)
-    if size is None or any(placement_problems(cfg)):
+def _memory(cfg: Config) -> Iterator[Problem]:
+    of_gpu, of_host = gpu_bytes(cfg), host_bytes(cfg)
+    if (of_gpu is None and of_host is None) or any(placement_problems(cfg)):
         return
     try:
         models = run_models(cfg)
     except ConfigError:  # told with the rules on critic and teacher
         return
-    yield from memory_problems(cfg, models, size)
+    if of_gpu is not None:
+        yield from memory_problems(cfg, models, of_gpu)
+    if of_host is not None:
+        yield from host_memory_problems(cfg, models, of_host)
 
 
 def _how_to_get(cfg: Config, name: str) -> str:

@@ -199,3 +199,8 @@ def mlflow_directory(uri: str) -> Path | None:
     """Return the local directory that a tracking URI names; None when it names something else."""
     parsed = urlparse(uri)
     return Path(parsed.path).absolute() if parsed.scheme in ("", "file") else None
+
+
+def further_models(teacher: TeacherConfig) -> tuple[str, ...]:
+    """Return the checkpoints of a teacher beside ``model_name``, each once."""
+    return tuple(model for model in dict.fromkeys(teacher.models.values()) if model != teacher.model_name)

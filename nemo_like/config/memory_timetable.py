@@ -193,7 +193,7 @@ def _engines(cfg: Config, models: RunModels) -> Iterator[tuple[str, int, str]]:
     """Yield each kind of engine, the bytes that it needs to hold one sample, and what gives it more."""
     if any(place.role is Role.engine for place in placement(cfg)):
         model = models[Role.policy_worker]
-        smallest = _engine_weights(cfg, model) + _one_sample(cfg, model)
+        smallest = engine_weights(cfg, model) + _one_sample(cfg, model)
         yield "an engine", smallest, "raise it, or raise generation.vllm_cfg.tensor_parallel_size"
     if cfg.teacher is not None and is_one_engine(cfg.teacher):
         model, num_bytes = models[Role.teacher_worker], _value_bytes(cfg.teacher)
@@ -250,7 +250,7 @@ def _of_teaching_engine(
 
 def _of_engine(cfg: Config, model: ModelInfo, stage: GpuStage, size: int | None) -> dict[str, int]:
     holds = ENGINE_HOLDS[stage] if shares_gpus(cfg) else EngineHolds.everything
-    weights = _engine_weights(cfg, model)
+    weights = engine_weights(cfg, model)
     # Beside the buckets, vLLM's loader keeps the tensors of a layer until the layer is complete.
     received = _bucket_bytes(cfg) + max(
         model.parameters.layer * _value_bytes(cfg.policy), _largest_tensor(cfg, model)
@@ -338,7 +338,7 @@ def _token_counts(cfg: Config, model: ModelInfo) -> int:
     return 4 * cfg.generation.vllm_cfg.max_num_seqs * words
 
 
-def _engine_weights(cfg: Config, model: ModelInfo) -> int:
+def engine_weights(cfg: Config, model: ModelInfo) -> int:
     """Return the weights on each GPU of an engine; 8 bits are those of the layers, not of the embeddings."""
     num_bytes = model.num_parameters * _value_bytes(cfg.policy)
     if cfg.generation.vllm_cfg.quantization is not None:

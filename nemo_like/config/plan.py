@@ -15,6 +15,7 @@ from nemo_like.config.derived import (
     scores_prev_logprobs,
 )
 from nemo_like.config.end_tokens import shown_end_tokens
+from nemo_like.config.host_memory import HostMemory, format_host_memory, host_memory
 from nemo_like.config.memory_timetable import (
     MemoryTimetable,
     format_timetable,
@@ -87,6 +88,7 @@ class Plan:
     num_cpus: int
     places: list[Place]
     memory: MemoryTimetable
+    host_memory: HostMemory
     num_prompts: int
     num_generations: int
     num_samples: int  # rows per step
@@ -126,6 +128,7 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
         num_cpus=ray_cpus(cfg),
         places=placement(cfg),
         memory=memory_timetable(cfg, models, gpu_bytes(cfg)),
+        host_memory=host_memory(cfg, models),
         num_prompts=grpo.num_prompts_per_step,
         num_generations=grpo.num_generations_per_prompt,
         num_samples=num_samples,
@@ -236,6 +239,7 @@ def format_plan(plan: Plan) -> str:
         f"data plane   at most {format_size(plan.data_plane_bytes_per_step)} per step "
         f"({plan.max_tokens_per_step:,} tokens x {plan.bytes_per_token} bytes)",
         f"weight sync  {format_size(plan.weight_bytes)} per step to each of {plan.num_engines} engines",
+        *format_host_memory(plan.host_memory),
         *format_timetable(plan.memory),
     ]
     return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""The GPU memory of one training worker, by what holds it, from the sizes of the model and the layout.
+"""The memory of one training worker, by what holds it, from the sizes of the model and the layout.
 
 Weights, gradients and optimizer state are exact but for padding. Activations are an estimate, which counts
 what the layers of Llama and Qwen keep for the backward pass, as arXiv 2205.05198 does for GPT; FlashAttention
-keeps no matrix of probabilities.
+keeps no matrix of probabilities. What a checkpoint takes on the host is told too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _GATHERED_LAYERS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyMemory:
-    """Bytes of one worker of a policy, a critic or a teacher on its GPU, by part."""
+    """Bytes of one worker of a policy, a critic or a teacher, by part: on its GPU but for the last three."""
 
     weights: int
     gradients: int
@@ -35,6 +35,9 @@ class PolicyMemory:
     starting: int  # beside the weights, at most, until it is ready
     training_activations: int  # of the largest micro-batches, logits and gathered layers included
     logprob_activations: int
+    stored: int  # what it writes of a checkpoint without moments that are gathered
+    gathered: int  # masters and moments that it collects from others for a checkpoint
+    on_host: int  # weights, gradients and moments that stay on the host
 
 
 def policy_memory(policy: PolicyConfig, model: ModelInfo, rank: int) -> PolicyMemory:
@@ -49,18 +52,24 @@ def policy_memory(policy: PolicyConfig, model: ModelInfo, rank: int) -> PolicyMe
         gradients=held.gradients,
         optimizer=held.optimizer,
         starting=held.starting,
-        training_activations=_training_bytes(policy, model, train_tokens) + held.gathered,
-        logprob_activations=_forward_bytes(policy, model, logprob_tokens) + held.gathered,
+        training_activations=_training_bytes(policy, model, train_tokens) + held.whole_layers,
+        logprob_activations=_forward_bytes(policy, model, logprob_tokens) + held.whole_layers,
+        stored=held.stored,
+        gathered=held.gathered,
+        on_host=held.on_host,
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _ModelState:
-    weights: int
-    gradients: int
-    optimizer: int
-    starting: int
-    gathered: int = 0  # whole layers that exist while the model computes
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    starting: int = 0
+    whole_layers: int = 0  # that exist while the model computes
+    stored: int = 0
+    gathered: int = 0
+    on_host: int = 0
 
 
 def _held(policy: PolicyConfig, model: ModelInfo, rank: int) -> _ModelState:
@@ -99,12 +108,31 @@ def _held(policy: PolicyConfig, model: ModelInfo, rank: int) -> _ModelState:
     is_moved = megatron.use_distributed_optimizer and not policy.lora.enabled
     moved = (trained_others + trained_experts) * _weight_bytes(policy) * is_moved
     masters = updated * (per_parameter - _MOMENTS)
+    stored, gathered = _in_checkpoint(policy, rank, trained_others, trained_experts)
     return _ModelState(
         weights=(others + experts) * _weight_bytes(policy) + adapters * _FLOAT32,
         gradients=gradients,
         optimizer=per_parameter * updated,
         starting=max(gradients + max(moved, masters), per_parameter * updated),
+        stored=stored,
+        gathered=gathered,
     )
+
+
+def _in_checkpoint(policy: PolicyConfig, rank: int, others: int, experts: int) -> tuple[int, int]:
+    """Return what a rank of Megatron-core writes of a checkpoint, and what it gathers for it.
+
+    The first rank of each data-parallel group writes, and gathers an optimizer that is sharded: for each
+    trained parameter its master and two moments. The first ranks of experts and of everything else differ.
+    """
+    megatron, index = policy.megatron_cfg, rank % stage_size(policy)
+    written = others * (index < megatron.tensor_model_parallel_size)
+    written += experts * (index < megatron.expert_model_parallel_size)
+    is_float32 = policy.precision is Precision.float32 or policy.lora.enabled
+    weights = written * (_FLOAT32 if is_float32 else _weight_bytes(policy))
+    if megatron.use_distributed_optimizer:
+        return weights, written * (_FLOAT32 + _MOMENTS)
+    return weights + written * (_MOMENTS + (0 if is_float32 else _FLOAT32)), 0
 
 
 def _held_by_fsdp(policy: PolicyConfig, model: ModelInfo) -> _ModelState:
@@ -118,15 +146,20 @@ def _held_by_fsdp(policy: PolicyConfig, model: ModelInfo) -> _ModelState:
         trained, frozen = 0, model.num_parameters
     elif policy.lora.enabled:
         trained, frozen = num_adapter_parameters(model, policy.lora), model.num_parameters
-    gathered = (_GATHERED_LAYERS * counts.layer + counts.input_embeddings) * _weight_bytes(policy) // tp
+    whole_layers = (_GATHERED_LAYERS * counts.layer + counts.input_embeddings) * _weight_bytes(policy) // tp
+    weights = (trained * _FLOAT32 + frozen * _weight_bytes(policy)) // ranks
+    gradients, moments = trained * _FLOAT32 // ranks, trained * _MOMENTS // ranks
+    stored = trained * (_FLOAT32 + _MOMENTS) // ranks
     if policy.fsdp_cfg.cpu_offload:
-        return _ModelState(0, 0, 0, 0, gathered)
+        on_host = weights + gradients + moments
+        return _ModelState(whole_layers=whole_layers, stored=stored, on_host=on_host)
     return _ModelState(
-        weights=(trained * _FLOAT32 + frozen * _weight_bytes(policy)) // ranks,
-        gradients=trained * _FLOAT32 // ranks,
-        optimizer=trained * _MOMENTS // ranks,
-        starting=trained * _MOMENTS // ranks,
-        gathered=gathered,
+        weights=weights,
+        gradients=gradients,
+        optimizer=moments,
+        starting=moments,
+        whole_layers=whole_layers,
+        stored=stored,
     )
 
 

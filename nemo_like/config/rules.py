@@ -247,6 +247,7 @@ _RANGES = (
     _count("cluster.num_nodes"),
     _Range(key="cluster.gpus_per_node", at_least=0),
     _Range(key="cluster.gpu_memory_gib", above=0),
+    _Range(key="cluster.host_memory_gib", above=0),
     _Range(key="cluster.max_recoveries", at_least=0),
     _Range(key="cluster.max_restarts", at_least=0),
     _Range(key="cluster.start_timeout_s", above=0),

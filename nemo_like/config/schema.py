@@ -647,6 +647,7 @@ class ClusterConfig:
     num_nodes: int  # machines that the policy workers and engines are on; a private Ray has one
     gpus_per_node: int  # NVIDIA GPUs that the run may use on each of them
     gpu_memory_gib: float | None  # memory of each GPU; null: known only when the run has reserved them
+    host_memory_gib: float | None  # memory of each node with GPUs; null: likewise
     placement: Placement  # a tensor-parallel group never leaves its node; --dry-run prints all places
     start_timeout_s: float  # deadline for Ray to start, and then for all actors to be ready
     stage_timeout_s: float  # deadline for each stage that has none of its own in stage_timeouts_s

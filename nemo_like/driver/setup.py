@@ -32,6 +32,7 @@ from nemo_like.cluster.private_ray import temporary_parent, temporary_parent_not
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
 from nemo_like.config.derived import JOURNAL_FOLDER, Stage, deadline_s, shares_gpus
 from nemo_like.config.gpu_stages import EngineHolds
+from nemo_like.config.host_memory import host_memory_problems
 from nemo_like.config.loader import to_yaml
 from nemo_like.config.memory_timetable import memory_problems
 from nemo_like.config.model_info import model_of, read_model_info
@@ -368,7 +369,7 @@ def started(
         try:
             if reserved := bundles(cfg, places):  # there are none where a server answers
                 cluster.reserve(reserved, timeout_s=cfg.cluster.start_timeout_s)
-            check_memory(cfg, cluster.smallest_gpu_bytes())
+            check_memory(cfg, cluster.smallest_gpu_bytes(), cluster.smallest_host_bytes())
             starter = Starter(cfg, cluster, directory, places)
             logger.status("starting " + _what_starts(cfg))
             actors = starter.all()
@@ -643,15 +644,15 @@ def _what_starts(cfg: Config) -> str:
     return " and ".join(["the data plane", *started])
 
 
-def check_memory(cfg: Config, gpu_bytes: int | None) -> None:
-    """Raise RunFailed when the processes need more memory than the smallest reserved GPU has.
+def check_memory(cfg: Config, gpu_bytes: int | None, host_bytes: int | None) -> None:
+    """Raise RunFailed when the processes need more memory than the smallest reserved GPU or node has.
 
-    ``gpu_bytes`` is that GPU's size; None, where nobody knows it or there are no GPUs, passes.
+    Both sizes may be None, where nobody knows them or there are no GPUs; that passes.
     """
-    if gpu_bytes is None:
-        return
-    if problems := list(memory_problems(cfg, run_models(cfg), gpu_bytes)):
+    if gpu_bytes is not None and (problems := list(memory_problems(cfg, run_models(cfg), gpu_bytes))):
         raise RunFailed(f"the GPUs are too small: {'; '.join(str(problem) for problem in problems)}")
+    if host_bytes is not None and (problems := list(host_memory_problems(cfg, run_models(cfg), host_bytes))):
+        raise RunFailed(f"the nodes' memory is too small: {'; '.join(str(problem) for problem in problems)}")
 
 
 def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> RolloutParts:

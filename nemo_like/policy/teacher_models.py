@@ -7,11 +7,6 @@ from nemo_like.batch.tags import TASK
 from nemo_like.config.schema import TeacherConfig
 
 
-def further_models(cfg: TeacherConfig) -> tuple[str, ...]:
-    """Return the checkpoints of a teacher beside ``model_name``, each once."""
-    return tuple(model for model in dict.fromkeys(cfg.models.values()) if model != cfg.model_name)
-
-
 def models_of_samples(cfg: TeacherConfig, batch: KVBatchMeta) -> list[str]:
     """Return the checkpoint that scores each sample; with ``teacher.models`` the batch needs the tag task."""
     if not cfg.models:

@@ -17,6 +17,7 @@ from nemo_like.batch.columns import (
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
+from nemo_like.config.derived import further_models
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.schema import LossConfig, TeacherConfig
 from nemo_like.data_plane.interface import DataPlane
@@ -26,7 +27,7 @@ from nemo_like.policy.checked_loss import own_reads
 from nemo_like.policy.group_worker import GroupWorker, Stopwatch, schedule_of
 from nemo_like.policy.results import WorkerScores
 from nemo_like.policy.teacher_columns import by_column, num_most_likely, teacher_columns, teacher_declaration
-from nemo_like.policy.teacher_models import further_models, models_of_samples
+from nemo_like.policy.teacher_models import models_of_samples
 from nemo_like.policy.teacher_objective import TeacherObjective
 
 
