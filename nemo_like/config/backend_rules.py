@@ -30,6 +30,7 @@ _NEUTRAL = {
         "fsdp_cfg.tensor_parallel_size": 1,
         "fsdp_cfg.activation_checkpointing": False,
         "fsdp_cfg.cpu_offload": False,
+        "fsdp_cfg.reduce_gradients_once": False,
     },
 }
 

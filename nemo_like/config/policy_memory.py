@@ -33,7 +33,7 @@ class PolicyMemory:
     gradients: int
     optimizer: int  # master weights and moments
     starting: int  # beside the weights, at most, until it is ready
-    training_activations: int  # of the largest micro-batches, logits and gathered layers included
+    training_activations: int  # of the largest micro-batches, with logits, whole layers and whole gradients
     logprob_activations: int
     stored: int  # what it writes of a checkpoint without moments that are gathered
     gathered: int  # masters and moments that it collects from others for a checkpoint
@@ -52,7 +52,9 @@ def policy_memory(policy: PolicyConfig, model: ModelInfo, rank: int) -> PolicyMe
         gradients=held.gradients,
         optimizer=held.optimizer,
         starting=held.starting,
-        training_activations=_training_bytes(policy, model, train_tokens) + held.whole_layers,
+        training_activations=_training_bytes(policy, model, train_tokens)
+        + held.whole_layers
+        + held.whole_gradients,
         logprob_activations=_forward_bytes(policy, model, logprob_tokens) + held.whole_layers,
         stored=held.stored,
         gathered=held.gathered,
@@ -67,6 +69,7 @@ class _ModelState:
     optimizer: int = 0
     starting: int = 0
     whole_layers: int = 0  # that exist while the model computes
+    whole_gradients: int = 0  # until an update
     stored: int = 0
     gathered: int = 0
     on_host: int = 0
@@ -150,15 +153,19 @@ def _held_by_fsdp(policy: PolicyConfig, model: ModelInfo) -> _ModelState:
     weights = (trained * _FLOAT32 + frozen * _weight_bytes(policy)) // ranks
     gradients, moments = trained * _FLOAT32 // ranks, trained * _MOMENTS // ranks
     stored = trained * (_FLOAT32 + _MOMENTS) // ranks
+    whole_gradients = trained * _FLOAT32 // tp * policy.fsdp_cfg.reduce_gradients_once
     if policy.fsdp_cfg.cpu_offload:
         on_host = weights + gradients + moments
-        return _ModelState(whole_layers=whole_layers, stored=stored, on_host=on_host)
+        return _ModelState(
+            whole_layers=whole_layers, whole_gradients=whole_gradients, stored=stored, on_host=on_host
+        )
     return _ModelState(
         weights=weights,
         gradients=gradients,
         optimizer=moments,
         starting=moments,
         whole_layers=whole_layers,
+        whole_gradients=whole_gradients,
         stored=stored,
     )
 

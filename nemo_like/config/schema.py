@@ -364,6 +364,7 @@ class FsdpConfig:
     tensor_parallel_size: int
     activation_checkpointing: bool  # keep each layer's input only, and recompute the rest in the backward
     cpu_offload: bool  # keep sharded weights, gradients and optimizer state in host memory
+    reduce_gradients_once: bool  # per update, not per micro-batch; each rank has whole gradients until then
 
 
 @dataclass(kw_only=True, slots=True)

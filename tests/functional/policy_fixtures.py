@@ -193,6 +193,7 @@ def policy_config(
             tensor_parallel_size=tp if is_fsdp else 1,
             activation_checkpointing=False,
             cpu_offload=False,
+            reduce_gradients_once=False,
         ),
         lora=LoraConfig(
             enabled=bool(adapts),

@@ -39,6 +39,7 @@ from nemo_like.policy.fsdp.model import (
     empty_model,
     give_value_head,
     materialise,
+    reduce_gradients,
     set_dtypes,
     shard,
 )
@@ -219,6 +220,8 @@ class FSDPBackend(ScoringBackend):
     ) -> None:
         """Add the gradient of the loss of the update's micro-batches to the gradients there are."""
         for spec in update.micro_batches:
+            is_last = spec is update.micro_batches[-1]
+            reduce_gradients(self._model, is_last or not self.cfg.fsdp_cfg.reduce_gradients_once)
             inputs = batch.micro_batch(spec, schedule)
             loss(self._model.scores(inputs), inputs).backward()
 

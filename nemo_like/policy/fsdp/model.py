@@ -219,6 +219,13 @@ def units(model: nn.Module) -> Iterator[FSDPModule]:
     return (module for module in model.modules() if isinstance(module, FSDPModule))
 
 
+def reduce_gradients(model: nn.Module, is_wanted: bool) -> None:
+    """Have each later backward pass sum gradients over the data-parallel ranks, or leave them whole on this
+    one until a pass that does."""
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(is_wanted)
+
+
 def materialise(model: nn.Module, device: torch.device, cfg: FsdpConfig) -> None:
     """Allocate memory for this rank's part of every parameter; the buffers keep their values."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}

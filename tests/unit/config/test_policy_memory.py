@@ -97,6 +97,8 @@ def test_fsdp_divides_everything_and_gathers_two_layers_and_the_embedding(memory
     offloaded = memory(*fsdp, "policy.fsdp_cfg.cpu_offload=true")
     assert (offloaded.weights, offloaded.gradients, offloaded.optimizer) == (0, 0, 0)
     assert offloaded.logprob_activations == one.logprob_activations
+    whole = memory(*fsdp, "policy.fsdp_cfg.reduce_gradients_once=true")
+    assert whole.training_activations == one.training_activations + 4 * 4 * 430
 
 
 def test_adapters_alone_have_gradients_and_moments(memory: Memory) -> None:
