@@ -195,6 +195,16 @@ def engine_adapter(cfg: Config) -> EngineAdapter | None:
     return EngineAdapter(lora.rank, targets)
 
 
+def keeps_weights_asleep(cfg: Config) -> bool:
+    """Return whether engines that sleep must keep their weights in host memory.
+
+    They need not where a transfer brings every weight as vLLM computes with it: no adapters, no changes, and
+    no weights that vLLM quantises.
+    """
+    sends_all = engine_adapter(cfg) is None and not cfg.generation.weight_delta
+    return not sends_all or cfg.generation.vllm_cfg.quantization is not None
+
+
 def mlflow_directory(uri: str) -> Path | None:
     """Return the local directory that a tracking URI names; None when it names something else."""
     parsed = urlparse(uri)

@@ -21,7 +21,7 @@ from nemo_like.config.schema import Config
 class EngineHolds(Enum):
     """What of its GPU memory an engine holds."""
 
-    nothing = "nothing"  # asleep: the weights wait in host memory, what the KV cache held is lost
+    nothing = "nothing"  # asleep: what the KV cache held is lost, the weights too or they wait on the host
     weights = "weights"
     everything = "everything"  # weights and KV cache
 

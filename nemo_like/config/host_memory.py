@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from nemo_like.config.derived import further_models, is_one_engine, shares_gpus
+from nemo_like.config.derived import further_models, is_one_engine, keeps_weights_asleep, shares_gpus
 from nemo_like.config.memory_timetable import GIB, GRAPH_BYTES, engine_weights
 from nemo_like.config.places import Place, placement
 from nemo_like.config.policy_memory import PolicyMemory, policy_memory
@@ -29,12 +29,14 @@ from nemo_like.config.schema import (
 HostMemory = Mapping[int, Mapping[str, int]]  # by node: bytes by what takes them
 
 _SLEEPING = "weights of engines that sleep"
+_GRAPHS = "CUDA graphs of engines that sleep"
 _PARKED = "what waits for its phase"
 _KEPT = "weights that are kept"
 _GATHERED = "moments gathered for a checkpoint"
 _COPIED = "copy for a checkpoint in the background"
 _REMEDIES = {
     _SLEEPING: "a larger generation.vllm_cfg.tensor_parallel_size",
+    _GRAPHS: "generation.vllm_cfg.enforce_eager=true",
     _PARKED: "offload_optimizer_for_logprob=false or offload_parameters_between_phases=false",
     _KEPT: "reference_placement=swap_in_place",
     _GATHERED: "a larger tensor- or pipeline-parallel size over more nodes",
@@ -91,9 +93,10 @@ def _listed(parts: Mapping[str, int]) -> str:
 
 def _of_process(cfg: Config, models: RunModels, place: Place) -> Iterator[tuple[str, int]]:
     if place.role is Role.engine and shares_gpus(cfg):
-        graphs = 0 if cfg.generation.vllm_cfg.enforce_eager else GRAPH_BYTES
-        of_gpu = engine_weights(cfg, models[Role.policy_worker]) + graphs
-        yield _SLEEPING, of_gpu * len(place.gpus)
+        if keeps_weights_asleep(cfg):
+            yield _SLEEPING, engine_weights(cfg, models[Role.policy_worker]) * len(place.gpus)
+        if not cfg.generation.vllm_cfg.enforce_eager:
+            yield _GRAPHS, GRAPH_BYTES * len(place.gpus)
     group = worker_groups(cfg).get(place.role)
     if group is not None and not is_one_engine(group):
         rank = int(place.actor.rpartition("-")[2])

@@ -23,6 +23,7 @@ from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.config.derived import (
     engine_adapter,
     is_one_engine,
+    keeps_weights_asleep,
     longest_deadline_s,
     shares_gpus,
     weight_transport,
@@ -215,7 +216,7 @@ class Starter:
             precision=policy.precision,
             max_total_sequence_length=policy.max_total_sequence_length,
             seed=self._cfg.grpo.seed,
-            sleeps=Sleeps.while_training if shares_gpus(self._cfg) else Sleeps.never,
+            sleeps=_sleeps(self._cfg),
             timeout_s=self._patience_s(),
             tokenizer_name=model_name if has_stop_strings(self._cfg) or has_agents(self._cfg) else None,
             structured_outputs=has_agents(self._cfg),
@@ -393,6 +394,12 @@ class Starter:
                 log_path=self._directory.log_path(name),
             )
         )
+
+
+def _sleeps(cfg: Config) -> Sleeps:
+    if not shares_gpus(cfg):
+        return Sleeps.never
+    return Sleeps.keeping_weights if keeps_weights_asleep(cfg) else Sleeps.losing_weights
 
 
 def _torch_environment(cfg: Config) -> dict[str, str]:

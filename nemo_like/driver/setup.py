@@ -30,7 +30,13 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.janitor import swept_directory
 from nemo_like.cluster.private_ray import temporary_parent, temporary_parent_note
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
-from nemo_like.config.derived import JOURNAL_FOLDER, Stage, deadline_s, shares_gpus
+from nemo_like.config.derived import (
+    JOURNAL_FOLDER,
+    Stage,
+    deadline_s,
+    keeps_weights_asleep,
+    shares_gpus,
+)
 from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.host_memory import host_memory_problems
 from nemo_like.config.loader import to_yaml
@@ -721,4 +727,5 @@ def _weight_sync(
             calls, stage=f"engines hold {what.value}", timeout_s=timeout_s, watching=actors.engines
         )
 
-    return EngineWeights(policy.push_weights, SharedGpus(hold) if shares_gpus(cfg) else None)
+    shared = SharedGpus(hold, keeps_weights=keeps_weights_asleep(cfg)) if shares_gpus(cfg) else None
+    return EngineWeights(policy.push_weights, shared)

@@ -2,8 +2,9 @@
 
     everything ──sleep──▶ nothing ──wake──▶ weights ──wake──▶ everything
 
-This is vLLM's sleep of level 1: the weights wait in host memory, so that the version in force survives, and
-what the KV cache holds is lost. ``config.gpu_stages`` says what an engine holds in which stage of a run.
+What the KV cache holds is lost. The weights are lost too (vLLM's sleep of level 2) where a transfer brings
+all of them before anything is generated again; elsewhere they wait in host memory (level 1).
+``config.gpu_stages`` says what an engine holds in which stage of a run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.schema import Device
 
 _WEIGHTS, _KV_CACHE = "weights", "kv_cache"  # vLLM's names
-_KEEP_WEIGHTS_ON_HOST = 1
 _TAGS = {
     EngineHolds.nothing: (),
     EngineHolds.weights: (_WEIGHTS,),
@@ -24,10 +24,14 @@ _TAGS = {
 
 
 class Sleeps(Enum):
-    """When an engine gives its device's memory to the policy."""
+    """Whether an engine gives its device's memory to the policy, and what then becomes of its weights."""
 
     never = "never"
-    while_training = "while_training"
+    keeping_weights = "keeping_weights"  # they wait in host memory
+    losing_weights = "losing_weights"  # others must come before it generates again
+
+
+_LEVELS = {Sleeps.keeping_weights: 1, Sleeps.losing_weights: 2}  # vLLM's
 
 
 def has_sleep_mode(engine: str, sleeps: Sleeps, device: Device) -> bool:
@@ -35,11 +39,11 @@ def has_sleep_mode(engine: str, sleeps: Sleeps, device: Device) -> bool:
 
     Raises ValueError for an engine that should sleep on a CPU, where vLLM's sleep does nothing.
     """
-    if sleeps is Sleeps.while_training and device is Device.cpu:
+    if sleeps is not Sleeps.never and device is Device.cpu:
         raise ValueError(
             f"engine {engine!r} cannot sleep with policy.device=cpu: vLLM gives up the memory of GPUs only"
         )
-    return sleeps is Sleeps.while_training
+    return sleeps is not Sleeps.never
 
 
 class Sleeper(Protocol):
@@ -53,17 +57,31 @@ class Sleeper(Protocol):
 class EngineMemory:
     """Moves one engine between what it may hold. The engine starts with everything."""
 
-    def __init__(self, engine: Sleeper) -> None:
-        self._engine = engine
+    def __init__(self, engine: Sleeper, sleeps: Sleeps) -> None:
+        self._engine, self._sleeps = engine, sleeps
         self.holds = EngineHolds.everything
+        self._has_weights = True
+
+    def weights_came(self) -> None:
+        """Take note that the engine has got all weights."""
+        self._has_weights = True
 
     def hold(self, target: EngineHolds) -> None:
-        """Have the engine hold exactly this from now on; does nothing where it does already."""
+        """Have the engine hold exactly this from now on; does nothing where it does already.
+
+        Raises RuntimeError for an engine that never sleeps, and when one that lost its weights should hold
+        everything before others came.
+        """
+        if self._sleeps is Sleeps.never:
+            raise RuntimeError("it was not started to sleep: it has a device of its own")
+        if target is EngineHolds.everything and not self._has_weights:
+            raise RuntimeError("it lost its weights while it slept, and no others have come")
         has, wanted = _TAGS[self.holds], _TAGS[target]
         if len(wanted) < len(has):
             # vLLM puts everything to sleep at once, so nothing may be asleep already.
             self._wake(has, _TAGS[EngineHolds.everything])
-            self._engine.sleep(level=_KEEP_WEIGHTS_ON_HOST)
+            self._engine.sleep(level=_LEVELS[self._sleeps])
+            self._has_weights = self._sleeps is Sleeps.keeping_weights
             has = ()
         self._wake(has, wanted)
         self.holds = target

@@ -469,7 +469,7 @@ class VllmEngine:
         if self._has_structured_outputs:
             self._rpc("return_unmasked_logprobs")
         self._routes.start(self._engine)
-        self._memory = EngineMemory(self._engine)
+        self._memory = EngineMemory(self._engine, self._sleeps)
         self._num_processes = len(multiprocessing.active_children())
         if self._num_processes:
             self._engine.model_executor.register_failure_callback(_end_process)
@@ -620,6 +620,7 @@ class VllmEngine:
         try:
             load = self._load_adapter if self._has_adapters else self._load_model
             self._weights_digest = load(groups)
+            self._memory.weights_came()
             self._forget_old_values()
         except Exception as error:
             # Half-loaded weights serve nobody, whatever went wrong.
@@ -666,13 +667,14 @@ class VllmEngine:
             raise RuntimeError(f"engine {self._name!r} sleeps, so it cannot generate")
 
     def _hold(self, what: EngineHolds) -> None:
-        if self._sleeps is Sleeps.never:
-            raise RuntimeError(f"engine {self._name!r} was not started to sleep: it has a device of its own")
         if num_groups := len(self._unfinished) + len(self._queue.waiting):
             raise RuntimeError(
                 f"engine {self._name!r} still generates {num_groups} groups, so it cannot sleep"
             )
-        self._memory.hold(what)
+        try:
+            self._memory.hold(what)
+        except RuntimeError as error:
+            raise RuntimeError(f"engine {self._name!r} cannot hold {what.value}: {error}") from error
 
     def _check_paused(self, version: int) -> None:
         if self._paused_for != version:

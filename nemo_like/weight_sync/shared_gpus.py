@@ -14,16 +14,21 @@ from nemo_like.config.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage
 class SharedGpus:
     """Knows in which stage the run is, and tells the engines when it enters another."""
 
-    def __init__(self, hold: Callable[[EngineHolds], object]) -> None:
-        """``hold(what)`` makes every engine hold exactly that, and returns when all do."""
-        self._hold = hold
+    def __init__(self, hold: Callable[[EngineHolds], object], *, keeps_weights: bool) -> None:
+        """``hold(what)`` makes every engine hold exactly that, and returns when all do.
+
+        ``keeps_weights`` says whether engines that sleep keep their weights.
+        """
+        self._hold, self._keeps_weights = hold, keeps_weights
         self._held: EngineHolds | None = None
+        self.have_weights = True  # the engines, those that were sent last
 
     def enter(self, stage: GpuStage) -> None:
         """Have every engine hold what the stage leaves it."""
         wanted = ENGINE_HOLDS[stage]
         if wanted is not self._held:
             self._held = None  # should it fail half-way, nobody knows what the engines hold
+            self.have_weights &= self._keeps_weights or wanted is not EngineHolds.nothing
             self._hold(wanted)
             self._held = wanted
 

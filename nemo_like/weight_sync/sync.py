@@ -51,12 +51,14 @@ class EngineWeights:
             self._shared_gpus.forget()
 
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
-        """Wait until every engine serves exactly this policy version; nothing is sent where all do already.
+        """Wait until every engine serves exactly this policy version.
+
+        Nothing is sent where all do already, unless they lost their weights while they slept.
 
         Raises ValueError for a version older than the engines'. When the transfer fails, the engines' version
         is unknown, so that the next call transfers again.
         """
-        if version == self._version:
+        if version == self._version and self._have_weights:
             self._enter(GpuStage.generation)
             return {}
         if self._version is not None and version < self._version:
@@ -65,6 +67,8 @@ class EngineWeights:
         started_s = time.monotonic()
         self._enter(GpuStage.weight_sync)
         sent = dict(self._push_weights(version))
+        if self._shared_gpus is not None:
+            self._shared_gpus.have_weights = True
         self._enter(GpuStage.generation)
         self._version = version
         digest = sent.pop(WEIGHTS_DIGEST, None)
@@ -72,8 +76,12 @@ class EngineWeights:
         return {**sent, "weight_sync_s": maximum(time.monotonic() - started_s)}
 
     def generation_is_over(self) -> None:
-        """Put engines that share GPUs with the trainer to sleep; they keep their version."""
+        """Put engines that share GPUs with the trainer to sleep."""
         self._enter(GpuStage.logprobs)
+
+    @property
+    def _have_weights(self) -> bool:
+        return self._shared_gpus is None or self._shared_gpus.have_weights
 
     def _enter(self, stage: GpuStage) -> None:
         if self._shared_gpus is not None:

@@ -45,7 +45,9 @@ def on_device(device: Device) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": first, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
-def bf16_engine_spec(checkpoint: Path, name: str, device: Device, **options: Any) -> ActorSpec:
+def bf16_engine_spec(
+    checkpoint: Path, name: str, device: Device, sleeps: Sleeps = Sleeps.keeping_weights, **options: Any
+) -> ActorSpec:
     """An engine in bfloat16, which on a GPU uses CUDA graphs, as users' do, and can sleep."""
     spec = engine_spec(checkpoint, name, precision=Precision.bfloat16, **options)
     if device is Device.cpu:
@@ -58,7 +60,7 @@ def bf16_engine_spec(checkpoint: Path, name: str, device: Device, **options: Any
         **spec.kwargs,
         "device": device,
         "generation": replace(generation, vllm_cfg=vllm),
-        "sleeps": Sleeps.while_training,
+        "sleeps": sleeps,
     }
     return replace(spec, kwargs=kwargs, env={**engine_environment(device), **on_device(device)})
 
@@ -146,12 +148,14 @@ class World:
 
 
 def start_world(checkpoint: Path, device: Device, num_engines: int) -> World:
-    """Start the engines one after the other; on a GPU each sleeps before the next one starts."""
+    """Start the engines one after the other; on a GPU each sleeps before the next one starts. All but the
+    first lose their weights while they sleep."""
     cluster = Cluster()
     engines = []
     try:
         for index in range(num_engines):
-            engine = cluster.start(bf16_engine_spec(checkpoint, f"engine-{index}", device))
+            sleeps = Sleeps.losing_weights if index else Sleeps.keeping_weights
+            engine = cluster.start(bf16_engine_spec(checkpoint, f"engine-{index}", device, sleeps))
             calls = [engine.submit("stats")]
             if device is Device.cuda:
                 calls.append(engine.submit("hold", EngineHolds.nothing))

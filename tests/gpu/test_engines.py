@@ -116,7 +116,11 @@ def test_weights_are_sent_before_the_kv_cache_wakes(world: World) -> None:
 
 
 @on_a_gpu
-def test_an_engine_that_started_while_another_slept_computes_the_same(world: World) -> None:
+def test_an_engine_that_lost_its_weights_asleep_computes_with_those_that_come(world: World) -> None:
+    with pytest.raises(ActorFailed, match="lost its weights while it slept, and no others have come"):
+        world.hold(EngineHolds.everything, 1)
+    world.hold(EngineHolds.weights, 1)
+    world.ask(world.trainer, "push_weights", 2)
     world.hold(EngineHolds.everything, 1)
     assert largest(world.canary(0), world.canary(1)) < 1e-3
     assert world.generate(0) == world.generate(1)

@@ -31,18 +31,41 @@ class Engine:
         self.awake |= set(tags)
 
 
-def test_a_step_wakes_weights_then_the_kv_cache_then_sleeps() -> None:
+@pytest.mark.parametrize(("sleeps", "level"), [(Sleeps.keeping_weights, 1), (Sleeps.losing_weights, 2)])
+def test_a_step_wakes_weights_then_the_kv_cache_then_sleeps(sleeps: Sleeps, level: int) -> None:
     engine = Engine()
-    memory = EngineMemory(engine)
-    for target in (NOTHING, WEIGHTS, WEIGHTS, EVERYTHING, EVERYTHING, NOTHING):
+    memory = EngineMemory(engine, sleeps)
+    for target in (NOTHING, WEIGHTS, WEIGHTS):
         memory.hold(target)
-    assert engine.calls == [("sleep", 1), ("wake", "weights"), ("wake", "kv_cache"), ("sleep", 1)]
+    memory.weights_came()
+    for target in (EVERYTHING, EVERYTHING, NOTHING):
+        memory.hold(target)
+    assert engine.calls == [("sleep", level), ("wake", "weights"), ("wake", "kv_cache"), ("sleep", level)]
+
+
+def test_an_engine_that_lost_its_weights_serves_nobody_before_others_came() -> None:
+    engine = Engine()
+    memory = EngineMemory(engine, Sleeps.losing_weights)
+    memory.hold(NOTHING)
+    with pytest.raises(RuntimeError, match="lost its weights while it slept, and no others have come"):
+        memory.hold(EVERYTHING)
+    memory.hold(WEIGHTS)
+    with pytest.raises(RuntimeError, match="lost its weights"):
+        memory.hold(EVERYTHING)
+    memory.weights_came()
+    memory.hold(EVERYTHING)
+    assert engine.awake == {"weights", "kv_cache"}
+
+
+def test_an_engine_with_a_device_of_its_own_never_sleeps() -> None:
+    with pytest.raises(RuntimeError, match="it was not started to sleep: it has a device of its own"):
+        EngineMemory(Engine(), Sleeps.never).hold(NOTHING)
 
 
 @given(st.lists(st.sampled_from(list(EngineHolds))))
 def test_it_holds_what_it_was_told_last_and_moves_only_then(targets: list[EngineHolds]) -> None:
     engine = Engine()
-    memory = EngineMemory(engine)
+    memory = EngineMemory(engine, Sleeps.keeping_weights)
     for target in targets:
         memory.hold(target)
         told = len(engine.calls)
@@ -54,7 +77,8 @@ def test_it_holds_what_it_was_told_last_and_moves_only_then(targets: list[Engine
 
 
 def test_an_engine_on_a_cpu_cannot_sleep() -> None:
-    assert has_sleep_mode("engine-0", Sleeps.while_training, Device.cuda)
     assert not has_sleep_mode("engine-0", Sleeps.never, Device.cpu)
-    with pytest.raises(ValueError, match="'engine-0' cannot sleep with policy"):
-        has_sleep_mode("engine-0", Sleeps.while_training, Device.cpu)
+    for sleeps in (Sleeps.keeping_weights, Sleeps.losing_weights):
+        assert has_sleep_mode("engine-0", sleeps, Device.cuda)
+        with pytest.raises(ValueError, match="'engine-0' cannot sleep with policy"):
+            has_sleep_mode("engine-0", sleeps, Device.cpu)

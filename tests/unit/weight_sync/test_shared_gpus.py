@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nemo_like.config.derived import keeps_weights_asleep
 from nemo_like.config.gpu_stages import EngineHolds, GpuStage, gpu_stages
 from nemo_like.config.loader import load_config
 from nemo_like.config.memory_timetable import CONTEXT_BYTES, GIB, MemoryTimetable, memory_timetable
 from nemo_like.config.run_models import run_models
 from nemo_like.config.schema import Config
-from nemo_like.generation.sleep import EngineMemory
+from nemo_like.generation.sleep import EngineMemory, Sleeps
 from nemo_like.observability.metrics import Metric
 from nemo_like.weight_sync.shared_gpus import SharedGpus
 from nemo_like.weight_sync.sync import EngineWeights
@@ -29,6 +30,7 @@ from tests.unit.config.checkpoints import REPOSITORY
 
 SIZE = 80 * GIB
 GPU = (0, 0)
+SLEEPS = {True: Sleeps.keeping_weights, False: Sleeps.losing_weights}
 OFFLOADS = ("policy.offload_optimizer_for_logprob=true", "policy.offload_parameters_between_phases=true")
 
 
@@ -132,7 +134,8 @@ class Run:
                 start[name, "weights"] + start[name, "KV cache and work space"],
                 asleep[name, "context"] + asleep[name, "token counts"],
                 sync.get((name, "graphs"), 0),
-            )
+            ),
+            SLEEPS[keeps_weights_asleep(cfg)],
         )
         self.engines: dict[str, EngineMemory] = {}
         for name in self.engine_names:
@@ -143,7 +146,8 @@ class Run:
             for stage, held in by_stage.items()
         }
         self.policy = Policy(self.gpu, cfg, sizes)
-        self.sync = EngineWeights(self.push, SharedGpus(self.hold))
+        shared = SharedGpus(self.hold, keeps_weights=keeps_weights_asleep(cfg))
+        self.sync = EngineWeights(self.push, shared)
 
     def hold(self, what: EngineHolds) -> None:
         stage = {
@@ -159,7 +163,9 @@ class Run:
 
     def push(self, version: int) -> dict[str, Metric]:
         with self.policy.call(GpuStage.weight_sync, ("weights",), "tensor to send"):
-            assert all(engine.holds is EngineHolds.weights for engine in self.engines.values())
+            for engine in self.engines.values():
+                assert engine.holds is EngineHolds.weights
+                engine.weights_came()
         return {}
 
     def generate(self) -> None:
@@ -198,6 +204,7 @@ CASES = {
     "all offloaded": OFFLOADS,
     "weights stay": (OFFLOADS[0], "generation.vllm_cfg.gpu_memory_utilization=0.8"),
     "nothing offloaded": ("generation.vllm_cfg.gpu_memory_utilization=0.5",),
+    "weights sent as changes": (*OFFLOADS, "generation.weight_delta=true"),
     "two engines on a GPU": (
         *OFFLOADS,
         *("generation.num_engines=16", "generation.vllm_cfg.gpu_memory_utilization=0.4"),
@@ -220,9 +227,10 @@ def test_a_run_holds_at_most_what_the_plan_says_in_every_stage(overrides: tuple[
 
 
 @settings(max_examples=50)
-@given(st.lists(st.sampled_from(["generate", "train", "lose_an_engine"]), max_size=12))
-def test_no_order_of_work_and_deaths_takes_more_than_there_is(work: list[str]) -> None:
-    cfg, timetable = planned(*OFFLOADS)
+@given(st.lists(st.sampled_from(["generate", "train", "lose_an_engine"]), max_size=12), st.booleans())
+def test_no_order_of_work_and_deaths_takes_more_than_there_is(work: list[str], is_delta: bool) -> None:
+    """Nor has any engine generate with weights that it lost, which its memory refuses."""
+    cfg, timetable = planned(*OFFLOADS, f"generation.weight_delta={str(is_delta).lower()}")
     run = Run(cfg, timetable)
     for each in work:
         getattr(run, each)()

@@ -63,7 +63,7 @@ def test_a_failed_transfer_leaves_the_version_unknown() -> None:
 
 def test_engines_that_share_gpus_wake_and_sleep_with_the_stages_and_keep_their_version() -> None:
     trainer, held = Trainer(), []
-    sync = EngineWeights(trainer.push_weights, SharedGpus(held.append))
+    sync = EngineWeights(trainer.push_weights, SharedGpus(held.append, keeps_weights=True))
     sync.ensure_version(3)
     assert held == [EngineHolds.weights, EngineHolds.everything]
     sync.generation_is_over()
@@ -73,9 +73,23 @@ def test_engines_that_share_gpus_wake_and_sleep_with_the_stages_and_keep_their_v
     assert trainer.pushed == [3]
 
 
+def test_engines_that_lose_their_weights_asleep_get_the_same_version_again() -> None:
+    trainer, held = Trainer(), []
+    sync = EngineWeights(trainer.push_weights, SharedGpus(held.append, keeps_weights=False))
+    sync.ensure_version(3)
+    assert sync.ensure_version(3) == {}  # they did not sleep
+    sync.generation_is_over()
+    sync.ensure_version(3)
+    assert held[2:] == [EngineHolds.nothing, EngineHolds.weights, EngineHolds.everything]
+    assert trainer.pushed == [3, 3]
+    sync.generation_is_over()
+    with pytest.raises(ValueError, match=r"engines are at policy version 3; version=2 is older"):
+        sync.ensure_version(2)
+
+
 def test_new_engines_are_told_again_what_to_hold() -> None:
     trainer, held = Trainer(), []
-    sync = EngineWeights(trainer.push_weights, SharedGpus(held.append))
+    sync = EngineWeights(trainer.push_weights, SharedGpus(held.append, keeps_weights=True))
     sync.ensure_version(3)
     sync.forget()
     sync.ensure_version(3)
