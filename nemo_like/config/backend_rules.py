@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from functools import reduce
 
 from nemo_like.config.adapter_layers import ADAPTABLE_LAYERS, ALL_LINEAR, adapts_all_linear
+from nemo_like.config.library_arguments import argument_problems, passed_to_workers
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, Device, PolicyBackend, PolicyConfig
 
@@ -25,12 +26,15 @@ _NEUTRAL = {
         "megatron_cfg.sequence_parallel": False,
         "megatron_cfg.use_distributed_optimizer": False,
         "megatron_cfg.router_replay": False,
+        "megatron_cfg.model_kwargs": {},
+        "megatron_cfg.optimizer_kwargs": {},
     },
     PolicyBackend.fsdp: {
         "fsdp_cfg.tensor_parallel_size": 1,
         "fsdp_cfg.activation_checkpointing": False,
         "fsdp_cfg.cpu_offload": False,
         "fsdp_cfg.reduce_gradients_once": False,
+        "fsdp_cfg.model_kwargs": {},
     },
 }
 
@@ -39,6 +43,7 @@ def backend_problems(cfg: Config) -> Iterator[Problem]:
     """Yield a problem for every key that asks the backend that is not chosen for something, and for what the
     chosen backend cannot do."""
     yield from _other_backend(cfg.policy)
+    yield from argument_problems(cfg, passed_to_workers(cfg.policy))
     if cfg.policy.backend is PolicyBackend.fsdp:
         yield from _fsdp(cfg.policy)
     if cfg.policy.lora.enabled:

@@ -99,8 +99,7 @@ def _of_process(cfg: Config, models: RunModels, place: Place) -> Iterator[tuple[
             yield _GRAPHS, GRAPH_BYTES * len(place.gpus)
     group = worker_groups(cfg).get(place.role)
     if group is not None and not is_one_engine(group):
-        rank = int(place.actor.rpartition("-")[2])
-        yield from _of_worker(cfg, group, policy_memory(group, models[place.role], rank))
+        yield from _of_worker(cfg, group, policy_memory(group, models[place.role], place.rank))
 
 
 def _of_worker(cfg: Config, group: PolicyConfig, memory: PolicyMemory) -> Iterator[tuple[str, int]]:

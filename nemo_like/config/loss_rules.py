@@ -26,6 +26,9 @@ _DISTILLATION_REMEDIES = {
 }
 _REPLACING = ("disable_ppo_ratio", "use_cispo", "sequence_level_importance_ratios")
 
+# vLLM's names of KV caches that round no more than the model does.
+_FULL_CACHES = ("auto", "float16", "bfloat16", "float32")
+
 
 def loss_problems(cfg: Config) -> Iterator[Problem]:
     """Yield every combination of keys that would train with another loss than the keys say."""
@@ -277,24 +280,28 @@ def _on_policy(cfg: Config) -> Iterator[Problem]:
 
 
 def _quantized_engines(cfg: Config) -> Iterator[Problem]:
-    """Yield the problems of engines that sample with coarser weights than those that train."""
+    """Yield the problems of engines that sample with coarser weights, or keys and values, than those that
+    train."""
     quantization, loss = cfg.generation.vllm_cfg.quantization, cfg.loss_fn
-    if quantization is None or cfg.rollout.replay is not None:
+    cache = cfg.generation.vllm_kwargs.get("kv_cache_dtype", "auto")
+    if cfg.rollout.replay is not None or (quantization is None and cache in _FULL_CACHES):
         return
-    key = f"generation.vllm_cfg.quantization={quantization.value}"
-    if cfg.policy.device is not Device.cuda or cfg.policy.precision is not Precision.bfloat16:
-        yield Problem(
-            key=key,
-            rule="needs policy.device=cuda and policy.precision=bfloat16, for its kernels",
-            remedy="set it to null",
-        )
+    key = f"generation.vllm_kwargs.kv_cache_dtype={cache}"
+    if quantization is not None:
+        key = f"generation.vllm_cfg.quantization={quantization.value}"
+        if cfg.policy.device is not Device.cuda or cfg.policy.precision is not Precision.bfloat16:
+            yield Problem(
+                key=key,
+                rule="needs policy.device=cuda and policy.precision=bfloat16, for its kernels",
+                remedy="set it to null",
+            )
     is_corrected = loss.use_importance_sampling_correction or loss.use_generation_logprobs_as_prev
     if not is_corrected and not cfg.rollout.generate_only:
         yield Problem(
             key=key,
             rule="samples from another policy than trains, and nothing in the loss corrects that",
             remedy="set loss_fn.use_importance_sampling_correction=true, best with "
-            "truncated_importance_sampling_type=tis, or the key to null",
+            "truncated_importance_sampling_type=tis, or leave the key out",
         )
 
 

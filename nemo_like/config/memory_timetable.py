@@ -15,7 +15,7 @@ from nemo_like.config.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage, gpu
 from nemo_like.config.model_arithmetic import kv_bytes_per_token
 from nemo_like.config.model_info import ModelInfo, count_stored_scalars
 from nemo_like.config.places import Place, placement, reward_models
-from nemo_like.config.policy_memory import PolicyMemory, policy_memory
+from nemo_like.config.policy_memory import PolicyMemory, layer_bytes, policy_memory
 from nemo_like.config.problems import Problem
 from nemo_like.config.roles import Role, worker_groups
 from nemo_like.config.run_models import RunModels
@@ -193,7 +193,7 @@ def _engines(cfg: Config, models: RunModels) -> Iterator[tuple[str, int, str]]:
     """Yield each kind of engine, the bytes that it needs to hold one sample, and what gives it more."""
     if any(place.role is Role.engine for place in placement(cfg)):
         model = models[Role.policy_worker]
-        smallest = engine_weights(cfg, model) + _one_sample(cfg, model)
+        smallest = engine_weights(cfg, model) + _one_sample(cfg, model) + _batched_tokens(cfg, model)
         yield "an engine", smallest, "raise it, or raise generation.vllm_cfg.tensor_parallel_size"
     if cfg.teacher is not None and is_one_engine(cfg.teacher):
         model, num_bytes = models[Role.teacher_worker], _value_bytes(cfg.teacher)
@@ -220,8 +220,7 @@ def _parts_of(
     if is_one_engine(group):
         of_engine = _of_teaching_engine(cfg, group, model, size)
         return lambda stage: of_engine
-    rank = int(place.actor.rpartition("-")[2]) if "-" in place.actor else 0
-    memory = policy_memory(group, model, rank)
+    memory = policy_memory(group, model, place.rank)
 
     def of_worker(stage: GpuStage) -> dict[str, int]:
         further = _for_engines(cfg, policy, stage) if place.role is Role.policy_worker else {}
@@ -349,7 +348,20 @@ def engine_weights(cfg: Config, model: ModelInfo) -> int:
 def _one_sample(cfg: Config, model: ModelInfo) -> int:
     """Return the KV cache of the longest sample on each GPU of an engine; at least one KV head is on each."""
     parts = min(cfg.generation.vllm_cfg.tensor_parallel_size, model.num_kv_heads)
-    return cfg.policy.max_total_sequence_length * kv_bytes_per_token(model, _value_bytes(cfg.policy)) // parts
+    cache = str(cfg.generation.vllm_kwargs.get("kv_cache_dtype", "auto"))
+    num_bytes = 1 if cache.startswith("fp8") else _value_bytes(cfg.policy)
+    return cfg.policy.max_total_sequence_length * kv_bytes_per_token(model, num_bytes) // parts
+
+
+def _batched_tokens(cfg: Config, model: ModelInfo) -> int:
+    """Return what a layer takes of each GPU for as many tokens as an engine computes at once, where that is
+    said."""
+    return layer_bytes(
+        model,
+        int(cfg.generation.vllm_kwargs.get("max_num_batched_tokens", 0)),
+        value_bytes=_value_bytes(cfg.policy),
+        tp=cfg.generation.vllm_cfg.tensor_parallel_size,
+    )
 
 
 def _bucket_bytes(cfg: Config) -> int:

@@ -38,6 +38,11 @@ class Place:
     node: int
     gpus: tuple[int, ...]  # in the process's own order; none on the CPU
 
+    @property
+    def rank(self) -> int:
+        """The process's number among those of its role."""
+        return int(self.actor.rpartition("-")[2]) if "-" in self.actor else 0
+
 
 def placement(cfg: Config) -> list[Place]:
     """Return the place of every training worker, engine and, on GPUs, reward model: each group of workers by

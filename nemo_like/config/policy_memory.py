@@ -221,21 +221,31 @@ def _forward_bytes(policy: PolicyConfig, model: ModelInfo, num_tokens: int) -> i
 
 
 def _layer_bytes(policy: PolicyConfig, model: ModelInfo, num_tokens: int) -> int:
-    """Return the bytes of one layer's activations: with hidden size H, query and KV widths Q and K and an FFN
-    of size F, per token 4 H (inputs and outputs of the norms), 2 Q + 2 K (and Q + K again where these are
-    normalised) and 4 F (both halves, the activation, the product). A mixture has k experts' F per token, and
-    the tokens that they get and return, 2 k H."""
-    tp = _tensor_parallel_size(policy)
+    tp, parts = _tensor_parallel_size(policy), _sequence_parts(policy)
+    return layer_bytes(model, num_tokens, value_bytes=_weight_bytes(policy), tp=tp, sequence_parts=parts)
+
+
+def layer_bytes(
+    model: ModelInfo, num_tokens: int, *, value_bytes: int, tp: int, sequence_parts: int = 1
+) -> int:
+    """Return the bytes of one layer's activations on each of ``tp`` ranks; sequence parallelism divides the
+    tokens outside of attention and FFN into ``sequence_parts``.
+
+    With hidden size H, query and KV widths Q and K and an FFN of size F these are, per token, 4 H (inputs and
+    outputs of the norms), 2 Q + 2 K (and Q + K again where these are normalised) and 4 F (both halves, the
+    activation, the product). A mixture has k experts' F per token, and the tokens that they get and return,
+    2 k H.
+    """
     query, key_value = model.num_heads * model.head_size, 2 * model.num_kv_heads * model.head_size
     attention = (3 if model.has_qk_norm else 2) * query + (2 if model.has_qk_norm else 1) * key_value
     chosen = model.num_experts_per_token
-    hidden = 4 * model.hidden_size / _sequence_parts(policy)
+    hidden = 4 * model.hidden_size / sequence_parts
     if chosen:
         # Expert parallelism moves tokens between ranks, but in the mean each gets as many as it has.
-        ffn = chosen * (4 * model.intermediate_size + 2 * model.hidden_size) / _sequence_parts(policy)
+        ffn = chosen * (4 * model.intermediate_size + 2 * model.hidden_size) / sequence_parts
     else:
         ffn = 4 * model.intermediate_size / tp
-    return int(num_tokens * _weight_bytes(policy) * (hidden + attention / tp + ffn))
+    return int(num_tokens * value_bytes * (hidden + attention / tp + ffn))
 
 
 def _tensor_parallel_size(policy: PolicyConfig) -> int:

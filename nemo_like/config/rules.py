@@ -17,6 +17,7 @@ from nemo_like.config.data_plane_rules import data_plane_problems
 from nemo_like.config.data_rules import MAX_ARITHMETIC_DIGITS
 from nemo_like.config.derived import Stage
 from nemo_like.config.evaluation_rules import evaluation_problems
+from nemo_like.config.library_arguments import argument_problems, passed_to_engines
 from nemo_like.config.loss_rules import loss_problems
 from nemo_like.config.machine_rules import Machine, machine_problems
 from nemo_like.config.metric_rules import metric_problems
@@ -72,6 +73,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     if not broken:
         problems += overlap_problems(cfg)
     problems += weight_problems(cfg)
+    problems += argument_problems(cfg, passed_to_engines(cfg))
     if not any(key.startswith("data_plane.") for key in broken):
         problems += data_plane_problems(cfg)
     if not any(key.startswith("grpo.") for key in broken):

@@ -324,6 +324,8 @@ class MegatronConfig:
     activation_checkpointing: bool  # keep each layer's input only, and recompute the rest in the backward
     moe_grouped_gemm: bool | None  # a mixture's experts in one matrix product; None: where it is fast
     router_replay: bool  # a mixture's routers choose the experts that the engine's chose for the same token
+    model_kwargs: dict[str, Any]  # further arguments of Megatron-core's TransformerConfig
+    optimizer_kwargs: dict[str, Any]  # further arguments of Megatron-core's OptimizerConfig
 
 
 @dataclass(kw_only=True, slots=True)
@@ -365,6 +367,7 @@ class FsdpConfig:
     activation_checkpointing: bool  # keep each layer's input only, and recompute the rest in the backward
     cpu_offload: bool  # keep sharded weights, gradients and optimizer state in host memory
     reduce_gradients_once: bool  # per update, not per micro-batch; each rank has whole gradients until then
+    model_kwargs: dict[str, Any]  # further arguments with which transformers builds the model
 
 
 @dataclass(kw_only=True, slots=True)
@@ -482,6 +485,7 @@ class GenerationConfig:
     lora_sync: LoraSync  # unused with policy.lora.enabled=false
     kv_cache_after_update: KvCacheAfterUpdate  # unused but with grpo.weight_updates=in_flight
     vllm_cfg: VllmConfig
+    vllm_kwargs: dict[str, Any]  # further arguments of vLLM's EngineArgs
 
 
 @dataclass(kw_only=True, slots=True)

@@ -35,7 +35,10 @@ def engine_args(
     seed: int,
     adapter: EngineAdapter | None = None,
 ) -> EngineArgs:
-    """Return the arguments of an engine; with ``adapter`` one that computes such adapters."""
+    """Return the arguments of an engine; with ``adapter`` one that computes such adapters.
+
+    Raises TypeError where ``generation.vllm_kwargs`` has an argument that this vLLM does not know.
+    """
     cfg = generation.vllm_cfg
     by_device: dict[str, Any]
     if device is Device.cpu:
@@ -52,16 +55,7 @@ def engine_args(
         }
     else:
         by_device = {"gpu_memory_utilization": cfg.gpu_memory_utilization, "enable_prefix_caching": True}
-    by_adapter: dict[str, Any] = {}
-    if adapter is not None:
-        by_adapter = {
-            "enable_lora": True,
-            "max_loras": 1,
-            "max_lora_rank": min(rank for rank in _MAX_LORA_RANKS if rank >= adapter.rank),
-            # Other layers are computed as without adapters.
-            "lora_target_modules": list(adapter.target_modules) or None,
-        }
-    return EngineArgs(
+    own: dict[str, Any] = dict(
         model=model_name,
         skip_tokenizer_init=True,
         generation_config="vllm",  # the checkpoint's own sampling defaults are ignored
@@ -80,6 +74,19 @@ def engine_args(
         disable_log_stats=True,
         worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
         **by_device,
-        **by_adapter,
+        **_by_adapter(adapter),
         **(_FOR_IMAGES if has_vision_tower(model_name) else {}),
     )
+    return EngineArgs(**{**own, **generation.vllm_kwargs})
+
+
+def _by_adapter(adapter: EngineAdapter | None) -> dict[str, Any]:
+    if adapter is None:
+        return {}
+    return {
+        "enable_lora": True,
+        "max_loras": 1,
+        "max_lora_rank": min(rank for rank in _MAX_LORA_RANKS if rank >= adapter.rank),
+        # Other layers are computed as without adapters.
+        "lora_target_modules": list(adapter.target_modules) or None,
+    }

@@ -24,15 +24,18 @@ from nemo_like.batch.columns import (
 from nemo_like.config.data_rules import is_here
 from nemo_like.config.environment_options import RewardModelOptions, options_of
 from nemo_like.config.hub_rules import has_interpreter
+from nemo_like.config.library_arguments import PassedArguments, passed_to_engines, passed_to_workers
 from nemo_like.config.machine_rules import Machine
 from nemo_like.config.model_info import model_of, shipped_shape
 from nemo_like.config.overlap_rules import staleness_notes
 from nemo_like.config.problems import ConfigError, Problem, without_secrets
 from nemo_like.config.recordings import read_manifest
+from nemo_like.config.roles import worker_groups
 from nemo_like.config.schema import (
     Config,
     DatasetConfig,
     DatasetKind,
+    Device,
     EnvironmentKind,
     LoraConfig,
     PolicyBackend,
@@ -52,7 +55,8 @@ from nemo_like.preflight.engine_features import missing_engine_features
 from nemo_like.preflight.kernels import missing_kernels
 from nemo_like.preflight.notes import Note, Seen
 from nemo_like.preflight.ray_packages import unloadable_ray_packages
-from nemo_like.preflight.versions import untested_versions
+from nemo_like.preflight.taken_arguments import engine_argument_problem, worker_argument_problem
+from nemo_like.preflight.versions import installed_version, untested_versions
 from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_declarations
 
 _SCAN_TIME_S = 60.0
@@ -165,11 +169,30 @@ def _checks(cfg: Config, machine: Machine, declared: list[Declaration]) -> Itera
             continue
         start = partial(ChildCall, reward_model_problem, options, timeout_s=_IMPORT_TIME_S)
         yield _Check(start, partial(_scored, env, options))
+    yield from _passed_on(cfg, machine)
     lora, name = cfg.policy.lora, cfg.policy.model_name
     if cfg.policy.backend is PolicyBackend.fsdp and lora.enabled and not cfg.rollout.generate_only:
         directory = name if Path(name).is_dir() else str(shipped_shape(name))
         start = partial(ChildCall, adapter_problem, directory, lora, timeout_s=_IMPORT_TIME_S)
         yield _Check(start, partial(_adapted, name, lora))
+
+
+def _passed_on(cfg: Config, machine: Machine) -> Iterator[_Check]:
+    """Yield the checks of what is passed on to vLLM and to the trainer's library."""
+    is_like_this = machine is Machine.this or cfg.policy.device is Device.cpu
+    is_here = is_like_this and Path(cfg.policy.model_name).is_dir()
+    for passed in passed_to_engines(cfg):
+        asked = (engine_argument_problem, cfg, passed, is_here)
+        start = partial(ChildCall, *asked, timeout_s=_IMPORT_TIME_S)
+        yield _Check(start, partial(_taken, passed, "vllm", is_judged=is_here))
+    for role, group in worker_groups(cfg).items():
+        for passed in passed_to_workers(group, role.group):
+            is_fsdp = group.backend is PolicyBackend.fsdp
+            if is_fsdp and not Path(group.model_name).is_dir():
+                continue
+            library = "transformers" if is_fsdp else "megatron-core"
+            start = partial(ChildCall, worker_argument_problem, group, passed, timeout_s=_IMPORT_TIME_S)
+            yield _Check(start, partial(_taken, passed, library, is_judged=True))
 
 
 def _reward_models(cfg: Config) -> dict[str, RewardModelOptions]:
@@ -259,6 +282,25 @@ def _scored(env: str, options: RewardModelOptions, child: ChildCall) -> _Outcome
     if told is None:
         return [], [Note(Seen.checked, f"{prefix}.model_name: a reward model with a tokenizer")]
     return [Problem(key="", rule=f"{prefix}.{told}", remedy="")], []
+
+
+def _taken(passed: PassedArguments, library: str, child: ChildCall, *, is_judged: bool) -> _Outcome:
+    try:
+        told = child.result()
+    except ChildFailed as error:
+        told = f"could not be looked at: {error}"
+    shown = ", ".join(f"{name}={value}" for name, value in passed.values.items())
+    if told is not None:
+        rule, _, remedy = told.partition("; ")
+        return [Problem(key=f"{passed.key}={{{shown}}}", rule=rule, remedy=remedy)], []
+    took = "takes them" if is_judged else "knows them, and judges their values at the start"
+    return [], [
+        Note(
+            Seen.not_checked,
+            f"{passed.key}: {shown}; {library} {installed_version(library)} {took}, and no test of this "
+            "project covers what they do",
+        )
+    ]
 
 
 def _adapted(model_name: str, lora: LoraConfig, child: ChildCall) -> _Outcome:

@@ -414,17 +414,18 @@ _GENERATION: dict[str, Entry] = {
         "an engine is divided by generation.vllm_cfg.tensor_parallel_size alone", (None, 1)
     ),
     "policy.generation.vllm_cfg.expert_parallel_size": Missing(
-        "an engine is divided by generation.vllm_cfg.tensor_parallel_size alone", (None, 1)
+        "an engine's experts are whole on its GPUs with generation.vllm_kwargs.enable_expert_parallel=true",
+        (None, 1),
     ),
     "policy.generation.vllm_cfg.kv_cache_dtype": Missing(
-        "the KV cache has the model's precision", (None, "auto")
+        "set generation.vllm_kwargs.kv_cache_dtype", (None, "auto")
     ),
     "policy.generation.vllm_cfg.logprobs_mode": Always(
         ("processed_logprobs",), "log-probs are those of the distribution that was sampled from"
     ),
     "policy.generation.vllm_cfg": NoEffect("the engine's own affair, or that of a server"),
-    "policy.generation.vllm_kwargs": Missing(
-        "engines take the keys of generation.vllm_cfg alone", (None, {})
+    "policy.generation.vllm_kwargs": Here(
+        "generation.vllm_kwargs", "", lambda value, theirs: dict(value) if value else LEFT_OUT
     ),
     "policy.generation.refit_transport": NoEffect("generation.weight_transport=auto chooses it"),
     "policy.generation.refit_cfg": NoEffect("generation.weight_transport=auto chooses it"),

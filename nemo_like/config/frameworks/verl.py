@@ -38,6 +38,14 @@ _TOOL = (
     "turns and tools belong to an environment: mcp has the tools of MCP servers, agent runs a loop of your "
     "own (docs/agents.md), custom is an environment of your own (docs/environments.md)"
 )
+# Of override_transformer_config, by the same names here.
+_PASSED_TO_MEGATRON = (
+    "attention_backend",
+    "moe_token_dispatcher_type",
+    "moe_permute_fusion",
+    "moe_router_dtype",
+    "recompute_modules",
+)
 _AGENT_LOOP = "write the loop as an agent that calls an endpoint, docs/agents.md"
 
 
@@ -115,9 +123,14 @@ def _layout(theirs: str, group: str) -> dict[str, Entry]:
             f"{group}.megatron_cfg.activation_checkpointing",
             "`full` is true",
             one_of(
-                {None: False, "full": True}, "parts of layers are not recomputed; set it to true or false"
+                {None: False, "full": True},
+                f"parts of layers are recomputed by {group}.megatron_cfg.model_kwargs.recompute_granularity",
             ),
         ),
+        **{
+            f"{megatron}.override_transformer_config.{name}": f"{group}.megatron_cfg.model_kwargs.{name}"
+            for name in _PASSED_TO_MEGATRON
+        },
         f"{megatron}.override_transformer_config.moe_grouped_gemm": f"{group}.megatron_cfg.moe_grouped_gemm",
         f"{megatron}.router_replay.mode": NoEffect(CRITICS_ROUTERS)
         if group == "value"
@@ -313,6 +326,9 @@ _SAMPLING: dict[str, Entry] = {
     f"{ROLLOUT}.max_model_len": NoEffect("policy.max_total_sequence_length is the engines' limit"),
     f"{ROLLOUT}.prompt_length": NoEffect("data.max_prompt_length says it"),
     f"{ROLLOUT}.response_length": NoEffect("data.max_response_length says it"),
+    f"{ROLLOUT}.engine_kwargs.vllm": Here(
+        "generation.vllm_kwargs", "", lambda value, theirs: dict(value) if value else LEFT_OUT
+    ),
     f"{ROLLOUT}.mtp": NoEffect("engines decode without a draft model"),
     f"{ROLLOUT}.disaggregation.enabled": Missing("an engine reads prompts and decodes in one place"),
     f"{ROLLOUT}.checkpoint_engine": NoEffect("generation.weight_transport and weight_bucket_mib say it"),

@@ -81,7 +81,7 @@ class FSDPBackend(ScoringBackend):
         self._mesh = init_device_mesh(
             self.device.type, (layout.dp, layout.tp), mesh_dim_names=(DATA_AXIS, TENSOR_AXIS)
         )
-        self._causal_lm = empty_model(self._source)
+        self._causal_lm = empty_model(self._source, cfg.fsdp_cfg.model_kwargs)
         self._reads_images = reads_images(self._causal_lm.config)
         if cfg.freeze_vision_tower:
             freeze_vision_tower(self._causal_lm)

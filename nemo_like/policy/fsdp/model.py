@@ -8,9 +8,10 @@ whole model.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -152,8 +153,14 @@ class ScoringCausalLM(nn.Module):
         return {}
 
 
-def empty_model(path: Path) -> PreTrainedModel:
+# What transformers takes beside a configuration; everything else is part of one.
+BUILT_WITH = ("attn_implementation", "experts_implementation")
+
+
+def empty_model(path: Path, arguments: Mapping[str, Any] = MappingProxyType({})) -> PreTrainedModel:
     """Build the checkpoint's model with its buffers, but with parameters that have no values.
+
+    ``arguments`` are those of ``fsdp_cfg.model_kwargs``.
 
     Dropout is off: the policy that trains must give the same log-probs as the policy that sampled. Every row
     of an embedding trains, also that of the padding token, which transformers would leave out: no token of a
@@ -165,8 +172,11 @@ def empty_model(path: Path) -> PreTrainedModel:
         for name, value in vars(part).items():
             if isinstance(value, float) and ("dropout" in name or name.endswith("pdrop")):
                 setattr(part, name, 0.0)
+    beside = {name: value for name, value in arguments.items() if name in BUILT_WITH}
+    for name in arguments.keys() - beside.keys():
+        setattr(config, name, arguments[name])
     with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = auto_class(config).from_config(config)
+        model: PreTrainedModel = auto_class(config).from_config(config, **beside)
     model.tie_weights()  # init_empty_weights made each of the tied parameters anew
     for module in model.modules():
         if isinstance(module, nn.Embedding):

@@ -34,6 +34,7 @@ from nemo_like.config.schema import PolicyConfig, Precision
 from nemo_like.policy.batch import ModelInputs
 from nemo_like.policy.devices import DTYPES
 from nemo_like.policy.megatron.convert import Cut, ModelPart, rule_for, single_experts
+from nemo_like.policy.megatron.library_values import as_megatron_has_them
 from nemo_like.policy.megatron.lora import without_fused_norms
 from nemo_like.policy.megatron.modules import (
     groups_experts,
@@ -46,9 +47,13 @@ OUTPUT_LAYER = "output_layer.weight"
 
 
 def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayout) -> TransformerConfig:
-    """Return Megatron-core's configuration of this model under this layout."""
+    """Return Megatron-core's configuration of this model under this layout.
+
+    Raises what Megatron-core raises of an argument in ``megatron_cfg.model_kwargs``.
+    """
     device = torch.device(cfg.device.name)
     dtype = DTYPES[cfg.precision]
+    given = as_megatron_has_them(TransformerConfig, cfg.megatron_cfg.model_kwargs)
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -72,8 +77,7 @@ def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayo
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         context_parallel_size=layout.cp,
-        **_mixture_options(model, cfg, layout),
-        **_recompute_options(cfg),
+        **{**_mixture_options(model, cfg, layout), **_recompute_options(cfg), **given},
         sequence_parallel=cfg.megatron_cfg.sequence_parallel and layout.tp > 1,
         # Weights come from a checkpoint, so nothing is drawn at random.
         perform_initialization=False,
@@ -103,7 +107,7 @@ def _mixture_options(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayout
         # Softmax over the chosen experts alone makes their weights sum to 1.
         "moe_router_pre_softmax": not model.normalises_chosen_experts,
         "moe_router_load_balancing_type": "none",
-        # Only this dispatcher allows micro-batches of different lengths.
+        # Not every dispatcher allows micro-batches of different lengths.
         "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": groups_experts(cfg),
         "expert_model_parallel_size": layout.ep,

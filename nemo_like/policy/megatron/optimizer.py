@@ -11,6 +11,7 @@ from torch import Tensor
 
 from nemo_like.config.schema import PolicyConfig
 from nemo_like.policy.megatron.foreach import use_torch_kernels
+from nemo_like.policy.megatron.library_values import as_megatron_has_them
 from nemo_like.policy.parallelism import shards_optimizer
 
 
@@ -76,6 +77,7 @@ def build_optimizer(cfg: PolicyConfig, model: torch.nn.Module, dtype: torch.dtyp
             bf16=dtype is torch.bfloat16,
             params_dtype=dtype,
             use_distributed_optimizer=shards_optimizer(cfg),
+            **as_megatron_has_them(OptimizerConfig, cfg.megatron_cfg.optimizer_kwargs),
         ),
         [model],
     )

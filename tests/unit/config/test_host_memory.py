@@ -37,6 +37,11 @@ def test_each_tensor_parallel_part_is_gathered_by_a_rank_of_its_own() -> None:
         assert gathered == pytest.approx(12 * NUM_PARAMETERS, rel=1e-6)
 
 
+def test_a_worker_by_itself_has_no_number() -> None:
+    parts = taken("policy.data_parallel_size=1", "policy.megatron_cfg.tensor_model_parallel_size=1", SHARDED)
+    assert parts["moments gathered for a checkpoint"] == 12 * NUM_PARAMETERS
+
+
 def test_what_waits_on_the_host_counts_for_every_process() -> None:
     parts = taken(*DP8, TP1, SHARDED, *OFFLOADS, "generation.vllm_cfg.enforce_eager=true")
     assert "weights of engines that sleep" not in parts  # others come before they generate again

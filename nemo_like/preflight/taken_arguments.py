@@ -1,0 +1,110 @@
+"""Asks the installed libraries whether they take the arguments that a configuration passes on to them.
+
+Each question is asked in a child process, which alone loads the library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from nemo_like.config.library_arguments import Library, PassedArguments
+from nemo_like.config.model_info import read_model_info
+from nemo_like.config.schema import Config, PolicyConfig
+
+
+def engine_argument_problem(cfg: Config, passed: PassedArguments, builds_config: bool) -> str | None:
+    """Return why vLLM does not take the arguments; None where it does, as far as can be seen.
+
+    ``builds_config`` says to have vLLM judge their values too, for which it needs the checkpoint and the
+    kind of device that it was built for.
+    """
+    import os
+
+    from nemo_like.generation.environment import engine_environment
+
+    os.environ |= engine_environment(cfg.policy.device)
+    from vllm import EngineArgs
+
+    known = {field.name for field in dataclasses.fields(EngineArgs)}
+    if told := _unknown(passed.values, known, passed.library):
+        return told
+    if not builds_config:
+        return None
+    from nemo_like.config.derived import engine_adapter
+    from nemo_like.generation.engine_args import engine_args
+
+    try:
+        engine_args(
+            str(Path(cfg.policy.model_name).absolute()),
+            cfg.generation,
+            cfg.policy.device,
+            cfg.policy.precision,
+            cfg.policy.max_total_sequence_length,
+            cfg.grpo.seed,
+            engine_adapter(cfg),
+        ).create_engine_config()
+    except Exception as error:
+        return f"is refused by vLLM: {_in_short(error)}"
+    return None
+
+
+def worker_argument_problem(group: PolicyConfig, passed: PassedArguments) -> str | None:
+    """Return why the trainer's library does not take the arguments; None where it does."""
+    if passed.library is Library.transformers:
+        return _of_transformers(group, passed)
+    from megatron.core.optimizer import OptimizerConfig
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    from nemo_like.policy.megatron.library_values import as_megatron_has_them
+    from nemo_like.policy.megatron.model import transformer_config
+    from nemo_like.policy.parallelism import parallel_layout
+
+    kind: Any = TransformerConfig if passed.library is Library.megatron_model else OptimizerConfig
+    if told := _unknown(passed.values, {field.name for field in dataclasses.fields(kind)}, passed.library):
+        return told
+    try:
+        as_megatron_has_them(kind, passed.values)
+        if kind is TransformerConfig:
+            model = read_model_info(group.model_name, group.backend)
+            transformer_config(model, group, parallel_layout(group))
+    except Exception as error:
+        return f"is refused by Megatron-core: {_in_short(error)}"
+    return None
+
+
+def _of_transformers(group: PolicyConfig, passed: PassedArguments) -> str | None:
+    from transformers import AutoConfig
+
+    from nemo_like.policy.fsdp.model import BUILT_WITH, empty_model
+
+    directory = Path(group.model_name)
+    config = AutoConfig.from_pretrained(directory)
+    if told := _unknown(passed.values, {*BUILT_WITH, *vars(config)}, passed.library):
+        return told
+    of_checkpoint = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    if named := sorted(passed.values.keys() & of_checkpoint.keys()):
+        return f"has {', '.join(named)}, which {directory}/config.json has for engines too; change it there"
+    try:
+        empty_model(directory, passed.values)
+    except Exception as error:
+        return f"is refused by transformers: {_in_short(error)}"
+    return None
+
+
+def _unknown(values: Mapping[str, Any], known: Collection[str], library: Library) -> str | None:
+    for name in values:
+        if name not in known:
+            close = get_close_matches(name, known, n=1, cutoff=0.6)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            return f"has {name}, which is no argument of {library.value}{hint}"
+    return None
+
+
+def _in_short(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return "; ".join(lines[:3])
