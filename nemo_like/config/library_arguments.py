@@ -130,6 +130,9 @@ RELIED_ON: Mapping[Library, Mapping[str, str]] = {
                 " model_impl"
             ),
             "is how metrics of an engine are counted": "disable_log_stats",
+            "samples by another way, whose log-probs and seeds nothing here checks": (
+                "speculative_config spec_method spec_model spec_tokens"
+            ),
         }
     ),
     Library.megatron_model: _by_argument(
