@@ -55,7 +55,7 @@ class Kernel:
 
     def run(self, cell: str) -> str:
         """Run a cell and return what it printed; it must not raise."""
-        raised = self.end_of(self.start(cell))
+        raised = self.end_of(self.start(cell), timeout_s=300.0)
         assert not raised, self.printed
         return self.printed
 

@@ -2,9 +2,9 @@
 
 The driver's process kills the victim the moment it begins to wait for the stage, so that every kill hits the
 stage that it is meant for; with an empty plan nothing is killed. A victim is an actor's name in
-processes.json, "driver", or a process of TransferQueue or Ray by a part of its command line. An engine or a
-policy worker with "out-of-memory/" before its name lives, and raises in what it generates or trains next from
-the beginning of the step on.
+processes.json, "driver", a process of TransferQueue or Ray by a part of its command line, or "all" of them at
+once. An engine or a policy worker with "out-of-memory/" before its name lives, and raises in what it
+generates or trains next from the beginning of the step on.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import psutil
 import run_grpo
 from nemo_like.cluster.actors import ActorHandle, ActorSpec
 from nemo_like.cluster.cluster import Cluster
+from tests.functional.runs import MARK, kill_all
 
 STAGES = {
     "weight_sync": "policy.push_weights",
@@ -66,7 +67,7 @@ class Killer:
             self._step = int(stage.split("-")[1].rstrip("'"))
             self._raise_in_step()
         if (victim := self._plan.pop((stage, self._step), None)) is not None:
-            os.kill(self._pid(victim), signal.SIGKILL)
+            self._kill(victim)
         return self._gather(cluster, calls, stage=stage, **options)
 
     def _raise_in_step(self) -> None:
@@ -83,6 +84,11 @@ class Killer:
             flag = str(flag_of(self._run_dir, spec.name))
             spec = replace(spec, target=RAISING[spec.target], env={**spec.env, FLAG: flag})
         return self._start(cluster, spec, **options)
+
+    def _kill(self, victim: str) -> None:
+        if victim == "all":
+            kill_all(os.environ[MARK])
+        os.kill(self._pid(victim), signal.SIGKILL)
 
     def _pid(self, victim: str) -> int:
         if victim == "driver":

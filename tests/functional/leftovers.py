@@ -11,6 +11,8 @@ import psutil
 
 from tests.functional.runs import MARK, temporary_files, wait_until_gone
 
+# How the names begin under which an engine's workers meet in shared memory.
+ENGINE_NAMES = ("psm_", "sem.mp-", "vllm_dist_")
 _SHARED_MEMORY = Path("/dev/shm")
 
 

@@ -154,8 +154,8 @@ def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int, time
 
 
 def kill_all(mark: str) -> None:
-    """SIGKILL to every process of the run at once, its Ray included."""
-    for process in psutil.process_iter():
+    """SIGKILL to every process of the run at once, its Ray included; to this one last, where it is one."""
+    for process in sorted(psutil.process_iter(), key=lambda one: one.pid == os.getpid()):
         try:
             if process.environ().get(MARK) == mark:
                 process.kill()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.functional.runs import ONE_OF_EACH, run_grpo
+from tests.functional.runs import FEWEST_PROCESSES, run_grpo
 
 pytestmark = [pytest.mark.whole_run, pytest.mark.timeout(900)]
 
@@ -22,7 +22,7 @@ def test_two_steps_train_on_the_sessions_of_an_agent(
     options = [
         *("grpo.num_prompts_per_step=8", "grpo.num_generations_per_prompt=4", "grpo.max_num_steps=2"),
         *("policy.train_global_batch_size=16", "grpo.val_at_start=false", "grpo.val_period=0"),
-        *("grpo.max_val_samples=16", "logger.wandb.mode=disabled", *ONE_OF_EACH),
+        *("grpo.max_val_samples=16", "logger.wandb.mode=disabled", *FEWEST_PROCESSES),
     ]
     run = run_grpo(tmp_path, options, config=CONFIG)
     assert run.returncode == 0, run.output

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from nemo_like.observability.jsonl import without_measurements
 from tests.functional.runs import (
+    FEWEST_PROCESSES,
     FinishedRun,
     kill_all,
     read_metrics,
@@ -38,9 +39,6 @@ IN_FLIGHT = [*AHEAD, "grpo.weight_updates=in_flight", "generation.vllm_cfg.max_n
 ROUNDED = ("train/loss", "train/grad_norm")
 
 
-ONE_WORKER = "policy.data_parallel_size=1"
-
-
 def finished(directory: Path, *overrides: str, name: str | None = None) -> FinishedRun:
     run = run_grpo(directory, [*SMALL, *overrides], name)
     assert run.returncode == 0, run.output
@@ -59,14 +57,20 @@ def _is_of_timing(name: str) -> bool:
     return name.startswith(("performance/", "timing/", "weight_sync/"))
 
 
-@pytest.fixture(scope="module")
-def alternating(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
-    directory = tmp_path_factory.mktemp("alternating")
-    return finished(directory, "grpo.max_num_steps=3", ONE_WORKER, *NO_VALIDATION)
+# The demo has two workers and two engines, and TransferQueue between them.
+WITH_TWO_ENGINES = pytest.param(("policy.data_parallel_size=1",), marks=pytest.mark.slow, id="two engines")
+WITH_TWO_OF_EACH = pytest.param((), marks=pytest.mark.slow, id="two of each")
+WITH_FEWEST = pytest.param(FEWEST_PROCESSES, id="fewest processes")
 
 
-def test_exact_overlap_trains_as_a_run_that_alternates(alternating: FinishedRun, tmp_path: Path) -> None:
-    run = finished(tmp_path, "grpo.max_num_steps=3", EXACT, ONE_WORKER, *NO_VALIDATION)
+@pytest.mark.parametrize("processes", [WITH_FEWEST, WITH_TWO_ENGINES])
+def test_exact_overlap_trains_as_a_run_that_alternates(
+    arithmetic_model: str, tmp_path: Path, processes: tuple[str, ...]
+) -> None:
+    # An engine that samples a part of the groups at once ends them one after the other.
+    options = ["grpo.max_num_steps=3", "generation.vllm_cfg.max_num_seqs=8", *processes, *NO_VALIDATION]
+    alternating = finished(tmp_path / "alternating", *options)
+    run = finished(tmp_path / "exact", *options, EXACT)
     journal = (run.run_dir / "journal/after-00000/driver.jsonl").read_text()
     assert journal.count('"event": "part"') > 3
     for name in ROUNDED:
@@ -107,12 +111,13 @@ def test_ten_steps_of_recorded_rollouts_end_in_the_same_weights(
     assert float((exact - off).norm() / off.norm()) < 1e-5
 
 
+@pytest.mark.parametrize("processes", [WITH_FEWEST, WITH_TWO_OF_EACH])
 def test_a_run_that_follows_the_journal_of_another_has_its_metrics_to_the_bit(
-    arithmetic_model: str, tmp_path: Path
+    arithmetic_model: str, tmp_path: Path, processes: tuple[str, ...]
 ) -> None:
-    first = finished(tmp_path / "first", "grpo.max_num_steps=6", *IN_FLIGHT, EXACT, *NO_VALIDATION)
-    follow = f"rollout.follow_journal={first.run_dir}"
-    second = finished(tmp_path / "second", "grpo.max_num_steps=6", *IN_FLIGHT, EXACT, *NO_VALIDATION, follow)
+    options = ["grpo.max_num_steps=6", *IN_FLIGHT, EXACT, *processes, *NO_VALIDATION]
+    first = finished(tmp_path / "first", *options)
+    second = finished(tmp_path / "second", *options, f"rollout.follow_journal={first.run_dir}")
     assert max(first.metrics("train/max_staleness")) == 2
     assert without_timings(second.run_dir) == without_timings(first.run_dir)
 

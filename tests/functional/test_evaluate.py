@@ -3,17 +3,31 @@ server that has it, against its validation."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.functional.judge_servers import KEY, MODEL, model_server
-from tests.functional.runs import ROOT, FinishedRun, read_metrics, running, wait_until_gone
+from nemo_like.config.loader import load_config
+from nemo_like.config.tasks import SamplingSettings
+from nemo_like.generation.endpoint_engine import EndpointEngine
+from nemo_like.generation.interface import GroupRequest
+from tests.functional.judge_servers import KEY, MODEL, JudgeServer, model_server
+from tests.functional.runs import (
+    CONFIG,
+    ROOT,
+    FinishedRun,
+    read_metrics,
+    running,
+    temporary_files,
+    wait_until_gone,
+)
 from tests.functional.validated_run import NUM_ANSWERS, NUM_PROBLEMS, SECRET, TOKEN, held_out
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
@@ -151,37 +165,89 @@ def test_a_checkpoint_is_converted_once_and_gives_the_same(
     assert (validated.run_dir / f"hf_step_{NUM_STEPS}" / "config.json").is_file()
 
 
-def test_a_server_with_the_same_weights_gives_the_same_answers(
-    validated: FinishedRun, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = tmp_path / "model"
-    shutil.copytree(validated.run_dir / "final_hf", model)
+@pytest.fixture(scope="module")
+def server(validated: FinishedRun, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JudgeServer]:
+    """vLLM's own server, with the model that the run exported."""
+    directory = tmp_path_factory.mktemp("server")
+    shutil.copytree(validated.run_dir / "final_hf", directory / "model")
+    with model_server(directory / "model", directory, max_tokens=32) as one:
+        yield one
+
+
+@pytest.fixture
+def asked(settings: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arguments with which a server is asked what the run's last validation asked."""
     monkeypatch.setenv(VARIABLE, KEY)
-    asked = [*settings, f"evaluation.step={NUM_STEPS}", f"evaluation.api_key_variable={VARIABLE}"]
-    with model_server(model, tmp_path, max_tokens=32) as server:
-        where = ("--endpoint", f"{server.url}/v1", "--model", MODEL)
-        run = evaluate(tmp_path, asked, *where)
-        assert run.returncode == 0, run.output
-        assert answers(run) == answers(validated)
-        assert found(run) == found(validated)
-        refused = evaluate(tmp_path, asked, "--endpoint", f"{server.url}/v1", "--model", "another")
-    assert refused.returncode == 1
-    assert f"the server at {server.url}/v1 (model another) gave NotFoundError" in refused.output
-    assert KEY not in refused.output
+    return [*settings, f"evaluation.step={NUM_STEPS}", f"evaluation.api_key_variable={VARIABLE}"]
+
+
+def test_a_server_with_the_same_weights_gives_the_same_answers(
+    validated: FinishedRun, server: JudgeServer, asked: list[str], tmp_path: Path
+) -> None:
+    run = evaluate(tmp_path, asked, "--endpoint", f"{server.url}/v1", "--model", MODEL)
+    assert run.returncode == 0, run.output
+    assert answers(run) == answers(validated)
+    assert found(run) == found(validated)
+
+
+def refusal(server: JudgeServer) -> str:
+    """What is told of a server that does not have the model which it is asked for."""
+    return f"the server at {server.url}/v1 (model another) gave NotFoundError"
+
+
+def test_a_refusal_of_the_server_is_told_without_the_key(
+    validated: FinishedRun, server: JudgeServer, asked: list[str]
+) -> None:
+    where = [f"evaluation.base_url={server.url}/v1", "evaluation.model=another"]
+    cfg = load_config(ROOT / CONFIG, ["+evaluation=default", *asked, *where]).evaluation
+
+    async def ask() -> tuple[Any, ...]:
+        told = Told()
+        engine = EndpointEngine(name="e", cfg=cfg, tokenizer_name=str(validated.run_dir / "final_hf"))
+        request = GroupRequest("r", (3,), (7,), said="1")
+        await engine.submit([request], SamplingSettings(1.0, 1.0, 0, 4), told)
+        return await told.queue.get()
+
+    method, _, message = asyncio.run(ask())
+    assert method == "on_engine_error"
+    assert message.startswith(refusal(server))
+    assert KEY not in message
+
+
+class Told:
+    """A ``ResultSink`` that queues what it is told."""
+
+    def __init__(self) -> None:
+        self.queue = asyncio.Queue[tuple[Any, ...]]()
+
+    def submit(self, method: str, *arguments: Any) -> None:
+        self.queue.put_nowait((method, *arguments))
+
+
+@pytest.mark.slow
+def test_a_refusal_of_the_server_ends_the_evaluation(
+    server: JudgeServer, asked: list[str], tmp_path: Path
+) -> None:
+    run = evaluate(tmp_path, asked, "--endpoint", f"{server.url}/v1", "--model", "another")
+    assert run.returncode == 1
+    assert refusal(server) in run.output
+    assert KEY not in run.output
 
 
 def test_an_interrupt_ends_an_evaluation_and_leaves_no_process(
     validated: FinishedRun, settings: list[str], tmp_path: Path
 ) -> None:
+    """While its processes start, as those of a run do."""
     program = ("scripts/evaluate.py", "--checkpoint", str(validated.run_dir))
     with running(tmp_path, settings, program=program) as (process, mark, run_dir):
         for line in process.stdout or ():
             if "starting the data plane" in line:
-                os.kill(process.pid, signal.SIGINT)
+                os.killpg(process.pid, signal.SIGINT)
                 break
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 130, output
-    assert wait_until_gone(mark) == []
+        assert wait_until_gone(mark) == []
+        assert temporary_files(mark) == []
     assert not (run_dir / "evaluation.json").exists()
 
 

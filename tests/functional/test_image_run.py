@@ -39,7 +39,7 @@ SMALL = [
     "policy.train_global_batch_size=16",
     "policy.scheduler.warmup_updates=0",
     "loss_fn.reference_policy_kl_penalty=0.05",
-    "generation.num_engines=1",
+    *("generation.num_engines=1", "data_plane.backend=in_memory"),
     "generation.max_new_tokens=6",
     "policy.scheduler.decay_style=constant",
     "policy.max_total_sequence_length=64",

@@ -1,4 +1,7 @@
-"""Every kind of process, killed in every stage: a run ends with the metrics of one that nothing disturbed."""
+"""Every kind of process, killed in every stage: a run ends with the metrics of one that nothing disturbed.
+
+One run in which each kind of process is killed once is in ``test_main_job``.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,6 @@ SMALL = [
 ]
 # One kill per step, each in another stage.
 PLAN = [f"{stage}@{step}" for step, stage in enumerate(STAGES, start=2)]
-# One kill of each kind of actor and of TransferQueue's processes.
-REPLACED = {
-    "engine-1": "weight_sync@2",
-    "rollout": "generation@2",
-    "environment": "generation@3",
-    "ray::SimpleStorageUnit": "logprobs@3",
-    "ray::TransferQueueController": "train@4",
-}
-STARTED_AGAIN = {"policy_worker-1": "train@5"}
-# They live, and raise.
-REPLACED_AFTER_ERROR = {"out-of-memory/engine-0": "generation@6"}
-STARTED_AGAIN_AFTER_ERROR = {"out-of-memory/policy_worker-0": "train@7"}
 WITHIN_S = 600.0
 
 
@@ -63,30 +54,6 @@ def killing(
     plan = ",".join(f"{victim}:{moment}" for victim, moment in kills)
     with running(log_dir, SMALL, name, program=["-m", "tests.functional.killing_run", plan]) as run:
         yield run
-
-
-def test_a_run_in_which_each_kind_of_process_is_killed_once_ends_as_an_undisturbed_one(
-    undisturbed: list[dict[str, Any]], tmp_path: Path
-) -> None:
-    """The others: the data plane's host and the driver have whole runs of their own, Mooncake's master is in
-    ``test_data_plane_faults``, Ray's processes are in ``test_private_ray``. An engine and a policy worker
-    that live and raise count as dead too."""
-    kills = {**REPLACED, **STARTED_AGAIN, **REPLACED_AFTER_ERROR, **STARTED_AGAIN_AFTER_ERROR}
-    with killing(tmp_path, kills.items()) as (process, mark, run_dir):
-        output, _ = process.communicate(timeout=WITHIN_S)
-    assert process.returncode == 0, output
-    assert f"(recovery {len(REPLACED)} of 10)" in output, output
-    assert f"(restart {len(STARTED_AGAIN) + len(STARTED_AGAIN_AFTER_ERROR)} of 5)" in output, output
-    assert (
-        "warning: actor 'engine-0' failed during stage 'generation': OutOfMemoryError: CUDA out of memory. "
-        f"Tried to allocate 2.00 GiB. The rest follows.; its log is {run_dir}/logs/engine-0.log\n"
-        "replacing what died and doing step 6 again (recovery 1 of 10)\n"
-    ) in output, output
-    assert "actor 'policy_worker-0' failed during stage 'policy.train': OutOfMemoryError: " in output, output
-    assert "Traceback" not in output, output
-    assert "in _step" in (run_dir / "logs" / "engine-0.log").read_text()
-    assert without_timings(run_dir) == undisturbed, output
-    assert wait_until_gone(mark) == []
 
 
 @pytest.mark.slow

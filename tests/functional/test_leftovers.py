@@ -16,6 +16,7 @@ import pytest
 from nemo_like.cluster.cluster import Cluster
 from tests.functional.generation_fixtures import TIMEOUT_S, engine_spec, make_checkpoint
 from tests.functional.leftovers import (
+    ENGINE_NAMES,
     abandoned_names,
     check_nothing_is_left,
     listening,
@@ -31,8 +32,6 @@ from tests.functional.runs import (
     running,
     wait_for_step,
 )
-
-ENGINE_NAMES = ("psm_", "sem.mp-", "vllm_dist_")
 
 
 @pytest.fixture
@@ -145,15 +144,16 @@ TENSOR_PARALLEL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.whole_run
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("end", "exit_code"),
     [
         ("a killed worker of an engine", 0),
-        pytest.param("Ctrl-C", 130, marks=pytest.mark.slow),
-        pytest.param("SIGTERM", 130, marks=pytest.mark.slow),
-        pytest.param("a killed policy worker", 1, marks=pytest.mark.slow),
+        ("Ctrl-C", 130),
+        ("SIGTERM", 130),
+        ("a killed policy worker", 1),
     ],
 )
 def test_nothing_is_left_after(end: str, exit_code: int, arithmetic_model: str, tmp_path: Path) -> None:

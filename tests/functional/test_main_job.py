@@ -20,14 +20,13 @@ from PIL import Image
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
-from nemo_like.config.data_plane_rules import missing_mooncake_libraries
 from nemo_like.config.loader import load_config
 from nemo_like.config.metric_rules import training_metrics, validation_metrics
 from nemo_like.data.datasets import build_dataset
 from nemo_like.observability.jsonl import without_measurements
 from nemo_like.observability.metric_meanings import meaning_of
 from tests.functional.conftest import CHAT_TEMPLATE
-from tests.functional.leftovers import soon
+from tests.functional.mooncake_storage import in_mooncake
 from tests.functional.runs import (
     CONFIG,
     DEMO_STEPS,
@@ -40,7 +39,6 @@ from tests.functional.runs import (
     wait_until_gone,
 )
 from tests.functional.test_watch import watch
-from tests.lacking import fall_back
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
 
@@ -241,39 +239,83 @@ def test_a_checkpoint_becomes_the_model_that_the_run_exported(demo: FinishedRun,
     assert "exists already" in again.stderr
 
 
-def test_a_seed_fixes_every_metric_also_with_other_storage_and_over_a_kill_and_a_corrupt_checkpoint(
+# What is killed, and when: each kind of actor and of TransferQueue's processes, and at last all at once. The
+# first step starts from weights which the engines have already, since a validation came before it.
+REPLACED = {
+    "rollout": "generation@1",
+    "engine-1": "weight_sync@2",
+    "environment": "generation@3",
+    "ray::SimpleStorageUnit": "logprobs@3",
+    "data_plane": "generation@4",
+    "ray::TransferQueueController": "train@4",
+}
+STARTED_AGAIN = {"policy_worker-1": "train@5"}
+# They live, and raise.
+REPLACED_AFTER_ERROR = {"out-of-memory/engine-0": "generation@6"}
+STARTED_AGAIN_AFTER_ERROR = {"out-of-memory/policy_worker-0": "train@7"}
+ALL_AT_ONCE = {"all": "logprobs@8"}
+KILLS = {**REPLACED, **STARTED_AGAIN, **REPLACED_AFTER_ERROR, **STARTED_AGAIN_AFTER_ERROR, **ALL_AT_ONCE}
+# Each of its steps is saved, and the last one is that in which all processes are killed.
+KILLED = [
+    *("grpo.max_num_steps=8", "grpo.val_at_end=false", "checkpointing.save_period=1"),
+    *("checkpointing.keep_top_k=null", "checkpointing.export_final_hf=false", "cluster.max_restarts=5"),
+]
+
+
+@pytest.mark.timeout(900)
+def test_a_run_whose_processes_are_killed_one_by_one_and_all_at_once_has_the_metrics_of_an_undisturbed_one(
     demo: FinishedRun, tmp_path: Path
 ) -> None:
-    """The demo's storage is simple, and nothing interrupts it."""
-    command = [*FEW, "grpo.val_at_start=true", "grpo.max_num_steps=6", "checkpointing.save_period=1"]
-    command += ["checkpointing.keep_top_k=null"]
-    if missing := missing_mooncake_libraries():
-        fall_back(f"the storage is simple here too; Mooncake needs {', '.join(missing.values())}")
-    else:
-        command += ["data_plane.backend=mooncake_cpu"]
-    with running(tmp_path, command) as (process, mark, run_dir):
-        wait_for_step(process, run_dir, step=1)
-        # A checkpoint is whole some time after its step, and one is to be left when the last is damaged.
-        assert soon((run_dir / "checkpoints" / "step_2").is_dir, timeout_s=120)
-        kill_all(mark)
-        process.communicate(timeout=30)
+    """The others: the driver and an engine's own worker are in ``test_watch``, Mooncake's master is in
+    ``test_data_plane_faults``, Ray's processes are in ``test_private_ray``. An engine and a policy worker
+    that live and raise count as dead too. At last the same command meets a corrupt checkpoint."""
+    plan = ",".join(f"{victim}:{moment}" for victim, moment in KILLS.items())
+    program = ["-m", "tests.functional.killing_run", plan]
+    with running(tmp_path, KILLED, program=program) as (process, mark, run_dir):
+        output, _ = process.communicate(timeout=600)
+    assert process.returncode == -signal.SIGKILL, output
+    check_what_was_told(output, run_dir)
+    assert wait_until_gone(mark) == []
     last = max(int(path.name.removeprefix("step_")) for path in (run_dir / "checkpoints").glob("step_*"))
     damage(run_dir / "checkpoints" / f"step_{last}" / "policy" / "__0_0.distcp")
-    resumed = run_grpo(tmp_path, command, name=mark)
+    resumed = run_grpo(tmp_path, KILLED, name=mark)
     assert resumed.returncode == 0, resumed.output
     assert f"step_{last} is corrupt: policy/__0_0.distcp is not what was written" in resumed.output
     assert f"continuing after step {last - 1}" in resumed.output
-    state = json.loads((run_dir / "checkpoints" / "step_6" / "training_state.json").read_text())
+    state = json.loads((run_dir / "checkpoints" / "step_8" / "training_state.json").read_text())
     assert all(source["digest"] for sources in state["data"].values() for source in sources)
     assert "of which data it is" not in resumed.output
     assert "cannot be compared with those before" not in resumed.output
     assert (run_dir / "checkpoints" / f"step_{last}.corrupt").is_dir()
-    first = [without_measurements(record) for record in demo.records() if record["step"] <= 6]
-    assert [without_measurements(record) for record in resumed.records()] == first
+    undisturbed = [without_measurements(record) for record in demo.records() if record["step"] <= 8]
+    assert [without_measurements(record) for record in resumed.records()] == undisturbed
     # Both parts of it are one run of W&B.
     recorded = [path.name for path in (resumed.run_dir / "wandb").glob("offline-run-*/run-*.wandb")]
     assert len(recorded) == 2
     assert len(set(recorded)) == 1
+
+
+def check_what_was_told(output: str, run_dir: Path) -> None:
+    """Check what the run said of those that died and of those that found no memory."""
+    assert f"(recovery {len(REPLACED)} of 10)" in output, output
+    assert f"(restart {len(STARTED_AGAIN) + len(STARTED_AGAIN_AFTER_ERROR)} of 5)" in output, output
+    assert (
+        "warning: actor 'engine-0' failed during stage 'generation': OutOfMemoryError: CUDA out of memory. "
+        f"Tried to allocate 2.00 GiB. The rest follows.; its log is {run_dir}/logs/engine-0.log\n"
+        "replacing what died and doing step 6 again (recovery 1 of 10)\n"
+    ) in output, output
+    assert "actor 'policy_worker-0' failed during stage 'policy.train': OutOfMemoryError: " in output, output
+    assert "Traceback" not in output, output
+    assert "in _step" in (run_dir / "logs" / "engine-0.log").read_text()
+
+
+@pytest.mark.slow
+def test_other_storage_changes_no_metric(demo: FinishedRun, tmp_path: Path) -> None:
+    """The demo's storage is simple."""
+    run = run_grpo(tmp_path, [*FEW, "grpo.val_at_start=true", in_mooncake()])
+    assert run.returncode == 0, run.output
+    first = [without_measurements(record) for record in demo.records() if record["step"] <= FEW_STEPS]
+    assert [without_measurements(record) for record in run.records()] == first
 
 
 def damage(file: Path) -> None:

@@ -25,6 +25,7 @@ from tests.functional.matrix_of_runs import (
     DP2,
     EP1,
     EP2,
+    IN_MEMORY,
     MIXTURE_CONFIG,
     NUM_STEPS,
     SEQUENCE_PARALLEL,
@@ -73,7 +74,7 @@ RECORDED = (
     *("policy.train_global_batch_size=64", "checkpointing.enabled=true"),
     *("checkpointing.save_period=1", "checkpointing.keep_top_k=null"),
     *("policy.megatron_cfg.router_replay=true", "debug.tripwires=all"),
-    *("rollout.record=true", "rollout.dump_period=1"),
+    *("rollout.record=true", "rollout.dump_period=1", *IN_MEMORY),
 )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import nbformat
@@ -18,24 +19,73 @@ from tests.functional.runs import ROOT, processes_of, temporary_files
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
 
+NOTEBOOK = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
 
-def test_the_notebook_learns(arithmetic_model: str, tmp_path: Path) -> None:
-    """In a copy of the repository's folders, so that its runs are not among other people's."""
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A copy of the repository's folders, so that the notebook's runs are not among other people's."""
     (tmp_path / "docs").mkdir()
-    for folder in ("scripts", ".cache"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
-    notebook = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
-    place = {"metadata": {"path": str(tmp_path / "docs")}}
+    for name in ("scripts", ".cache"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+# The notebook with runs that are short: what is changed, and into what.
+FEW_STEPS = {
+    "grpo.num_prompts_per_step=128": "grpo.num_prompts_per_step=16",
+    "rows[9000:9256]": "rows[9000:9016]",
+    '"generation.max_new_tokens=4",': '"generation.max_new_tokens=4", "data_plane.backend=in_memory",',
+    "num_steps=30": "num_steps=2",
+    "num_steps=3,": "num_steps=1,",
+}
+
+
+def changed(cells: Sequence[str], changes: Mapping[str, str]) -> list[str]:
+    """Return the cells with other texts in them; each text is in one of the cells, once."""
+    for text, other in changes.items():
+        assert sum(cell.count(text) for cell in cells) == 1, text
+        cells = [cell.replace(text, other) for cell in cells]
+    return [*cells]
+
+
+def test_every_cell_of_the_notebook_runs_also_after_an_interrupt(arithmetic_model: str, folder: Path) -> None:
+    cells = [cell.source for cell in NOTEBOOK.cells if cell.cell_type == "code"]
+    is_run = next(index for index, cell in enumerate(cells) if "result = run.train()" in cell)
+    few = changed(cells, FEW_STEPS)
+    with kernel(folder / "docs") as one:
+        for cell in few[:is_run]:
+            one.run(cell)
+        one.run(HANDLERS)
+        # What is interrupted goes on for long, and has the processes of TransferQueue.
+        long = few[is_run].replace("num_steps=2", "num_steps=200").replace("in_memory", "simple")
+        interrupt(one, long, "step 1/")
+        for cell in few[is_run:]:
+            one.run(cell)
+        # The kernel alone is left while it lives, and none of the runs' files.
+        assert one.others() == []
+        assert [name for name in temporary_files(one.mark) if name.startswith(("job-", "ray"))] == []
+    interrupted, first, further = map(RunResult, sorted((folder / "runs").iterdir()))
+    assert [*interrupted.metrics["train/loss"].dropna().index][:1] == [1]
+    assert [*first.metrics["train/loss"].dropna().index] == [1, 2]
+    assert [*first.metrics["validation/accuracy"].dropna().index] == [0, 2]
+    assert [*further.metrics["train/env/reward/reward/digits"].index] == [1]
+    given = (further.run_directory / "config.yaml").read_text()
+    assert f"model_name: {first.model_path}\n" in given  # it begins where the first one ended
+
+
+@pytest.mark.slow
+def test_the_notebook_learns(arithmetic_model: str, folder: Path) -> None:
+    notebook = deepcopy(NOTEBOOK)
+    place = {"metadata": {"path": str(folder / "docs")}}
     mark = uuid.uuid4().hex
-    with kernel_environment(mark, tmp_path) as environment:
+    with kernel_environment(mark, folder) as environment:
         client = NotebookClient(notebook, timeout=300, resources=place)
         with client.setup_kernel(env=environment):
             for index, cell in enumerate(notebook.cells):
                 client.execute_cell(cell, index)
-            # The kernel alone is left while it lives, and none of the runs' files.
             assert len(processes_of(mark)) == 1
-            assert [name for name in temporary_files(mark) if name.startswith(("job-", "ray"))] == []
-    first, further = sorted((tmp_path / "runs").iterdir())
+    first, further = sorted((folder / "runs").iterdir())
     accuracy = RunResult(first).metrics["validation/accuracy"].dropna()
     assert accuracy[30] > accuracy[0] + 0.3
     rewards = RunResult(further).metrics["train/reward"]
@@ -51,8 +101,7 @@ def _texts(cell: nbformat.NotebookNode) -> Iterator[str]:
 
 
 SETTINGS = """
-import signal, os
-from pathlib import Path
+import os
 from nemo_like import GRPO
 
 PROMPTS = [{{"prompt": f"{{n:02}}+11=", "answer": "000"}} for n in range(64)]
@@ -70,9 +119,6 @@ def run(num_steps, **more):
     more = {{"overrides": SMALL, **more}}
     return GRPO("{model}", reward=reward, train=PROMPTS, num_steps=num_steps, **more)
 
-
-HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
-handlers = [signal.getsignal(one) for one in HANDLED]
 environment = dict(os.environ)
 """
 
@@ -86,20 +132,35 @@ def prepared(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) ->
         yield one
 
 
-@pytest.mark.parametrize(
-    "moment", [pytest.param("starting the data plane", marks=pytest.mark.slow), "step 1/"]
-)
-def test_an_interrupt_ends_the_run_and_the_kernel_lives_on(prepared: Kernel, moment: str) -> None:
+@pytest.mark.slow
+def test_an_interrupt_while_a_run_starts_ends_it_and_the_kernel_lives_on(prepared: Kernel) -> None:
+    prepared.run(HANDLERS)
+    interrupt(prepared, "run(100000).train()", "starting the data plane")
+
+
+HANDLERS = """
+import signal
+from pathlib import Path
+
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
+handlers = [signal.getsignal(one) for one in HANDLED]
+folder = Path.cwd()
+"""
+
+
+def interrupt(one: Kernel, cell: str, moment: str) -> None:
+    """Interrupt a cell with a run at this moment; check that nothing of the run is left, and that it changed
+    nothing of the kernel, which has run ``HANDLERS``."""
     before = shared_names()
-    cell = prepared.start("run(100000).train()")
-    prepared.wait_for(moment)
-    prepared.manager.interrupt_kernel()
-    assert prepared.end_of(cell) == "KeyboardInterrupt"
-    assert prepared.others() == []
+    under_way = one.start(cell)
+    one.wait_for(moment)
+    one.manager.interrupt_kernel()
+    assert one.end_of(under_way) == "KeyboardInterrupt"
+    assert one.others() == []
     assert soon(lambda: not abandoned_names(before)), abandoned_names(before)
-    assert "The run was interrupted." in prepared.printed
-    told = prepared.run("print([signal.getsignal(one) for one in HANDLED] == handlers, Path.cwd().name)")
-    assert told.startswith("True kernel")
+    assert "The run was interrupted." in one.printed
+    told = one.run("print([signal.getsignal(one) for one in HANDLED] == handlers, Path.cwd() == folder)")
+    assert told.startswith("True True")
 
 
 STOPPING = """

@@ -1,4 +1,7 @@
-"""Columns of a user's own, from where they come to where they are used, over the real components."""
+"""Columns of a user's own, from where they come to where they are used, over the real components.
+
+They are in the recorded run of ``test_record_replay``, too.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ class Backends:
 
 
 BACKENDS = [
-    Backends("megatron", "simple"),
+    pytest.param(Backends("megatron", "simple"), marks=pytest.mark.slow),
     pytest.param(Backends("fsdp", "mooncake_cpu"), marks=pytest.mark.slow),
     pytest.param(Backends("megatron", "in_memory"), marks=pytest.mark.slow),
 ]

@@ -27,10 +27,11 @@ FEW = {
 QUICK = ("normalised_by_rank",)
 
 
-def outcome(name: str, directory: Path) -> dict[str, Any]:
+def outcome(name: str, directory: Path, *overrides: str) -> dict[str, Any]:
     """What the script says of one mutation."""
     results = directory / "results.jsonl"
     command = [sys.executable, "scripts/bench/mutation_score.py", "--caught-only", "--only", name]
+    command += ["--overrides", *overrides] if overrides else []
     subprocess.run(
         [*command, "--results", str(results)], cwd=ROOT, check=True, timeout=1000, stdout=subprocess.DEVNULL
     )
@@ -46,7 +47,7 @@ def outcome(name: str, directory: Path) -> dict[str, Any]:
 def test_a_mutation_ends_the_run_at_the_first_step_that_it_spoils(
     arithmetic_model: str, tmp_path: Path, name: str
 ) -> None:
-    found = outcome(name, tmp_path)
+    found = outcome(name, tmp_path, "data_plane.backend=in_memory")
     tripwire, latest = FEW[name]
     assert found["returncode"] == 1
     ((step, tripwires),) = found["caught"].items()

@@ -20,7 +20,7 @@ SMALL = [
     *(f"grpo.max_num_steps={NUM_STEPS}", "grpo.val_at_start=false", "grpo.val_at_end=false"),
     *("grpo.val_period=0", "value.warmup_steps=1", "value.num_epochs_per_rollout=2"),
     *("checkpointing.save_period=1", "checkpointing.keep_top_k=null", "logger.wandb.mode=disabled"),
-    "generation.num_engines=1",
+    *("generation.num_engines=1", "data_plane.backend=in_memory"),
     *("checkpointing.export_final_hf=false", "rollout.record=true", "cluster.max_restarts=5"),
     # At the demo's rate, 2e-3, a difference of 1e-6 between two layouts is one of 1e-3 a step later.
     "value.optimizer.lr=2e-4",

@@ -1,4 +1,4 @@
-"""Dynamic sampling, recording, replaying and generating alone, over the real components."""
+"""Dynamic sampling, recording, replaying and generating alone, with columns of a user's own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,18 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from nemo_like.config.recordings import read_manifest
 from nemo_like.environments.interface import Turn
 from nemo_like.observability.jsonl import without_measurements
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode
+from nemo_like.rollout.recorder import read_rollout
+from nemo_like.rollout.rollout_columns import recorded_columns
+from tests.functional.mooncake_storage import in_mooncake
 from tests.functional.runs import ROOT, FinishedRun, run_grpo, without_dump
 from tests.functional.uniform_rewards import mostly_uniform
 
@@ -26,12 +32,11 @@ SMALL = [
     f"grpo.num_generations_per_prompt={NUM_GENERATIONS}",
     "grpo.use_dynamic_sampling=true",
     # At least 70 % of the groups have equal rewards.
-    "env.arithmetic.kind=function",
-    "++env.arithmetic.options.function='tests.functional.uniform_rewards:mostly_uniform'",
-    "++env.arithmetic.options.arguments={}",
+    "env.arithmetic.kind=custom",
+    "++env.arithmetic.options={target: 'tests.functional.uniform_judge:UniformJudge', arguments: {}}",
+    "loss_fn.kind=tests.functional.own_losses:credited",  # which reads the judge's columns
     "policy.train_global_batch_size=32",
-    "policy.backend=fsdp",
-    "policy.data_parallel_size=1",
+    *("policy.data_parallel_size=1", "policy.megatron_cfg.tensor_model_parallel_size=2"),
     "policy.scheduler.decay_style=constant",
     "generation.num_engines=1",
     "checkpointing.export_final_hf=false",
@@ -41,7 +46,7 @@ SMALL = [
 
 
 def finished(directory: Path, overrides: Sequence[str]) -> FinishedRun:
-    run = run_grpo(directory, [*SMALL, *overrides])
+    run = run_grpo(directory, [*SMALL, in_mooncake(), *overrides])
     assert run.returncode == 0, run.output
     return run
 
@@ -49,6 +54,12 @@ def finished(directory: Path, overrides: Sequence[str]) -> FinishedRun:
 @pytest.fixture(scope="module")
 def recorded(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     return finished(tmp_path_factory.mktemp("recorded"), ["rollout.record=true", "rollout.dump_period=1"])
+
+
+def dumped(run: FinishedRun, step: int) -> list[dict[str, Any]]:
+    """What the dump says of a step's samples."""
+    lines = (run.run_dir / "rollouts" / f"step_{step}.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
 
 
 def process_names(run: FinishedRun) -> set[str]:
@@ -73,8 +84,7 @@ def test_a_step_with_dynamic_sampling_trains_on_exactly_the_configured_number_of
 
 def test_the_dump_says_of_every_generated_sample_what_became_of_it(recorded: FinishedRun) -> None:
     for record in recorded.records():
-        path = recorded.run_dir / "rollouts" / f"step_{record['step']}.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        lines = dumped(recorded, int(record["step"]))
         outcomes = [line["outcome"] for line in lines]
         assert len(lines) == record["train/dynamic_sampling_num_gen_batches"] * NUM_PROMPTS * NUM_GENERATIONS
         assert outcomes.count("uniform_group") == record["train/dynamic_sampling_num_uniform"]
@@ -88,8 +98,7 @@ def test_the_dump_says_of_every_generated_sample_what_became_of_it(recorded: Fin
 
 def test_the_dump_has_the_entropy_at_each_token_that_was_scored(recorded: FinishedRun) -> None:
     for record in recorded.records():
-        path = recorded.run_dir / "rollouts" / f"step_{record['step']}.jsonl"
-        tokens = [json.loads(line)["tokens"] for line in path.read_text().splitlines()]
+        tokens = [line["tokens"] for line in dumped(recorded, int(record["step"]))]
         scored = [one for one in tokens if "prev_logprobs" in one]
         assert len(scored) == NUM_PROMPTS * NUM_GENERATIONS
         assert [one for one in tokens if "entropies" in one] == scored
@@ -110,19 +119,51 @@ def test_a_person_can_read_the_best_and_the_worst_answer_of_each_group(recorded:
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.count("trained") == 2 * NUM_PROMPTS
     # Of a uniform group one answer says it all.
-    lines = (recorded.run_dir / "rollouts" / "step_2.jsonl").read_text().splitlines()
-    assert shown.stdout.count("uniform_group") * NUM_GENERATIONS == sum("uniform_group" in x for x in lines)
+    outcomes = [line["outcome"] for line in dumped(recorded, 2)]
+    assert shown.stdout.count("uniform_group") * NUM_GENERATIONS == outcomes.count("uniform_group")
     missing = subprocess.run([*command, "9"], cwd=ROOT, capture_output=True, text=True)
     assert missing.returncode == 2
     assert "there are steps 1, 2" in missing.stderr
+
+
+def test_the_dump_has_the_columns_that_the_environment_brought(recorded: FinishedRun) -> None:
+    for line in dumped(recorded, 1):
+        (turn,) = line["turns"]
+        columns, num_response = line["columns"], line["num_response_tokens"]
+        assert columns["notes"] == {"said": turn["content"], "is_right": turn["content"] == line["answer"]}
+        assert columns["level"] == 1.0 + line["prompt"].count("9")
+        expected = [0.0] * line["num_prompt_tokens"] + np.linspace(1, 0.5, num_response).tolist()
+        assert columns["deserved"] == pytest.approx(expected)
+
+
+def test_the_recording_has_the_value_of_a_prompt_once(recorded: FinishedRun) -> None:
+    directory = recorded.run_dir / "recorded"
+    columns = recorded_columns(read_manifest(directory))
+    prompts = PromptBatch(RolloutMode.training, 1, 0, tuple(range(NUM_PROMPTS)), NUM_GENERATIONS)
+    read = read_rollout(directory, columns, prompts).flat.columns
+    assert read["level"].shape == (NUM_PROMPTS,)
+    assert len(read["notes"]) == NUM_PROMPTS * NUM_GENERATIONS
+    assert len(read["deserved"]) == len(read["input_ids"])
+
+
+def test_the_loss_reads_the_columns_of_every_token_that_trains(recorded: FinishedRun) -> None:
+    for step, credit in enumerate(recorded.metrics("train/credit"), start=1):
+        credits = [
+            line["columns"]["level"] * one
+            for line in dumped(recorded, step)
+            if line["outcome"] == "trained"
+            for one in line["columns"]["deserved"][line["num_prompt_tokens"] :]
+        ]
+        assert credit == pytest.approx(np.mean(credits), rel=1e-5)
 
 
 def test_a_replay_without_engines_trains_exactly_as_the_recorded_run_did(
     recorded: FinishedRun, tmp_path: Path
 ) -> None:
     replayed = finished(tmp_path, [f"rollout.replay={recorded.run_dir / 'recorded'}"])
-    assert process_names(replayed) == {"data_plane", "policy_worker", "rollout"}
-    for key in ("train/loss", "train/grad_norm"):
+    workers = {"policy_worker-0", "policy_worker-1"}
+    assert process_names(replayed) == {"data_plane", "rollout"} | workers
+    for key in ("train/loss", "train/grad_norm", "train/credit"):
         assert replayed.metrics(key) == recorded.metrics(key)
         assert min(map(abs, replayed.metrics(key))) > 0
     for old, new in zip(recorded.records(), replayed.records(), strict=True):

@@ -15,6 +15,7 @@ from scripts.demo_model.shapes import SIDE, write_records
 from tests.functional.image_models import make_checkpoint
 from tests.functional.matrix_of_runs import (
     GROUPS,
+    IN_MEMORY,
     NUM_STEPS,
     TOLERANCE,
     Group,
@@ -53,7 +54,7 @@ class PlainRuns:
     def of(self, group: Group) -> FinishedRun:
         if group.name not in self._runs:
             self._directory.mkdir(exist_ok=True)
-            arguments = [*self.arguments(group), "rollout.record=true"]
+            arguments = [*self.arguments(group), "rollout.record=true", *IN_MEMORY]
             self._runs[group.name] = short_run(self._directory, group, arguments)
         return self._runs[group.name]
 

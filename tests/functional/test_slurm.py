@@ -85,8 +85,9 @@ def test_two_nodes_join_the_job_trains_and_all_logs_are_in_its_directory(
     slurm: Slurm, environment: dict[str, str], arithmetic_model: str, tmp_path: Path
 ) -> None:
     overrides = [
-        *("--config", CONFIG, "grpo.max_num_steps=2", "generation.num_engines=1"),
+        *("--config", CONFIG, "grpo.max_num_steps=2", "grpo.num_prompts_per_step=16"),
         *("grpo.val_at_start=false", "grpo.val_at_end=false", "policy.scheduler.decay_style=constant"),
+        *("generation.num_engines=1", "checkpointing.enabled=false", "logger.wandb.mode=disabled"),
     ]
     job = sbatch(slurm, tmp_path, ["--nodes=2", SCRIPT, *overrides], environment)
     state, output = ends(slurm, job, tmp_path)

@@ -208,7 +208,7 @@ def expected_mask(tokens: Sequence[str], prompt: str) -> list[int]:
 
 def test_a_conversation_with_a_tool_has_the_right_mask_token_for_token(tmp_path: Path) -> None:
     problems = [{"prompt": f"{x}+{y}=", "answer": str(x + y)} for x in range(8) for y in range(4)]
-    model = teach(tmp_path / "model", show_call, num_steps=150)
+    model = teach(tmp_path / "model", show_call, num_steps=100)
     calculator = {
         "max_turns": 3,
         "sampling": {"stop_strings": ["?"], "max_new_tokens": 12},
@@ -249,7 +249,7 @@ def test_a_conversation_with_a_tool_has_the_right_mask_token_for_token(tmp_path:
 
 # Rewards that misbehave
 
-MOODS = ("hang", "raise", "kill", "nan")  # each for one prompt, so for the eight samples of its group
+MOODS = ("hang", "raise", "kill", "nan")  # each for one prompt, so for the four samples of its group
 KINDS = ("timed_out", "raised", "died", "not_finite")
 
 
@@ -257,7 +257,7 @@ def test_bad_rewards_cost_their_samples_and_the_step_completes_without_them(
     arithmetic_model: str, tmp_path: Path
 ) -> None:
     settings = {
-        "grpo": {"max_num_steps": 2},
+        "grpo": {"max_num_steps": 2, "num_generations_per_prompt": 4},
         "policy": {"model_name": str(ROOT / arithmetic_model)},
         "env": {"task": {"timeout_s": 2.0, "options": {"function": "tests.functional.misbehaving:reward"}}},
     }
@@ -268,10 +268,10 @@ def test_bad_rewards_cost_their_samples_and_the_step_completes_without_them(
     first, second = (record for record in run.records() if "train/loss" in record)
     for record in (first, second):
         failed = {kind: record[f"train/env/task/num_failed_rewards/{kind}"] for kind in KINDS}
-        assert failed == dict.fromkeys(KINDS, 8.0)
-        assert record["train/num_failed_rewards"] == 32
-        assert record["train/global_valid_seqs"] == 256 - 32
-        assert record["train/failed_reward_share"] == 32 / 256
+        assert failed == dict.fromkeys(KINDS, 4.0)
+        assert record["train/num_failed_rewards"] == 16
+        assert record["train/global_valid_seqs"] == 128 - 16
+        assert record["train/failed_reward_share"] == 16 / 128
         # A right answer earns 1, and nothing else is counted: not the failed ones, either.
         judged = record["train/env/task/reward"]
         assert record["train/reward"] == record["train/filtered_reward"] == judged

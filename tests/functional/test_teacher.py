@@ -42,7 +42,7 @@ from tests.functional.policy_fixtures import (
     ready_worker,
     teacher_config,
 )
-from tests.functional.runs import ONE_OF_EACH, FinishedRun, run_grpo
+from tests.functional.runs import FEWEST_PROCESSES, FinishedRun, run_grpo
 from tests.functional.teachers import TOP_K
 from tests.functional.worlds import WorldPool
 
@@ -292,7 +292,7 @@ SMALL = [
     *("grpo.num_prompts_per_step=16", "policy.train_global_batch_size=64"),
     *(f"grpo.max_num_steps={NUM_STEPS}", "grpo.val_at_start=false", "grpo.val_at_end=false"),
     *("grpo.val_period=0", "logger.wandb.mode=disabled", "checkpointing.export_final_hf=false"),
-    *ONE_OF_EACH,
+    *FEWEST_PROCESSES,
 ]
 TOPK = "loss_fn.arguments={divergence: jensen_shannon, top_k: 5}"
 ENGINE = ("teacher.scored_by=engine", "teacher.data_parallel_size=1")
