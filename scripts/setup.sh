@@ -15,6 +15,7 @@ readonly STAMP=$VENV/installed
 readonly FOR_GPUS=$VENV/for_gpus  # this file is there when the environment is for GPUs
 readonly LOG=$VENV/setup.log
 readonly HUBS=.venv-hubs
+readonly HUBS_LOG=$HUBS/setup.log HUBS_REQUIREMENTS=requirements/hubs.txt
 
 fail() {
     printf 'setup: %s\n' "$@" >&2
@@ -24,6 +25,7 @@ fail() {
 for_tests=0
 for_hubs=0
 asks_for_gpus=0
+hubs_job=  # the process that makes the environment of hubs, while it does
 for argument; do
     case "$argument" in
         --dev) for_tests=1 ;;
@@ -299,6 +301,7 @@ install_python_packages() {
     if ((for_gpus)) && [[ -x $VENV/bin/python && ! -f $FOR_GPUS ]]; then drop_cpu_environment; fi
     [[ -x $VENV/bin/python ]] && is_usable_python "$VENV/bin/python" || make_venv
     rm -f "$STAMP"
+    begin_hubs
     if ((for_gpus)); then touch "$FOR_GPUS"; fi
     echo "setup: installing into $VENV ($SIZES)"
     local torch_only
@@ -320,18 +323,41 @@ install_python_packages() {
     echo "setup: done"
 }
 
-# In an environment of their own, since their requirements do not fit beside those of a run.
-provide_hubs() {
-    local stamp=$HUBS/installed packages=requirements/hubs.txt
-    if [[ -x $HUBS/bin/python && -f $stamp ]] && grep -qx "$(fingerprint "$packages")" "$stamp"; then
+# In an environment of their own, since their requirements do not fit beside those of a run. It is made beside the
+# other one: pip uses one core, and waits for the network.
+begin_hubs() {
+    ((for_hubs)) && [[ -z $hubs_job ]] || return 0
+    local stamp=$HUBS/installed
+    if [[ -x $HUBS/bin/python && -f $stamp ]] && grep -qx "$(fingerprint "$HUBS_REQUIREMENTS")" "$stamp"; then
         return
     fi
     echo "setup: installing the packages of hubs into $HUBS"
+    # A process group of its own, which ends with this script, also when the rest fails or is interrupted.
+    trap '[[ -z $hubs_job ]] || kill -- "-$hubs_job" 2>/dev/null || true' EXIT
+    set -m
+    make_hubs &
+    hubs_job=$!
+    set +m
+}
+
+make_hubs() {
     rm -rf "$HUBS"
-    "$VENV/bin/python" -m venv "$HUBS" >>"$LOG" 2>&1 || fail "$HUBS could not be made (see $LOG)."
-    "$HUBS/bin/python" -m pip install --no-deps --disable-pip-version-check --no-input --quiet -r "$packages" \
-        >>"$LOG" 2>&1 || { tail -n 5 "$LOG" >&2; fail "the packages of hubs could not be installed (see $LOG)."; }
-    fingerprint "$packages" >"$stamp"
+    mkdir "$HUBS"
+    "$VENV/bin/python" -m venv "$HUBS" >>"$HUBS_LOG" 2>&1
+    "$HUBS/bin/python" -m pip install --no-deps --disable-pip-version-check --no-input --quiet \
+        -r "$HUBS_REQUIREMENTS" >>"$HUBS_LOG" 2>&1
+    fingerprint "$HUBS_REQUIREMENTS" >"$HUBS/installed"
+}
+
+finish_hubs() {
+    begin_hubs
+    [[ -n $hubs_job ]] || return 0
+    if ! wait "$hubs_job"; then
+        hubs_job=
+        tail -n 5 "$HUBS_LOG" >&2
+        fail "the packages of hubs could not be installed (see $HUBS_LOG)."
+    fi
+    hubs_job=
     echo "setup: done"
 }
 
@@ -352,7 +378,7 @@ main() {
         has_nvidia_gpus || echo "setup: nvidia-smi finds no GPU here; CUDA 13.0 needs NVIDIA's driver 580 or newer"
     fi
     provide_system_packages
-    ((! for_hubs)) || provide_hubs
+    finish_hubs
 }
 
 main

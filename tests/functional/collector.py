@@ -38,6 +38,10 @@ class Collector:
             await self._changed.wait_for(lambda: bool(self._errors))
         return self._errors[0]
 
+    def forget(self) -> None:
+        """Be as new: for the next of several engines, whose groups have the names of these."""
+        self._results, self._calls, self._errors = {}, [], []
+
     def received(self) -> list[str]:
         """Ids in the order of arrival."""
         return list(self._results)

@@ -15,6 +15,9 @@ class Sleeper:
     def pid(self) -> int:
         return os.getpid()
 
+    def sleep(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
     def fetch_from_nowhere(self) -> None:
         threading.Event().wait(60)
 

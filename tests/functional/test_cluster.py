@@ -9,17 +9,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from nemo_like.cluster.actor_errors import ActorDied, ActorFailed, StageTimeout
-from nemo_like.cluster.actors import ActorSpec, Concurrency
+from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.observability.bounded_log import MAX_BYTES
 
 WORKER = "tests.functional.test_cluster:Worker"
+ASYNC_WORKER = "tests.functional.test_cluster:AsyncWorker"
 
 
 class Worker:
@@ -81,6 +84,37 @@ def cluster(private_ray: None) -> Iterator[Cluster]:
     cluster.stop()
 
 
+@dataclass(frozen=True)
+class Running:
+    """An actor for the tests that leave it as it was."""
+
+    cluster: Cluster
+    handle: ActorHandle
+    log: Path
+
+    def gather(self, *calls: tuple[str, ...], stage: str) -> list[Any]:
+        """Make these calls, each a method and its arguments, and wait for all of them."""
+        submitted = [self.handle.submit(*call) for call in calls]
+        return self.cluster.gather(submitted, stage=stage, timeout_s=60)
+
+
+Actors = dict[Concurrency, Running]
+
+
+@pytest.fixture(scope="module")
+def running(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Actors]:
+    """One actor of each kind."""
+    cluster, folder = Cluster(), tmp_path_factory.mktemp("logs")
+    targets = {Concurrency.serial: WORKER, Concurrency.asyncio: ASYNC_WORKER}
+    actors = {}
+    for concurrency, target in targets.items():
+        log = folder / f"{concurrency.value}.log"
+        spec = ActorSpec(f"a {concurrency.value} one", target, concurrency=concurrency, log_path=str(log))
+        actors[concurrency] = Running(cluster, cluster.start(spec), log)
+    yield actors
+    cluster.stop()
+
+
 def test_a_private_ray_has_no_process_that_serves_nobody(private_ray: None) -> None:
     commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
     assert any("raylet" in command for command in commands)
@@ -122,47 +156,30 @@ def test_an_interpreter_whose_path_has_a_space_and_a_quote_is_started(
     assert cluster.gather([worker.submit("interpreter")], stage="start", timeout_s=60) == [interpreter]
 
 
-def test_a_serial_actor_works_on_one_thread(cluster: Cluster) -> None:
-    worker = cluster.start(ActorSpec("worker", WORKER))
-    threads = cluster.gather([worker.submit("thread") for _ in range(8)], stage="threads", timeout_s=60)
+def test_a_serial_actor_works_on_one_thread(running: Actors) -> None:
+    threads = running[Concurrency.serial].gather(*[("thread",)] * 8, stage="threads")
     assert len(set(threads)) == 1
 
 
-def test_coroutines_of_an_asyncio_actor_interleave(cluster: Cluster) -> None:
-    target = "tests.functional.test_cluster:AsyncWorker"
-    worker = cluster.start(ActorSpec("worker", target, concurrency=Concurrency.asyncio))
-    calls = [worker.submit("wait"), worker.submit("release")]
-    assert cluster.gather(calls, stage="interleaving", timeout_s=60) == ["released", None]
-
-
-def test_a_remote_error_names_actor_method_and_stage(cluster: Cluster) -> None:
-    worker = cluster.start(ActorSpec("worker-3", WORKER))
-    with pytest.raises(ActorFailed, match=r"worker-3.fail failed during stage 'rewarding'.*no such prompt"):
-        cluster.gather([worker.submit("fail")], stage="rewarding", timeout_s=60)
-
-
-@pytest.mark.parametrize("concurrency", list(Concurrency))
-def test_the_log_of_an_actor_has_the_stack_of_its_error(
-    cluster: Cluster, tmp_path, concurrency: Concurrency
-) -> None:
-    log = tmp_path / "worker.log"
-    target = WORKER if concurrency is Concurrency.serial else "tests.functional.test_cluster:AsyncWorker"
-    worker = cluster.start(ActorSpec("worker", target, concurrency=concurrency, log_path=str(log)))
-    with pytest.raises(ActorFailed, match="no such prompt"):
-        cluster.gather([worker.submit("fail")], stage="rewarding", timeout_s=60)
-    stack = log.read_text()
-    assert ", in fail\n" in stack
-    assert stack.endswith("KeyError: 'no such prompt'\n")
+def test_coroutines_of_an_asyncio_actor_interleave(running: Actors) -> None:
+    answers = running[Concurrency.asyncio].gather(("wait",), ("release",), stage="interleaving")
+    assert answers == ["released", None]
 
 
 @pytest.mark.timeout(120)
-def test_an_error_that_no_death_causes_is_told_at_once(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("concurrency", list(Concurrency))
+def test_a_remote_error_names_actor_method_and_stage_at_once_and_its_stack_is_in_the_log(
+    running: Actors, concurrency: Concurrency, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """At once, since no death can have caused it."""
     monkeypatch.setattr("nemo_like.cluster.cluster._CAUSE_GRACE_S", 1000.0)
-    worker = cluster.start(ActorSpec("worker", WORKER))
-    with pytest.raises(ActorFailed, match="no such prompt"):
-        cluster.gather([worker.submit("fail")], stage="rewarding", timeout_s=60)
+    actor = running[concurrency]
+    message = rf"a {concurrency.value} one.fail failed during stage 'rewarding'.*no such prompt"
+    with pytest.raises(ActorFailed, match=message):
+        actor.gather(("fail",), stage="rewarding")
+    stack = actor.log.read_text()
+    assert ", in fail\n" in stack
+    assert stack.endswith("KeyError: 'no such prompt'\n")
 
 
 def test_a_failing_constructor_is_reported_with_its_message(cluster: Cluster) -> None:
@@ -195,7 +212,7 @@ def test_a_failure_is_put_down_to_the_death_that_follows_it_by_seconds(cluster: 
 def test_an_actor_that_is_asked_to_end_does_so_in_the_middle_of_its_calls(
     concurrency: Concurrency, cluster: Cluster
 ) -> None:
-    target = f"{__name__}:{'AsyncWorker' if concurrency is Concurrency.asyncio else 'Worker'}"
+    target = ASYNC_WORKER if concurrency is Concurrency.asyncio else WORKER
     worker = cluster.start(ActorSpec("worker", target, concurrency=concurrency))
     [pid] = cluster.gather([worker.process_id()], stage="start", timeout_s=60)
     call = worker.submit("wait" if concurrency is Concurrency.asyncio else "hang")

@@ -1,4 +1,7 @@
-"""Processes that die with bytes under way: errors that name them, in time, and nothing half-written."""
+"""Processes that die with bytes under way: errors that name them, in time, and nothing half-written.
+
+And bytes that a stranger wrote.
+"""
 
 from __future__ import annotations
 
@@ -10,16 +13,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 import ray
 
-from nemo_like.batch.columns import ROLLOUT_COLUMNS
+from nemo_like.batch.columns import ROLLOUT_COLUMNS, Column, Layout
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.config.schema import StorageBackend
-from nemo_like.data_plane.storage_errors import CapacityExceeded, DataPlaneError, StorageFailed
+from nemo_like.data_plane.storage_errors import CapacityExceeded, CorruptData, DataPlaneError, StorageFailed
 from tests.functional.data_plane_fixtures import (
     CONTROLLER,
     MOONCAKE_MASTER,
@@ -183,6 +187,56 @@ def test_two_jobs_with_the_same_names_share_a_cluster_and_one_crashes(shared: Sh
     finally:
         driver.kill()
         driver.wait()
+
+
+# Reads a value in Mooncake, and puts a pickle in its place, in as many bytes and in TransferQueue's own form.
+REPLACES = """
+import os, pickle, sys
+from mooncake.store import MooncakeDistributedStore
+from transfer_queue.utils import serial_utils
+from tests.functional.stranger import become_another_user
+
+class Mark:
+    def __reduce__(self):
+        return os.mkdir, (sys.argv[3],)
+
+become_another_user()
+store = MooncakeDistributedStore()
+assert store.setup(sys.argv[2], "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", sys.argv[1]) == 0
+key = next(f"{n}@own" for n in range(1000) if store.is_exist(f"{n}@own") == 1)
+size = store.get_size(key)
+(replacing,), _ = serial_utils.batch_encode_into([Mark()], lambda sizes: [memoryview(bytearray(size))])
+assert store.remove(key, True) == 0 and store.put(key, bytes(replacing)) == 0
+assert store.get(key) == bytes(replacing)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("shared", [mooncake], indirect=True)
+def test_what_a_stranger_writes_into_mooncake_is_refused(shared: Shared, tmp_path: Path) -> None:
+    planes = shared.planes
+    (master,) = storage_processes(MOONCAKE_MASTER) & shared.processes
+    options = dict(part[2:].split("=") for part in psutil.Process(master).cmdline() if "=" in part)
+    host, port = options["rpc_address"], options["rpc_port"]
+    own = Column("own", "", Layout.objects)
+    planes.open("strangers", [*ROLLOUT_COLUMNS, own])
+    meta = planes.client().put(
+        "strangers",
+        {"input_ids": ids((3,)), "own": [{"some": "text" * 100}]},
+        lengths=(3,),
+        chunk_sizes=(1,),
+        tags={},
+    )
+    assert planes.other_client().fetch(meta, ["own"])["own"] == [{"some": "text" * 100}]
+    tmp_path.chmod(0o777)
+    stranger = [sys.executable, "-c", REPLACES, f"{host}:{port}", host, str(tmp_path / "mark")]
+    subprocess.run(stranger, cwd=ROOT, check=True, timeout=60)
+    planes.other_client().forget("strangers")
+    with pytest.raises(CorruptData, match="Mooncake returned other bytes for"):
+        planes.other_client().fetch(meta, ["own"])
+    assert not list(tmp_path.iterdir())
+    planes.close("strangers")
+    assert planes.num_stored_keys() == 0
 
 
 @pytest.mark.parametrize("shared", [mooncake], indirect=True)

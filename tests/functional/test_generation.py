@@ -1,4 +1,4 @@
-"""A real vLLM engine in its own process, on a tiny random Qwen3."""
+"""A real vLLM engine in its own process, on a tiny random Qwen3: what it samples, what it says of tokens."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from nemo_like.config.gpu_stages import EngineHolds
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult
+from nemo_like.generation.prompt_scores import PromptScores
 from nemo_like.tripwires.canary_checks import canary_tokens
 from scripts.demo_model.tiny_tokenizer import save_tokenizer
 from tests.functional.generation_fixtures import (
@@ -45,6 +46,7 @@ SAMPLED = SamplingSettings(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=1
 # Nothing ends these early.
 ENDLESS = dataclasses.replace(SAMPLED, stop_token_ids=())
 PROMPT = (4, 9, 13, 21, 8, 30)
+MAX_NUM_SEQS = 256
 
 
 @dataclasses.dataclass
@@ -66,6 +68,9 @@ class Generation:
 
     def wait_for(self, request_ids: Sequence[str]) -> list[GroupResult]:
         return self.call(self.sink.submit("wait_for", request_ids, TIMEOUT_S))
+
+    def score(self, sequences: list[list[int]], top_k: int) -> PromptScores:
+        return self.call(self.engine.submit("score", sequences, top_k))
 
     def received(self) -> list[str]:
         return self.call(self.sink.submit("received"))
@@ -96,7 +101,9 @@ def generation(private_ray: None, checkpoint: Path) -> Iterator[Generation]:
     try:
         yield Generation(
             cluster,
-            cluster.start(engine_spec(checkpoint, "engine", tokenizer_name=str(checkpoint))),
+            cluster.start(
+                engine_spec(checkpoint, "engine", tokenizer_name=str(checkpoint), max_num_seqs=MAX_NUM_SEQS)
+            ),
             cluster.start(collector_spec()),
         )
     finally:
@@ -272,6 +279,81 @@ def test_one_request_that_cannot_be_served_refuses_the_whole_call(generation: Ge
         generation.submit([request("twice")])
     generation.wait_for(["twice"])
     assert "in-front" not in generation.received()
+
+
+# What the engine says of given tokens
+
+# The shortest, those around the blocks of 32 tokens of the KV cache, the longest, and one of them twice.
+LENGTHS = (1, 2, 31, 32, 33, 64, MAX_LENGTH - 1, 2)
+MANY = 40  # times these are more sequences than the engine computes at once
+
+
+def some_sequences() -> list[list[int]]:
+    rng = np.random.default_rng(3)
+    sequences = [rng.integers(0, VOCAB_SIZE, size=length).tolist() for length in LENGTHS]
+    return [*sequences[:-1], sequences[1]]
+
+
+@pytest.mark.parametrize("top_k", [0, 5, VOCAB_SIZE])
+def test_scores_are_those_of_transformers(generation: Generation, model: torch.nn.Module, top_k: int) -> None:
+    sequences = some_sequences()
+    scores = generation.score(sequences, top_k)
+    assert (scores.logprobs.dtype, scores.topk_logprobs.dtype) == (np.float32, np.float32)
+    assert scores.topk_ids.dtype == np.int32
+    assert len(scores.logprobs) == sum(LENGTHS)
+    assert scores.topk_ids.shape == scores.topk_logprobs.shape == (sum(LENGTHS), top_k)
+    start = 0
+    for sequence in sequences:
+        with torch.no_grad():
+            expected = model(torch.tensor([sequence])).logits[0, :-1].log_softmax(-1).numpy()
+        mine = slice(start + 1, start + len(sequence))
+        places = np.arange(len(sequence) - 1)
+        np.testing.assert_allclose(scores.logprobs[mine], expected[places, sequence[1:]], atol=1e-4)
+        likely = np.argsort(-expected, axis=1)[:, :top_k]
+        np.testing.assert_array_equal(scores.topk_ids[mine], likely)
+        np.testing.assert_allclose(
+            scores.topk_logprobs[mine], np.take_along_axis(expected, likely, axis=1), atol=1e-4
+        )
+        assert scores.logprobs[start] == 0
+        assert not scores.topk_ids[start].any()
+        assert not scores.topk_logprobs[start].any()
+        start += len(sequence)
+
+
+def test_the_same_sequences_have_the_same_scores_again(generation: Generation) -> None:
+    """Also those whose prefix the engine has computed before."""
+    first, again = (generation.score(some_sequences(), 4) for _ in range(2))
+    np.testing.assert_array_equal(first.logprobs, again.logprobs)
+    np.testing.assert_array_equal(first.topk_ids, again.topk_ids)
+    np.testing.assert_array_equal(first.topk_logprobs, again.topk_logprobs)
+
+
+def test_more_sequences_than_an_engine_computes_at_once_have_the_scores_of_few(
+    generation: Generation,
+) -> None:
+    assert MANY * len(LENGTHS) > MAX_NUM_SEQS
+    few, many = (generation.score(some_sequences() * times, 4) for times in (1, MANY))
+    np.testing.assert_array_equal(many.logprobs, np.tile(few.logprobs, MANY))
+    np.testing.assert_array_equal(many.topk_ids, np.tile(few.topk_ids, (MANY, 1)))
+    np.testing.assert_array_equal(many.topk_logprobs, np.tile(few.topk_logprobs, (MANY, 1)))
+
+
+def test_no_sequence_has_no_scores(generation: Generation) -> None:
+    scores = generation.score([], 3)
+    assert scores.logprobs.shape == (0,)
+    assert scores.topk_ids.shape == (0, 3)
+
+
+@pytest.mark.parametrize("wrong", [[], [5] * (MAX_LENGTH + 1)])
+def test_a_sequence_that_cannot_be_scored_refuses_all_and_the_engine_goes_on(
+    generation: Generation, wrong: list[int]
+) -> None:
+    with pytest.raises(ActorFailed, match=r"ValueError|VLLMValidationError"):
+        generation.score([[4, 5, 6], wrong], 2)
+    assert len(generation.score([[4, 5, 6]], 2).logprobs) == 3
+
+
+# The end of the engine
 
 
 def test_a_failing_step_reaches_the_sink_and_the_driver_as_a_death_does(generation: Generation) -> None:

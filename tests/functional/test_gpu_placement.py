@@ -6,10 +6,8 @@ processes themselves are probes, since there is no GPU.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,30 +21,20 @@ from nemo_like.config.loader import load_config
 from nemo_like.config.places import placement
 from nemo_like.config.schema import Config, Placement
 from nemo_like.driver.bundles import bundles
+from tests.functional.gpu_probe import look
 from tests.unit.config.checkpoints import DEMO
 
 pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[2]
 GPUS_PER_NODE = 8
+NUM_STRANGERS = 4
 SIZE = {"num_cpus": 64, "num_gpus": GPUS_PER_NODE}
-PROBE = "tests.functional.test_gpu_placement:Probe"
+PROBE = "tests.functional.gpu_probe:Probe"
 
 MEGATRON = "policy.megatron_cfg"
 ENGINE_TP = "generation.vllm_cfg.tensor_parallel_size"
 COLOCATED = "cluster.placement=colocated"
-
-
-@dataclass(frozen=True)
-class Seen:
-    node: str
-    gpus: tuple[str, ...]
-
-
-class Probe:
-    def look(self) -> Seen:
-        devices = os.environ["CUDA_VISIBLE_DEVICES"]
-        return Seen(str(ray.get_runtime_context().get_node_id()), tuple(devices.split(",")))
 
 
 class Nodes:
@@ -97,12 +85,8 @@ def megatron(**sizes: int) -> list[str]:
 
 
 QUICK = {
-    "colocated-tp4-engines-of-2": layout(
-        COLOCATED,
-        *megatron(tp=4),
-        "policy.data_parallel_size=2",
-        f"{ENGINE_TP}=2",
-        "generation.num_engines=4",
+    "colocated-tp2-engines-of-1": layout(
+        COLOCATED, *megatron(tp=2), "policy.data_parallel_size=1", "generation.num_engines=2"
     ),
 }
 SLOW = {
@@ -110,6 +94,13 @@ SLOW = {
     for path in sorted((ROOT / "recipes").glob("*.yaml"))
     if path.stem not in QUICK
 } | {
+    "colocated-tp4-engines-of-2": layout(
+        COLOCATED,
+        *megatron(tp=4),
+        "policy.data_parallel_size=2",
+        f"{ENGINE_TP}=2",
+        "generation.num_engines=4",
+    ),
     "colocated-tp8-one-engine-of-4": layout(
         COLOCATED,
         *megatron(tp=8),
@@ -170,8 +161,8 @@ def test_every_process_starts_with_the_gpus_that_the_plan_gives_it(
 
 
 def test_two_runs_and_a_stranger_get_different_gpus(nodes: Nodes) -> None:
-    nodes.at_least(2)
     first, second = Cluster(), Cluster()
+    # On one node two GPUs of eight are left, on which the strangers take turns.
     three_gpus = Bundle({"worker": (0, 1, 2)}, num_cpus=1, num_gpus=3)
     try:
         for cluster in (first, second):
@@ -180,16 +171,12 @@ def test_two_runs_and_a_stranger_get_different_gpus(nodes: Nodes) -> None:
         for number, cluster in enumerate((first, second)):
             probe = cluster.start(ActorSpec("worker", PROBE), name=f"worker-of-{number}")
             seen += cluster.gather([probe.submit("look")], stage="start", timeout_s=60)
-        strangers = [ray.remote(num_gpus=1, num_cpus=0)(_where).remote() for _ in range(8)]
-        seen += ray.get(strangers, timeout=60)
+        stranger = ray.remote(num_gpus=1, num_cpus=0)(look)
+        seen += ray.get([stranger.remote() for _ in range(NUM_STRANGERS)], timeout=60)
     finally:
         first.stop()
         second.stop()
-    assert [len(one.gpus) for one in seen] == [3, 3] + [1] * 8
+    assert [len(one.gpus) for one in seen] == [3, 3] + [1] * NUM_STRANGERS
     taken = Counter((one.node, gpu) for one in seen[:2] for gpu in one.gpus)
     assert set(taken.values()) == {1}
     assert not taken.keys() & {(one.node, gpu) for one in seen[2:] for gpu in one.gpus}
-
-
-def _where() -> Seen:
-    return Probe().look()

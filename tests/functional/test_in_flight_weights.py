@@ -106,14 +106,22 @@ def trainer(private_ray: None, checkpoint: Path) -> Iterator[ActorHandle]:
     cluster.stop()
 
 
+@pytest.fixture(scope="module")
+def sink(private_ray: None) -> Iterator[ActorHandle]:
+    """The sink of one engine after the other."""
+    cluster = Cluster()
+    yield cluster.start(collector_spec("sink"))
+    cluster.stop()
+
+
 @pytest.fixture
-def start(trainer: ActorHandle, checkpoint: Path) -> Iterator[Start]:
+def start(trainer: ActorHandle, sink: ActorHandle, checkpoint: Path) -> Iterator[Start]:
     cluster = Cluster()
 
     def started(name: str, journal: EngineJournal | None = None, **options: Any) -> Run:
         engine = cluster.start(engine_spec(checkpoint, name, **options))
-        run = Run(cluster, engine, trainer, cluster.start(collector_spec(f"{name}-sink")))
-        run.all([trainer.submit("reset"), trainer.submit("connect", [engine])])
+        run = Run(cluster, engine, trainer, sink)
+        run.all([trainer.submit("reset"), sink.submit("forget"), trainer.submit("connect", [engine])])
         if journal is not None:
             run.call("open_journal", journal)
         return run

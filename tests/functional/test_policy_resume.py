@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import resource
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,6 +39,7 @@ from tests.functional.policy_fixtures import (
 from tests.functional.worlds import WorldPool, run_world
 
 Rounds = Callable[[Coordinates, PolicyConfig, Path, Path | None], list[float]]
+Whole = Callable[[str, Path], tuple[Path, list[float]]]
 BATCH = random_batch(16)
 WRITING = CheckpointWriting.background
 REPLICATED = {"use_distributed_optimizer": False}
@@ -168,7 +171,8 @@ def run(
 @pytest.mark.parametrize(
     "layout",
     [
-        *("one", "DP2 with sharded optimizer", "DP2 in bfloat16", "FSDP, DP2", "adapters, TP2"),
+        *("DP2 with sharded optimizer", "DP2 in bfloat16", "FSDP, DP2", "adapters, TP2"),
+        pytest.param("one", marks=pytest.mark.slow),
         pytest.param("TP2 x PP2 with replicated optimizer", marks=pytest.mark.slow),
         pytest.param("EP2", marks=pytest.mark.slow),
         pytest.param("one with replicated optimizer", marks=pytest.mark.slow),
@@ -176,10 +180,10 @@ def run(
     ],
 )
 def test_a_checkpoint_from_before_the_first_update_is_continued(
-    layout: str, model: Path, tmp_path: Path
+    layout: str, model: Path, mixture: Path, tmp_path: Path
 ) -> None:
     """As one is that was saved while a critic warmed up."""
-    source = make_checkpoint(tmp_path / "model", "qwen3_moe") if layout.startswith("EP") else model
+    source = mixture if layout.startswith("EP") else model
     norms = run(tmp_path / "saved", layout, source, rounds=train_after_saving)
     again = run(tmp_path / "resumed", layout, source, tmp_path / "saved", rounds=train_after_saving)
     plain = run(tmp_path / "plain", layout, source, rounds=train_without_saving)
@@ -193,6 +197,26 @@ def test_a_checkpoint_from_before_the_first_update_is_continued(
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("mixture"), "qwen3_moe")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    """``whole(layout, model)``: two rounds in a layout, made once for all tests that go on from them.
+
+    Returns where checkpoint and export are, and the gradient norms.
+    """
+
+    @functools.cache
+    def trained(layout: str, model: Path) -> tuple[Path, list[float]]:
+        path = tmp_path_factory.mktemp("whole")
+        return path, run(path, layout, model)
+
+    return trained
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -227,9 +251,9 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     ],
 )
 def test_a_resumed_policy_trains_on_as_if_never_stopped(
-    saved_by: str, resumed_by: str, tolerance: float, model: Path, tmp_path: Path
+    saved_by: str, resumed_by: str, tolerance: float, model: Path, whole: Whole, tmp_path: Path
 ) -> None:
-    check_resumption(saved_by, resumed_by, tolerance, model, tmp_path)
+    check_resumption(whole(saved_by, model), resumed_by, tolerance, model, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -241,9 +265,10 @@ def test_a_resumed_policy_trains_on_as_if_never_stopped(
         pytest.param("one", "experts in one matrix product", marks=pytest.mark.slow),
     ],
 )
-def test_experts_are_the_same_in_every_checkpoint(saved_by: str, resumed_by: str, tmp_path: Path) -> None:
-    model = make_checkpoint(tmp_path / "model", "qwen3_moe")
-    check_resumption(saved_by, resumed_by, 1e-5, model, tmp_path)
+def test_experts_are_the_same_in_every_checkpoint(
+    saved_by: str, resumed_by: str, mixture: Path, whole: Whole, tmp_path: Path
+) -> None:
+    check_resumption(whole(saved_by, mixture), resumed_by, 1e-5, mixture, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -265,39 +290,39 @@ def test_experts_are_the_same_in_every_checkpoint(saved_by: str, resumed_by: str
     ],
 )
 def test_a_mixture_trains_on_under_other_expert_parallelism(
-    saved_by: str, resumed_by: str, tmp_path: Path
+    saved_by: str, resumed_by: str, mixture: Path, whole: Whole, tmp_path: Path
 ) -> None:
-    model = make_checkpoint(tmp_path / "model", "qwen3_moe")
-    check_resumption(saved_by, resumed_by, 1e-5, model, tmp_path)
+    check_resumption(whole(saved_by, mixture), resumed_by, 1e-5, mixture, tmp_path)
 
 
 def test_an_older_checkpoint_of_experts_is_refused_under_other_expert_parallelism(
-    tmp_path: Path,
+    mixture: Path, whole: Whole, tmp_path: Path
 ) -> None:
-    model = make_checkpoint(tmp_path / "model", "qwen3_moe")
-    run(tmp_path / "whole", "EP2", model)
-    common = tmp_path / "whole" / "checkpoint" / "common.pt"
+    older = Path(shutil.copytree(whole("EP2", mixture)[0], tmp_path / "older"))
+    common = older / "checkpoint" / "common.pt"
     state = torch.load(common, weights_only=False)
     del state["content_metadata"]["chained_optim_avoid_prefix"]
     torch.save(state, common)
     with pytest.raises(AssertionError, match=r"saved by an older version.*expert_model_parallel_size"):
-        run(tmp_path / "resumed", "one", model, resume_from=tmp_path / "whole")
+        run(tmp_path / "resumed", "one", mixture, resume_from=older)
 
 
-def check_resumption(saved_by: str, resumed_by: str, tolerance: float, model: Path, tmp_path: Path) -> None:
-    norms = run(tmp_path / "whole", saved_by, model)
-    resumed_norms = run(tmp_path / "resumed", resumed_by, model, resume_from=tmp_path / "whole")
+def check_resumption(
+    saved: tuple[Path, list[float]], resumed_by: str, tolerance: float, model: Path, tmp_path: Path
+) -> None:
+    path, norms = saved
+    resumed_norms = run(tmp_path, resumed_by, model, resume_from=path)
     assert resumed_norms == pytest.approx(norms, abs=tolerance)
-    expected, got = weights(tmp_path / "whole"), weights(tmp_path / "resumed")
+    expected, got = weights(path), weights(tmp_path)
     assert got.keys() == expected.keys()
     for name, tensor in expected.items():
         torch.testing.assert_close(got[name], tensor, rtol=0, atol=tolerance)
 
 
-def test_an_optimizer_of_the_other_kind_is_refused(model: Path, tmp_path: Path) -> None:
-    run(tmp_path / "whole", "DP2 with sharded optimizer", model)
+def test_an_optimizer_of_the_other_kind_is_refused(model: Path, whole: Whole, tmp_path: Path) -> None:
+    saved, _ = whole("DP2 with sharded optimizer", model)
     with pytest.raises(AssertionError, match=r"was saved with .*use_distributed_optimizer=true"):
-        run(tmp_path / "resumed", "TP2 with replicated optimizer", model, resume_from=tmp_path / "whole")
+        run(tmp_path, "TP2 with replicated optimizer", model, resume_from=saved)
 
 
 def save_on_a_full_disk(coordinates: Coordinates, cfg: PolicyConfig, path: Path) -> tuple[bool, str]:

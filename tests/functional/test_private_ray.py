@@ -26,6 +26,7 @@ from tests.functional.runs import ROOT
 
 # How long Ray waits for the process that it starts first.
 RAYS_PATIENCE = "RAY_gcs_server_port_wait_time_s"
+SLEEPER = "tests.functional.sleeper:Sleeper"
 NO_PATIENCE = "-1"  # with 0 Ray looks once, and on a busy machine may find what it waits for
 
 
@@ -50,11 +51,6 @@ def _mark(process: psutil.Process) -> str:
 def needs(timeout_s: float, **options: object) -> RayNeeds:
     values = {"address": None, "num_cpus": 1, "num_gpus": 0, "start_timeout_s": timeout_s}
     return RayNeeds(**{**values, **options})
-
-
-class Sleeper:
-    def sleep(self, seconds: float) -> None:
-        threading.Event().wait(seconds)
 
 
 class Reader:
@@ -194,37 +190,29 @@ def control_process_of_a_ray_in_use() -> psutil.Process:
     """Return it once an actor has answered: a thread that Ray starts with itself asks the control process
     for something, and cannot be ended before it has the answer."""
     cluster = Cluster()
-    sleeper = cluster.start(ActorSpec("sleeper", f"{__name__}:Sleeper"))
+    sleeper = cluster.start(ActorSpec("sleeper", SLEEPER))
     cluster.gather([sleeper.process_id()], stage="start", timeout_s=60)
     cluster.stop()
     return process_of_ray("gcs_server")
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("name", "error", "message", "within_s"),
-    [
+def test_a_wait_ends_when_gcs_server_or_raylet_died_and_another_ray_starts(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One Ray after the other: the second loses its raylet, and the last one nothing."""
+    monkeypatch.setenv("RAY_health_check_period_ms", "300")
+    for name, error, message, within_s in (
         ("gcs_server", RayDied, r"gcs_server\) died during stage 'sleep'", 30),
         # Ray itself notices after five missed heartbeats, which are three seconds apart by default.
         ("raylet", ActorDied, "actor 'sleeper' died during stage 'sleep'", 90),
-    ],
-    ids=["gcs_server", "raylet"],
-)
-def test_a_wait_ends_when_a_process_of_ray_died_and_another_ray_starts(
-    name: str,
-    error: type[ClusterError],
-    message: str,
-    within_s: float,
-    home: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("RAY_health_check_period_ms", "300")
-    for shall_die in (True, False):
+        (None, None, "", 30),
+    ):
         with ray_runtime(needs(60), pytest.fail) as ray_failure:
             cluster = Cluster(ray_failure=ray_failure)
-            sleeper = cluster.start(ActorSpec("sleeper", f"{__name__}:Sleeper"))
+            sleeper = cluster.start(ActorSpec("sleeper", SLEEPER))
             cluster.gather([sleeper.process_id()], stage="start", timeout_s=60)
-            if shall_die:
+            if name is not None:
                 process_of_ray(name).kill()
                 with pytest.raises(error, match=message):
                     cluster.gather([sleeper.submit("sleep", 100)], stage="sleep", timeout_s=within_s)

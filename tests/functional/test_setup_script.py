@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -138,6 +139,57 @@ exec(source)' "$@"
     done = setup(MUCH_DISK, *arguments)
     assert done.returncode == 1
     assert [line for line in said if line not in done.stderr] == []
+
+
+def with_hubs(checkout: Path, pip_of_hubs: str) -> None:
+    """Have the environment make one of hubs, whose pip is these lines of shell."""
+    python = checkout / ".venv" / "bin" / "python"
+    first, _, rest = python.read_text().partition("\n")
+    makes = f"""case "$1 $2" in "-m venv")
+    mkdir -p "$3/bin"
+    printf '%s\\n' '#!/bin/sh' '{pip_of_hubs}' >"$3/bin/python"
+    chmod +x "$3/bin/python"
+    exit 0 ;;
+esac"""
+    python.write_text(f"{first}\n{makes}\n{rest}")
+
+
+def test_packages_of_hubs_are_installed_once(setup: Setup, checkout: Path) -> None:
+    install(checkout, ALL)
+    with_hubs(checkout, 'echo "$*" >>.venv-hubs/asked')
+    done = setup(EVERY_PROGRAM, "--dev", "--hubs", **COMPILER)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "setup: installing the packages of hubs into .venv-hubs\nsetup: done\n"
+    again = setup(EVERY_PROGRAM, "--dev", "--hubs", **COMPILER)
+    assert (again.returncode, again.stdout) == (0, "")
+    (asked,) = (checkout / ".venv-hubs" / "asked").read_text().splitlines()
+    assert asked.startswith("-m pip install ") and asked.endswith(" -r requirements/hubs.txt")
+
+
+def test_packages_of_hubs_that_cannot_be_installed_are_tried_again(setup: Setup, checkout: Path) -> None:
+    install(checkout, ALL)
+    with_hubs(checkout, "echo no network; exit 1")
+    for _ in range(2):
+        done = setup(EVERY_PROGRAM, "--dev", "--hubs", **COMPILER)
+        assert done.returncode == 1
+        said = "setup: the packages of hubs could not be installed (see .venv-hubs/setup.log)."
+        assert done.stderr.splitlines() == ["no network", said]
+
+
+def test_nothing_goes_on_with_hubs_when_the_other_packages_cannot_be_installed(
+    setup: Setup, checkout: Path
+) -> None:
+    install(checkout, CPU)
+    python = checkout / ".venv" / "bin" / "python"
+    wait = "until [ -e .venv-hubs/pid ]; do sleep 0.1; done"
+    python.write_text(f'#!/bin/sh\n[ "$1 $2" != "-m pip" ] || {{ {wait}; exit 1; }}\n{python.read_text()}')
+    with_hubs(checkout, "echo $$ >.venv-hubs/pid; exec sleep 600")
+    done = setup({**MUCH_DISK, "a-compiler": "exit 0"}, "--dev", "--hubs", **COMPILER)
+    assert done.returncode == 1
+    assert "pip could not install the packages" in done.stderr
+    hubs = int((checkout / ".venv-hubs" / "pid").read_text())
+    psutil.wait_procs([psutil.Process(hubs)] if psutil.pid_exists(hubs) else [], timeout=30)
+    assert not psutil.pid_exists(hubs)
 
 
 GPU, GPU_ALL = ("gpu.txt",), ("gpu.txt", "dev.txt", "reasoning.txt")

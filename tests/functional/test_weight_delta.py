@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,6 @@ from tests.functional.test_weight_sync import PROMPT, Setup
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("nobody_dies")]
 
-NUM_UPDATES = 50
 # What AdamW moves a weight by at a learning rate of 1e-5; the weights are about 0.15.
 LEARNING_RATE = 1e-5
 
@@ -66,14 +66,20 @@ def state(setup: Setup) -> tuple[str, list[float]]:
     return digest, logprobs
 
 
-Sending = tuple[Setup, WeightTransport]
+@dataclass(frozen=True)
+class Sending:
+    """An engine and its trainer, and how many updates the test of many makes."""
+
+    setup: Setup
+    transport: WeightTransport
+    num_updates: int
 
 
 @pytest.fixture(
     params=[
-        (WeightTransport.shared_memory, 1),
-        pytest.param((WeightTransport.collective, 1), marks=pytest.mark.slow),
-        pytest.param((WeightTransport.collective, 2), marks=pytest.mark.slow),
+        (WeightTransport.shared_memory, 1, 8),
+        pytest.param((WeightTransport.collective, 1, 50), marks=pytest.mark.slow),
+        pytest.param((WeightTransport.collective, 2, 50), marks=pytest.mark.slow),
     ],
     ids=lambda case: f"{case[0].value}-tp{case[1]}",
     scope="module",
@@ -81,20 +87,20 @@ Sending = tuple[Setup, WeightTransport]
 def sending(
     request: pytest.FixtureRequest, private_ray: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Sending]:
-    transport, engine_tp = request.param
+    transport, engine_tp, num_updates = request.param
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("delta"), tied=False)
     setup = start(checkpoint, f"delta-{transport.value}-{engine_tp}", transport, engine_tp=engine_tp)
-    yield setup, transport
+    yield Sending(setup, transport, num_updates)
     setup.cluster.stop()
 
 
-def test_after_fifty_updates_the_engine_has_the_weights_of_a_full_push(sending: Sending) -> None:
-    setup, transport = sending
+def test_after_many_updates_the_engine_has_the_weights_of_a_full_push(sending: Sending) -> None:
+    setup = sending.setup
     first = push(setup, 0)
     assert first["weight_sync_changed_share"] == 1.0
     assert first["weight_sync_saved_bytes"] == 0
     before = state(setup)
-    for version in range(1, NUM_UPDATES + 1):
+    for version in range(1, sending.num_updates + 1):
         setup.all([stage.submit("update", version, LEARNING_RATE) for stage in setup.stages])
         sent = push(setup, version)
         assert 0 < sent["weight_sync_changed_share"] < 0.05
@@ -105,7 +111,7 @@ def test_after_fifty_updates_the_engine_has_the_weights_of_a_full_push(sending: 
         assert sent["weight_sync_saved_bytes"] == first["weight_sync_bytes"] - sent["weight_sync_bytes"]
     by_changes = state(setup)
     assert by_changes != before
-    full = full_push(setup, transport, NUM_UPDATES + 1)
+    full = full_push(setup, sending.transport, sending.num_updates + 1)
     assert full["weight_sync_bytes"] == first["weight_sync_bytes"]
     assert full["weights_digest"] == sent["weights_digest"]
     assert state(setup) == by_changes
@@ -115,7 +121,7 @@ def test_an_engine_that_is_connected_anew_gets_everything_as_does_one_after_a_tr
     sending: Sending,
 ) -> None:
     """One stage may have written its changes when the transfer is given up, and the engine has none."""
-    setup, transport = sending
+    setup, transport = sending.setup, sending.transport
     version = setup.version() + 1
     connect(setup, transport, delta=True)
     assert push(setup, version)["weight_sync_changed_share"] == 1.0

@@ -21,6 +21,7 @@ from megatron.core import parallel_state
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.config.schema import Device, PolicyBackend
 
+_WARM = "tests.functional.warm_ranks"
 _COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=60)
 
 
@@ -36,7 +37,9 @@ class WorldPool:
         self._context: Any = multiprocessing.get_context("forkserver" if device is Device.cpu else "spawn")
         if device is Device.cpu:
             backends = [f"nemo_like.policy.{backend.value}.backend" for backend in PolicyBackend]
-            self._context.set_forkserver_preload([*backends, "tests.functional.policy_fixtures", __name__])
+            self._context.set_forkserver_preload(
+                [*backends, "tests.functional.policy_fixtures", __name__, _WARM]
+            )
         self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
 

@@ -1,6 +1,7 @@
 """Real engines on a GPU that they share with a trainer: weights by CUDA's inter-process memory, sleep, start.
 
-Without a GPU the test of the weights runs on the CPU through shared memory, so that it is tested itself.
+Without a GPU the test of the weights runs on the CPU through shared memory, so that it is tested itself; this
+takes an engine that other quick tests do not need.
 """
 
 from __future__ import annotations
@@ -30,7 +31,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("tied"), tied=True)
 
 
-@pytest.fixture(scope="module", params=[Device.cpu, pytest.param(Device.cuda, marks=pytest.mark.gpu)])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(Device.cpu, marks=pytest.mark.slow),
+        pytest.param(Device.cuda, marks=pytest.mark.gpu),
+    ],
+)
 def world(private_ray: None, checkpoint: Path, request: pytest.FixtureRequest) -> Iterator[World]:
     """One engine on the CPU; two on a GPU: between tests the first is awake, and the second sleeps."""
     on_gpu = request.param is Device.cuda

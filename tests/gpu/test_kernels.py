@@ -143,7 +143,13 @@ def reported(case: Case, way: Way, model: Path, path: Path) -> tuple[RankReport,
 
 @pytest.mark.parametrize(
     "case",
-    [*CPU_CASES, *(pytest.param(case, marks=pytest.mark.gpu) for case in GPU_CASES)],
+    [
+        *(
+            pytest.param(case, marks=[pytest.mark.slow] if case.precision is Precision.bfloat16 else [])
+            for case in CPU_CASES
+        ),
+        *(pytest.param(case, marks=pytest.mark.gpu) for case in GPU_CASES),
+    ],
     ids=lambda case: f"{case.name}, {case.precision.value}, {case.device.value}",
 )
 def test_a_kernel_computes_what_is_computed_without_it(case: Case, tmp_path: Path) -> None:

@@ -68,8 +68,14 @@ def config(model: Path, backend: PolicyBackend, device: Device, precision: Preci
     return replace(cfg, lora=replace(cfg.lora, enabled=True, dropout=0.5))
 
 
-@pytest.mark.parametrize("device", [Device.cpu, pytest.param(Device.cuda, marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("precision", Precision)
+@pytest.mark.parametrize(
+    ("device", "precision"),
+    [
+        (Device.cpu, Precision.float32),
+        pytest.param(Device.cpu, Precision.bfloat16, marks=pytest.mark.slow),
+        *(pytest.param(Device.cuda, precision, marks=pytest.mark.gpu) for precision in Precision),
+    ],
+)
 @pytest.mark.parametrize("backend", PolicyBackend)
 def test_training_and_its_random_numbers_go_on_where_they_were(
     backend: PolicyBackend, precision: Precision, device: Device, tmp_path: Path

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from nemo_like.sweep.job import JobResult, read_results
 from tests.unit.config.checkpoints import DEMO, REPOSITORY
 
 PROGRAM = Path(__file__).with_name("start_sweep.py")
+SWEPT = ("grpo.seed=1,2,4", "policy.optimizer.lr=3e-4,1e-3")
 
 
 class Sweep:
@@ -47,6 +49,19 @@ def command(config: Path, log_dir: Path, *arguments: str) -> list[str]:
     return [*start, f"logger.log_dir={log_dir}", *arguments]
 
 
+def start(log_dir: Path, *arguments: str, config: Path = DEMO) -> Sweep:
+    done = subprocess.run(
+        command(config, log_dir, *arguments),
+        cwd=REPOSITORY,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+    )
+    return Sweep(done.returncode, done.stdout, log_dir)
+
+
 def known_before(done: Sweep, *arguments: str, config: Path = DEMO) -> list[list[str]]:
     """Return the arguments of a sweep's jobs as they are known before any of them runs."""
     return load_sweep(config, [f"logger.log_dir={done.directory.parent}", *arguments]).jobs
@@ -54,49 +69,37 @@ def known_before(done: Sweep, *arguments: str, config: Path = DEMO) -> list[list
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Callable[..., Sweep]:
-    def run(*arguments: str, config: Path = DEMO) -> Sweep:
-        log_dir = tmp_path / "runs"
-        done = subprocess.run(
-            command(config, log_dir, *arguments),
-            cwd=REPOSITORY,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=100,
-        )
-        return Sweep(done.returncode, done.stdout, log_dir)
-
-    return run
+    return partial(start, tmp_path / "runs")
 
 
-def test_every_combination_runs_in_a_directory_of_its_own_and_the_table_has_them(
-    sweep: Callable[..., Sweep],
-) -> None:
-    swept = ["grpo.seed=1,4", "policy.optimizer.lr=3e-4,1e-3"]
-    done = sweep(*swept)
-    assert done.exit_code == 0, done.output
-    assert done.arguments == known_before(done, *swept)
-    values = [(result.number, result.value, result.steps) for result in done.results]
-    assert values == [(0, 3e-4, 4), (1, 1e-3, 4), (2, 3e-4, 4), (3, 1e-3, 4)]
-    assert sorted(path.name for path in done.directory.iterdir() if path.is_dir()) == ["0", "1", "2", "3"]
-    assert sorted(path.name for path in (done.directory / "0").iterdir()) == ["job.json", "metrics.jsonl"]
-    assert f"seed 4 as {done.directory.name}-2 of {done.directory.name}" in done.output
-    rows = re.findall(r"│ (\d) +│ ([^│]+?) +│ finished │ 4 +│ ([\d.]+) ", done.output)
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """A sweep of two keys; the jobs of seed 2 fail."""
+    return start(tmp_path_factory.mktemp("sweep") / "runs", *SWEPT)
+
+
+def test_every_combination_runs_in_a_directory_of_its_own_and_the_table_has_them(swept: Sweep) -> None:
+    assert swept.arguments == known_before(swept, *SWEPT)
+    values = [(result.number, result.value, result.steps) for result in swept.results]
+    assert values[:2] + values[4:] == [(0, 3e-4, 4), (1, 1e-3, 4), (4, 3e-4, 4), (5, 1e-3, 4)]
+    assert sorted(path.name for path in swept.directory.iterdir() if path.is_dir()) == [*"012345"]
+    assert sorted(path.name for path in (swept.directory / "0").iterdir()) == ["job.json", "metrics.jsonl"]
+    assert f"seed 4 as {swept.directory.name}-4 of {swept.directory.name}" in swept.output
+    rows = re.findall(r"│ (\d) +│ ([^│]+?) +│ finished │ 4 +│ ([\d.]+) ", swept.output)
     assert rows == [
         ("0", "grpo.seed=1 policy.optimizer.lr=0.0003", "0.0003"),
         ("1", "grpo.seed=1 policy.optimizer.lr=0.001", "0.0010"),
-        ("2", "grpo.seed=4 policy.optimizer.lr=0.0003", "0.0003"),
-        ("3", "grpo.seed=4 policy.optimizer.lr=0.001", "0.0010"),
+        ("4", "grpo.seed=4 policy.optimizer.lr=0.0003", "0.0003"),
+        ("5", "grpo.seed=4 policy.optimizer.lr=0.001", "0.0010"),
     ]
-    assert done.output.endswith(f"sweep_dir: {done.directory}\n")
+    assert swept.output.endswith(f"sweep_dir: {swept.directory}\n")
 
 
-def test_a_job_that_fails_ends_neither_the_others_nor_is_it_forgotten(sweep: Callable[..., Sweep]) -> None:
-    done = sweep("grpo.seed=1,2,4")
-    assert done.exit_code == 1
-    assert [result.outcome for result in done.results] == ["finished", "failed", "finished"]
-    assert re.search(r"│ 1 +│ grpo.seed=2 │ failed +│ 0 +│ - ", done.output)
+def test_a_job_that_fails_ends_neither_the_others_nor_is_it_forgotten(swept: Sweep) -> None:
+    assert swept.exit_code == 1
+    outcomes = [result.outcome for result in swept.results]
+    assert outcomes == ["finished"] * 2 + ["failed"] * 2 + ["finished"] * 2
+    assert re.search(r"│ 2 +│ grpo.seed=2 policy\S+ │ failed +│ 0 +│ - ", swept.output)
 
 
 @pytest.mark.slow

@@ -155,7 +155,7 @@ def test_a_run_that_collapses_after_it_resumed_is_told() -> None:
     assert [number for number, _ in watch(*[good] * 4, *[collapsed] * 4, resumed=True)] == [7]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 @pytest.mark.parametrize(("num_groups", "size"), [(128, 8), (16, 8), (4, 4), (32, 2)])
 @pytest.mark.parametrize(("begin", "end"), [(0.25, 0.9), (0.25, 0.99), (0.05, 0.6), (0.8, 0.999)])
 def test_a_run_that_learns_is_never_warned_of(
