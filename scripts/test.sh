@@ -67,13 +67,15 @@ if [[ $what != lint ]]; then
     # where there is none.
     piece functional "$tests --numprocesses=$(($(nproc --all) + 1)) --maxprocesses=4 --dist=loadfile \
         -m '($chosen) and not whole_run' tests/conformance tests/functional tests/gpu"
+    whole_runs=$(grep -lw whole_run tests/functional/test_*.py | tr '\n' ' ')
     if [[ $what == quick ]]; then
         # Two on two cores: a run by itself leaves one of them idle for half of its time. The longest file comes
         # first, since nothing would run beside its end.
+        longest=tests/functional/test_main_job.py
         piece runs "$tests --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder \
-            -m '($chosen) and whole_run' tests/functional/test_main_job.py tests/functional"
+            -m '($chosen) and whole_run' $longest ${whole_runs//$longest/}"
     else
-        for file in $(grep -lw whole_run tests/functional/test_*.py); do
+        for file in $whole_runs; do
             name=${file##*/test_}
             piece "${name%.py}" "$tests -m '($chosen) and whole_run' $file"
         done
