@@ -117,6 +117,7 @@ def engine_kwargs(
                 gpu_memory_utilization=0.5,
                 quantization=None,
             ),
+            vllm_kwargs={},
         ),
         "device": Device.cpu,
         "precision": precision,

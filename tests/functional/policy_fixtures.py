@@ -188,12 +188,15 @@ def policy_config(
             activation_checkpointing=activation_checkpointing,
             moe_grouped_gemm=moe_grouped_gemm,
             router_replay=router_replay,
+            model_kwargs={},
+            optimizer_kwargs={},
         ),
         fsdp_cfg=FsdpConfig(
             tensor_parallel_size=tp if is_fsdp else 1,
             activation_checkpointing=False,
             cpu_offload=False,
             reduce_gradients_once=False,
+            model_kwargs={},
         ),
         lora=LoraConfig(
             enabled=bool(adapts),
