@@ -16,6 +16,8 @@ def as_megatron_has_them(kind: type, arguments: Mapping[str, Any]) -> dict[str, 
 
     Raises ValueError for an argument that ``kind`` does not have, and for a name that stands for nothing.
     """
+    if not arguments:
+        return {}
     hints, names = get_type_hints(kind), {field.name for field in dataclasses.fields(kind)}
     if unknown := arguments.keys() - names:
         raise ValueError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
