@@ -98,7 +98,7 @@ tell_of_aarch64() {
 }
 
 has_nvidia_gpus() {
-    command -v nvidia-smi >/dev/null && timeout 30 nvidia-smi -L 2>/dev/null | grep -q '^GPU '
+    command -v nvidia-smi >/dev/null && [[ $(timeout 30 nvidia-smi -L 2>/dev/null) == "GPU "* ]]
 }
 
 make_venv() {

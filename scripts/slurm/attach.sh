@@ -32,7 +32,7 @@ read -r job number nodes <<<"$running"
 directory=$(scontrol show job "$job" --oneliner | grep -o ' WorkDir=[^ ]*' | cut -d= -f2)
 cd "$directory"
 [[ $job == *_* && -n ${JOB_DIR:-} ]] && JOB_DIR=$JOB_DIR/${job#*_}
-node=${node:-$(scontrol show hostnames "$nodes" | head -n 1)}
+node=${node:-$(scontrol show hostnames "$nodes" | sed -n 1p)}
 JOB_DIR=${JOB_DIR:-$directory/runs/slurm-$job}
 joined=$JOB_DIR/nodes/joined
 [[ -s $joined ]] || { echo "attach: no node of job $job has joined Ray yet ($joined is empty)" >&2; exit 1; }
