@@ -34,7 +34,8 @@ from nemo_like.preflight.checks import preflight
 if TYPE_CHECKING:
     from nemo_like.driver.setup import RunEnd
 
-_OF_RAY = ("RAY_", "PYTHONBREAKPOINT")  # with Ray's debugger for breakpoint()
+# Ray's own, with its debugger for breakpoint(), and where no proxy is asked.
+_CHANGED = ("RAY_", "PYTHONBREAKPOINT", "NO_PROXY", "no_proxy")
 
 
 class GRPO:
@@ -85,9 +86,9 @@ class GRPO:
         when it is interrupted, and what ``on_step`` raises.
         """
         _check_process()
-        bypass_proxies()
         model = local_model(self._model)
-        with sigterm_as_interrupt(), _rays_variables_restored():
+        with sigterm_as_interrupt(), _variables_restored():
+            bypass_proxies()
             self._check(model)
             # Only now: this loads Ray, and the checks above must be quick.
             from nemo_like.driver.setup import run_directory, run_in
@@ -124,11 +125,11 @@ class GRPO:
 
 
 @contextmanager
-def _rays_variables_restored() -> Iterator[None]:
-    """Undo after the block what Ray, and a run for it, change in this process's environment."""
+def _variables_restored() -> Iterator[None]:
+    """Undo after the block what Ray and a run change in this process's environment."""
 
     def present() -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if name.startswith(_OF_RAY)}
+        return {name: value for name, value in os.environ.items() if name.startswith(_CHANGED)}
 
     before = present()
     try:

@@ -155,8 +155,9 @@ def test_the_answers_are_in_the_report(evaluated: FinishedRun) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_is_converted_once_and_gives_the_same(
-    validated: FinishedRun, settings: list[str], tmp_path: Path
+    validated: FinishedRun, settings: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(SECRET, TOKEN)  # which the run's configuration refers to
     saved = validated.run_dir / "checkpoints" / f"step_{NUM_STEPS}"
     run = evaluate(tmp_path, settings, "--checkpoint", str(saved))
     assert run.returncode == 0, run.output
