@@ -60,18 +60,20 @@ def worker_argument_problem(group: PolicyConfig, passed: PassedArguments) -> str
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from nemo_like.policy.megatron.library_values import as_megatron_has_them
+    from nemo_like.policy.devices import DTYPES
     from nemo_like.policy.megatron.model import transformer_config
+    from nemo_like.policy.megatron.optimizer import optimizer_config
     from nemo_like.policy.parallelism import parallel_layout
 
     kind: Any = TransformerConfig if passed.library is Library.megatron_model else OptimizerConfig
     if told := _unknown(passed.values, {field.name for field in dataclasses.fields(kind)}, passed.library):
         return told
     try:
-        as_megatron_has_them(kind, passed.values)
-        if kind is TransformerConfig:
+        if passed.library is Library.megatron_model:
             model = read_model_info(group.model_name, group.backend)
             transformer_config(model, group, parallel_layout(group))
+        else:
+            optimizer_config(group, DTYPES[group.precision])
     except Exception as error:
         return f"is refused by Megatron-core: {_in_short(error)}"
     return None

@@ -30,7 +30,7 @@ from megatron.core.dist_checkpointing.strategies import torch as torch_strategie
 from megatron.core.optimizer import MegatronOptimizer
 
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
-from nemo_like.policy.megatron.optimizer import begin
+from nemo_like.policy.megatron.optimizer import begin, chain
 from nemo_like.policy.megatron.optimizer_shares import OptimizerShares, UntouchedZeros, sharded_parts
 
 _FORMAT = ("torch_dist", 1)
@@ -101,7 +101,7 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: MegatronOptim
             f"{str(was_sharded).lower()}; resume it with the same setting"
         )
     metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or _METADATA
-    is_rearranged = _chain_length(common["optimizer"]) != len(_parts(optimizer))
+    is_rearranged = _chain_length(common["optimizer"]) != len(chain(optimizer))
     if is_rearranged:
         if not metadata.get(_UNNUMBERED):
             raise ValueError(
@@ -128,10 +128,6 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: MegatronOptim
     return {name: value for name, value in state.items() if isinstance(value, int)}
 
 
-def _parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
-    return getattr(optimizer, "chained_optimizers", [optimizer])
-
-
 def _sharded_state(
     model: torch.nn.Module, optimizer: MegatronOptimizer, metadata: Mapping[str, Any], *, is_loading: bool
 ) -> ShardedStateDict:
@@ -156,7 +152,7 @@ def _steps(stored: Any) -> Iterator[int]:
 
 
 def _set_steps(optimizer: MegatronOptimizer, num_steps: int) -> None:
-    for part in _parts(optimizer):
+    for part in chain(optimizer):
         if not part.is_stub_optimizer:
             for group in part.optimizer.param_groups:
                 group["step"] = num_steps

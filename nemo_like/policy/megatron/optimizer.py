@@ -54,34 +54,43 @@ def tensors_beside_model(optimizer: MegatronOptimizer, weights: Iterable[Tensor]
     return [tensor for tensor in tensors if tensor.untyped_storage().data_ptr() not in of_model]
 
 
+def chain(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+    """Return the optimizers of a chain, or the one."""
+    return getattr(optimizer, "chained_optimizers", [optimizer])
+
+
 def _parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
     """Return the optimizers of a chain, or the one, that have anything to update."""
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    return [part for part in parts if not part.is_stub_optimizer]
+    return [part for part in chain(optimizer) if not part.is_stub_optimizer]
+
+
+def optimizer_config(cfg: PolicyConfig, dtype: torch.dtype) -> OptimizerConfig:
+    """Return Megatron-core's configuration of AdamW for trained parameters in ``dtype``.
+
+    Raises what Megatron-core raises of an argument in ``megatron_cfg.optimizer_kwargs``.
+    """
+    adam = cfg.optimizer
+    return OptimizerConfig(
+        optimizer="adam",
+        lr=adam.lr,
+        weight_decay=adam.weight_decay,
+        adam_beta1=adam.adam_beta1,
+        adam_beta2=adam.adam_beta2,
+        adam_eps=adam.adam_eps,
+        clip_grad=cfg.max_grad_norm,
+        bf16=dtype is torch.bfloat16,
+        params_dtype=dtype,
+        use_distributed_optimizer=shards_optimizer(cfg),
+        **as_megatron_has_them(OptimizerConfig, cfg.megatron_cfg.optimizer_kwargs),
+    )
 
 
 def build_optimizer(cfg: PolicyConfig, model: torch.nn.Module, dtype: torch.dtype) -> MegatronOptimizer:
     """Build AdamW over a DDP-wrapped model whose trained parameters are in ``dtype``, with float32 master
     weights for bfloat16. Biases and norms have no weight decay."""
     use_torch_kernels()
-    adam = cfg.optimizer
-    optimizer = get_megatron_optimizer(
-        OptimizerConfig(
-            optimizer="adam",
-            lr=adam.lr,
-            weight_decay=adam.weight_decay,
-            adam_beta1=adam.adam_beta1,
-            adam_beta2=adam.adam_beta2,
-            adam_eps=adam.adam_eps,
-            clip_grad=cfg.max_grad_norm,
-            bf16=dtype is torch.bfloat16,
-            params_dtype=dtype,
-            use_distributed_optimizer=shards_optimizer(cfg),
-            **as_megatron_has_them(OptimizerConfig, cfg.megatron_cfg.optimizer_kwargs),
-        ),
-        [model],
-    )
+    optimizer = get_megatron_optimizer(optimizer_config(cfg, dtype), [model])
     # Megatron-core applies a group's multiplier of the weight decay only in its own scheduler.
     for group in optimizer.param_groups:
-        group["weight_decay"] = adam.weight_decay * group["wd_mult"]
+        group["weight_decay"] = cfg.optimizer.weight_decay * group["wd_mult"]
     return optimizer

@@ -20,6 +20,8 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from nemo_like.policy.megatron.optimizer import chain
+
 # By the parameter's place in the order in which Megatron-core numbers them: its tensors by name.
 _Moments = dict[int, dict[str, Tensor]]
 _STATE = "param_state"
@@ -75,7 +77,7 @@ class OptimizerShares:
 def sharded_parts(optimizer: MegatronOptimizer) -> dict[int | None, DistributedOptimizer]:
     """Return the optimizers of a chain that are sharded, by their key in the chain's state. The key is None
     where there is but one, whose state is the chain's."""
-    parts = getattr(optimizer, "chained_optimizers", [optimizer])
+    parts = chain(optimizer)
     keys = range(len(parts)) if len(parts) > 1 else [None]
     return {
         key: part for key, part in zip(keys, parts, strict=True) if isinstance(part, DistributedOptimizer)
