@@ -3,11 +3,12 @@
 
     python scripts/gpu_check.py [--output DIR] [--parts found,kernels,...] [--dry-run]
 
-Each part is a process of its own with a deadline, so that one that crashes or hangs neither stops the others
-nor keeps memory. Needs no network, and this project need not be installed. Prints a report; DIR gets it too,
-as text and as JSON after every part, with the output of every process. Ends with code 1 when anything is off:
-docs/gpus.md says what is judged, and by which limits. The parts kernels and engines run tests, which need
-pytest: bash scripts/setup.sh --dev.
+Each part has processes of its own with deadlines, so that one that crashes or hangs neither stops the others
+nor keeps memory. None takes more than eight minutes: where a command may take no longer, call the parts one
+by one. Needs no network, and this project need not be installed. Prints a report; DIR gets it too, as text
+and as JSON after every process, with its output; one that was cut off counts with what it had measured. Ends
+with code 1 when anything is off: docs/gpus.md says what is judged, and by which limits. The parts kernels and
+engines run tests, which need pytest: bash scripts/setup.sh --dev.
 """
 
 from __future__ import annotations
@@ -16,26 +17,37 @@ import argparse
 import json
 import platform
 import shutil
+import signal
 import sys
 import time
 import traceback
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nemo_like.cluster.c_compiler import REMEDY, compiling_problem
-from scripts.gpu_check_parts.commands import PARTS, Part, log_path, model_directory
+from scripts.gpu_check_parts.commands import (
+    PART_LIMIT_S,
+    PARTS,
+    Command,
+    Part,
+    log_path,
+    model_directory,
+)
 from scripts.gpu_check_parts.conclusions import Finished, all_reasons, conclude, part_lines, summary_lines
-from scripts.gpu_check_parts.execution import run
+from scripts.gpu_check_parts.execution import Done, run
 from scripts.gpu_check_parts.found import OPTIONAL, is_there, versions
 from scripts.gpu_check_parts.judgement import judge_end
 from scripts.gpu_check_parts.sampling import MemorySampler, ReadMemory, open_nvml
 from scripts.gpu_check_parts.settings import GIB, ROOT, Result, Settings
 
 _SIZES = {"cuda": ("1.7B", "0.6B"), "cpu": ("tiny",)}
+# With less than this left of a part's time a command is not begun.
+_WORTH_BEGINNING_S = 10.0
 # The driver takes a moment to give a process's memory back after its end.
 _MEMORY_BACK_S = 10.0
 
@@ -59,19 +71,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings.output.mkdir(parents=True, exist_ok=True)
     before = _used(read)
     results: dict[str, Result] = {}
-    for part in parts:
-        print(f"\n{part.name}: {part.what} (about {part.budget_s} s)", flush=True)
-        result = results[part.name] = Result()
-        try:
-            _run_part(part, settings, read if settings.on_gpu else None, result)
-        except Exception:  # whatever a part leaves that cannot be read, the others are still to run
-            result.reasons.append(f"what it left cannot be read:\n{traceback.format_exc()}")
-        print("\n".join(part_lines(part.name, result)), flush=True)
-        _write_report(settings, results)
+    with _interrupted_by_sigterm():
+        _run_parts(parts, settings, read, results)
     results["end"] = Result(reasons=_end(before, read))
     _write_report(settings, results)
     print("\n".join(summary_lines(settings.output, results)))
     return 1 if all_reasons(results) else 0
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Have what ends this process from outside end what it started too, and leave a report."""
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _run_parts(
+    parts: Sequence[Part], settings: Settings, read: ReadMemory | None, results: dict[str, Result]
+) -> None:
+    """Run one part after the other, until all have run or an interrupt; the report is written meanwhile."""
+    for part in parts:
+        print(f"\n{part.name}: {part.what} (about {part.budget_s} s)", flush=True)
+        result = results[part.name] = Result()
+        is_interrupted = False
+        try:
+            for _ in _run_part(part, settings, read if settings.on_gpu else None, result):
+                _write_report(settings, results)
+        except KeyboardInterrupt:
+            is_interrupted = True
+            result.reasons.append("the check was interrupted: nothing after this ran")
+        except Exception:  # whatever a part leaves that cannot be read, the others are still to run
+            result.reasons.append(f"what it left cannot be read:\n{traceback.format_exc()}")
+        print("\n".join(part_lines(part.name, result)), flush=True)
+        _write_report(settings, results)
+        if is_interrupted:
+            break
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -113,8 +150,10 @@ def _plan(settings: Settings, parts: Sequence[Part]) -> list[str]:
         lines += ["", f"{part.name}: {part.what} (about {part.budget_s} s)"]
         lines += [f"  cannot run here: {reason}" for reason in _lacks(settings, part)]
         for command in part.commands(settings, _SIZES[settings.device][0]):
-            lines.append(f"  within {command.deadline_s:.0f} s: {' '.join(command.words)}")
-    return [*lines, "", f"about {sum(part.budget_s for part in parts)} s in all, on one H100 or H200"]
+            within_s = min(command.deadline_s, PART_LIMIT_S)
+            lines.append(f"  within {within_s:.0f} s: {' '.join(command.words)}")
+    total = f"about {sum(part.budget_s for part in parts)} s in all, on one H100 or H200"
+    return [*lines, "", f"{total}; no part may take more than eight minutes"]
 
 
 def _lacks(settings: Settings, part: Part) -> list[str]:
@@ -129,22 +168,18 @@ def _sees_gpus(settings: Settings) -> bool:
     return bool(settings.gpus) or any(Path("/dev").glob("nvidia[0-9]*"))
 
 
-def _run_part(part: Part, settings: Settings, read: ReadMemory | None, result: Result) -> None:
-    """Run the part's commands, and add to its result what they say."""
+def _run_part(part: Part, settings: Settings, read: ReadMemory | None, result: Result) -> Iterator[Command]:
+    """Run the part's commands, add to its result what they say, and yield each that has ended.
+
+    Raises KeyboardInterrupt when one was interrupted, after its end.
+    """
     if part.name == "found":
-        result.figures = {"versions": versions(), "gpus": [asdict(gpu) for gpu in settings.gpus]}
-        result.notes += [f"{module} is missing, which is not needed" for module in _missing(OPTIONAL)]
-        required = {module for each in PARTS for module in each.needs}
-        result.reasons += map(_said_of_missing, _missing(sorted(required)))
-        if settings.on_gpu and (problem := compiling_problem()):
-            result.reasons.append(f"{problem}; {REMEDY}")
-        if settings.on_gpu and not settings.gpus:
-            result.reasons.append("nvidia-ml-py finds no GPU, so memory is not measured")
+        _look(settings, result)
     if lacks := _lacks(settings, part):
         result.reasons.append(f"did not run: {', '.join(lacks)}")
         return
     size = _SIZES[settings.device][0]
-    if part.name == "model":
+    if part.has_size:
         from scripts.gpu_check_parts.run_report import fitting_size
 
         fitting = fitting_size(settings, _SIZES[settings.device])
@@ -152,22 +187,51 @@ def _run_part(part: Part, settings: Settings, read: ReadMemory | None, result: R
             result.reasons.append(f"did not run: no GPU has room for a {_SIZES[settings.device][-1]} model")
             return
         size = fitting
-    for command in part.commands(settings, size):
-        before = _used(read)
-        with MemorySampler(read if command.run_name else None) as sampler:
-            done = run(
-                command.words,
-                deadline_s=command.deadline_s,
-                log=log_path(settings, command),
-                mark=settings.mark,
-            )
-        result.seconds += done.seconds
-        finished = Finished(command=command, done=done, samples=sampler.samples, before=before)
-        conclude(settings, part.name, finished, result)
-        if command.is_needed and done.returncode != 0:
-            break
-    if part.name == "model":
+    try:
+        for command in part.commands(settings, size):
+            done = _run_command(command, settings, read, result)
+            yield command
+            if done is None or (command.is_needed and done.returncode != 0):
+                break
+            if done.is_interrupted:
+                raise KeyboardInterrupt
+    finally:
         shutil.rmtree(model_directory(settings), ignore_errors=True)
+
+
+def _look(settings: Settings, result: Result) -> None:
+    """Add to the result what there is to be seen without any other process."""
+    result.figures = {"versions": versions(), "gpus": [asdict(gpu) for gpu in settings.gpus]}
+    result.notes += [f"{module} is missing, which is not needed" for module in _missing(OPTIONAL)]
+    required = {module for each in PARTS for module in each.needs}
+    result.reasons += map(_said_of_missing, _missing(sorted(required)))
+    if settings.on_gpu and (problem := compiling_problem()):
+        result.reasons.append(f"{problem}; {REMEDY}")
+    if settings.on_gpu and not settings.gpus:
+        result.reasons.append("nvidia-ml-py finds no GPU, so memory is not measured")
+
+
+def _run_command(
+    command: Command, settings: Settings, read: ReadMemory | None, result: Result
+) -> Done | None:
+    """Run one command within what is left of its part's time, and add what it says; None where too little
+    is left."""
+    left_s = PART_LIMIT_S - result.seconds
+    if left_s < _WORTH_BEGINNING_S:
+        result.reasons.append(f"{command.what} did not run: the part's {PART_LIMIT_S} s were over")
+        return None
+    before = _used(read)
+    with MemorySampler(read if command.run_name else None) as sampler:
+        done = run(
+            command.words,
+            deadline_s=min(command.deadline_s, left_s),
+            log=log_path(settings, command),
+            mark=settings.mark,
+        )
+    result.seconds += done.seconds
+    finished = Finished(command=command, done=done, samples=sampler.samples, before=before)
+    conclude(settings, finished, result)
+    return done
 
 
 def _said_of_missing(module: str) -> str:

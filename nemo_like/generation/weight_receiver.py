@@ -21,6 +21,7 @@ from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from nemo_like.config.schema import Tripwires
+from nemo_like.generation.expert_stacks import ExpertStacks
 from nemo_like.generation.interface import WeightGroup
 from nemo_like.generation.weight_channels import IncomingWeights, NamedTensors, join
 from nemo_like.tripwires.dues import is_due
@@ -167,9 +168,12 @@ class TrainerWeightReceiver:
     def _load_model(self, groups: Sequence[str]) -> None:
         loaded: set[str] = set()
         initialize_layerwise_reload(self.model)
+        experts = ExpertStacks(self.model, self.device)
         for name in groups:
             for tensors in self._received(name):
-                loaded |= self.model.load_weights(tensors)
+                if others := experts.take(tensors):
+                    loaded |= self.model.load_weights(others)
+        loaded |= experts.loaded()
         finalize_layerwise_reload(self.model, self.vllm_config.model_config)
         if self.device.type == "cpu":
             self._repack_tied_output_layer()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 # A tensor begins at a multiple of this in its bucket, so that any dtype can be viewed in place.
@@ -59,19 +59,32 @@ class Piece:
     offset: int  # of these bytes in the bucket
     num_bytes: int
 
-    @property
-    def ends_tensor(self) -> bool:
-        return self.start + self.num_bytes == self.spec.num_bytes
 
+def to_lists(pieces: Sequence[Piece]) -> list[list[Any]]:
+    """Return the pieces as lists of numbers and strings, for a message in JSON.
 
-def to_lists(pieces: Sequence[Piece]) -> list:
-    """Return the pieces as lists of numbers and strings, for a message in JSON."""
-    return [astuple(piece) for piece in pieces]
-
-
-def from_lists(lists: Sequence[Any]) -> list[Piece]:
-    """Return the pieces that ``to_lists`` described."""
+    Each list has one value of every piece. Of thousands of lists with some values each Python would look
+    for garbage again and again, for longer than it reads the message.
+    """
     return [
-        Piece(TensorSpec(name, dtype, tuple(shape)), start, offset, num_bytes)
-        for (name, dtype, shape), start, offset, num_bytes in lists
+        [piece.spec.name for piece in pieces],
+        [piece.spec.dtype for piece in pieces],
+        [" ".join(map(str, piece.spec.shape)) for piece in pieces],
+        [piece.start for piece in pieces],
+        [piece.offset for piece in pieces],
+        [piece.num_bytes for piece in pieces],
+    ]
+
+
+def from_lists(lists: Sequence[Sequence[Any]]) -> list[Piece]:
+    """Return the pieces that ``to_lists`` described."""
+    names, dtypes, described, *places = lists
+    shapes = {text: tuple(map(int, text.split())) for text in set(described)}
+    specs = (
+        TensorSpec(name, dtype, shapes[text])
+        for name, dtype, text in zip(names, dtypes, described, strict=True)
+    )
+    return [
+        Piece(spec, start, offset, num_bytes)
+        for spec, start, offset, num_bytes in zip(specs, *places, strict=True)
     ]

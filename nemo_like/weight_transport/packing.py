@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
@@ -13,7 +14,12 @@ NamedTensors = Iterable[tuple[str, Tensor]]
 
 
 def spec_of(name: str, value: Tensor) -> TensorSpec:
-    return TensorSpec(name, str(value.dtype).removeprefix("torch."), tuple(value.shape))
+    return TensorSpec(name, _dtype_name(value.dtype), tuple(value.shape))
+
+
+@functools.cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def as_announced(values: NamedTensors, announced: Sequence[TensorSpec]) -> Iterator[tuple[str, Tensor]]:
@@ -24,7 +30,7 @@ def as_announced(values: NamedTensors, announced: Sequence[TensorSpec]) -> Itera
     stream = iter(values)
     for spec in announced:
         name, value = next(stream, ("nothing", torch.empty(0)))
-        if spec_of(name, value) != spec:
+        if (name, _dtype_name(value.dtype), value.shape) != (spec.name, spec.dtype, spec.shape):
             raise ValueError(f"got {spec_of(name, value)} to send, announced at connect time was {spec}")
         yield name, value
     surplus = next(stream, None)
@@ -41,21 +47,23 @@ def pack(values: NamedTensors, next_buffer: Callable[[int], Tensor]) -> Iterator
     """
     pieces: list[Piece] = []
     buffer: Tensor | None = None
-    filled = num_buckets = 0
+    filled = room = num_buckets = 0
     for name, value in values:
         spec, flat, start = spec_of(name, value), as_bytes(value.detach()), 0
+        size = len(flat)
         while True:
-            if buffer is not None and filled >= len(buffer):
+            if buffer is not None and filled >= room:
                 yield pieces, buffer
                 buffer = None
             if buffer is None:
                 buffer, pieces, filled = next_buffer(num_buckets), [], 0
+                room = len(buffer)
                 num_buckets += 1
-            part = flat[start : start + len(buffer) - filled]
-            buffer[filled : filled + len(part)].copy_(part)
-            pieces.append(Piece(spec, start, filled, len(part)))
-            filled, start = filled + len(part), start + len(part)
-            if start == len(flat):
+            part = min(size - start, room - filled)
+            buffer[filled : filled + part].copy_(flat[start : start + part])
+            pieces.append(Piece(spec, start, filled, part))
+            filled, start = filled + part, start + part
+            if start == size:
                 break
         filled = -(-filled // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
     if buffer is not None:
@@ -76,11 +84,15 @@ class Assembler:
         """
         complete = []
         for piece in pieces:
+            part, size = buffer[piece.offset : piece.offset + piece.num_bytes], piece.spec.num_bytes
+            if piece.num_bytes == size:  # as most are
+                whole = part.to(self._device, copy=True)
+                complete.append((piece.spec.name, as_tensor(whole, piece.spec)))
+                continue
             if piece.start == 0:
-                self._whole = torch.empty(piece.spec.num_bytes, dtype=torch.uint8, device=self._device)
-            part = buffer[piece.offset : piece.offset + piece.num_bytes]
+                self._whole = torch.empty(size, dtype=torch.uint8, device=self._device)
             self._whole[piece.start : piece.start + piece.num_bytes].copy_(part)
-            if piece.ends_tensor:
+            if piece.start + piece.num_bytes == size:
                 complete.append((piece.spec.name, as_tensor(self._whole, piece.spec)))
         return complete
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 
 from scripts.gpu_check_parts.found import is_there
@@ -13,12 +14,15 @@ from scripts.gpu_check_parts.settings import ROOT, Settings
 _PARTS = ROOT / "scripts" / "gpu_check_parts"
 MODEL_CONFIG = _PARTS / "random_model.yaml"
 MODEL_STEPS = 10
+BUCKETS_MIB = (64, 512)
 DEMO_MODEL = ROOT / ".cache" / "models" / "arithmetic-d2-s1"
 
 _GPU_RUN = ("torch", "transformers", "tensordict", "megatron.core", "hydra", "ray", "transfer_queue", "vllm")
+# Of what a call may take where it may take eight minutes, a part's commands; the rest is for ending them.
+PART_LIMIT_S = 420
 # No stage may wait longer than its part, and a failure is to be seen, not recovered from.
 _STRICT = [
-    "cluster.start_timeout_s=180",
+    "cluster.start_timeout_s=260",  # with nothing compiled yet
     "cluster.stage_timeout_s=100",
     "cluster.on_stage_timeout=stop",
     "cluster.max_recoveries=0",
@@ -43,6 +47,16 @@ _MODEL_ON_CPU = [
 ]
 
 
+class Prints(Enum):
+    """What a command leaves, which its part's result is made of."""
+
+    nothing = "nothing"
+    imports = "imports"
+    outcomes = "outcomes"  # of tests, in a file
+    rates = "rates"  # one JSON object
+    costs = "costs"  # a JSON object per line, as soon as it is known
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """One process of a part."""
@@ -50,6 +64,7 @@ class Command:
     what: str  # in reasons, and for its log
     words: Sequence[str]
     deadline_s: float
+    prints: Prints = Prints.nothing
     run_name: str | None = None  # of a whole run, whose directory is read and during which memory is sampled
     num_steps: int = 0  # of that run
     is_needed: bool = False  # when it fails, the rest of the part cannot run
@@ -57,42 +72,62 @@ class Command:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A part of the check. ``budget_s`` is what it should take on one H100 or H200, its commands' deadlines
-    what it may."""
+    """A part of the check. ``budget_s`` is what it should take on one H100 or H200; its commands may take
+    what their deadlines say, and PART_LIMIT_S together."""
 
     name: str
     what: str
     budget_s: int
     needs: tuple[str, ...]  # modules
-    commands: Callable[[Settings, str], list[Command]]  # of the model's size, which one part needs
+    commands: Callable[[Settings, str], list[Command]]  # of the model's size
+    has_size: bool = False  # whether its model is the largest that fits
     needs_gpu: bool = False  # whether there is nothing of it on a CPU
 
 
 def _found(settings: Settings, size: str) -> list[Command]:
     words = [sys.executable, str(_PARTS / "found.py")]
-    return [Command(what="found", words=words, deadline_s=120)]
+    return [Command(what="found", words=words, deadline_s=120, prints=Prints.imports)]
 
 
 def _tests(
     settings: Settings, name: str, marks: str, deadline_s: float, parallel: Sequence[str] = ()
 ) -> list[Command]:
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks]
-    words += [f"--junitxml={junit_path(settings, name)}", *parallel, "tests/gpu"]
-    return [Command(what=name, words=words, deadline_s=deadline_s)]
+    words += ["-p", "scripts.gpu_check_parts.outcomes", f"--outcomes={outcomes_path(settings, name)}"]
+    words += [*parallel, "tests/gpu"]
+    return [Command(what=name, words=words, deadline_s=deadline_s, prints=Prints.outcomes)]
 
 
 def _kernels(settings: Settings, size: str) -> list[Command]:
     # Most of a test's time is imports, which several processes can do at once.
     parallel = ["--numprocesses=3", "--dist=loadfile"] if is_there("xdist") else []
-    return _tests(settings, "kernels", "gpu and not engine and not slow", 300, parallel)
+    return _tests(settings, "kernels", "gpu and not engine and not slow", PART_LIMIT_S, parallel)
 
 
 def _engines(settings: Settings, size: str) -> list[Command]:
     # The demo is a whole run already.
-    return _tests(settings, "engines", "gpu and engine and not whole_run", 240)
+    return _tests(settings, "engines", "gpu and engine and not whole_run", PART_LIMIT_S)
+
+
+def _costs(what: str, parts: str) -> Callable[[Settings, str], list[Command]]:
+    """Return the command of a part that measures some of a policy worker's costs."""
+
+    def commands(settings: Settings, size: str) -> list[Command]:
+        words = [sys.executable, "scripts/bench/device_costs.py", f"--device={settings.device}"]
+        words += [f"--parts={parts}", f"--size={_smaller(size) if what == 'checkpoint' else size}"]
+        words += [] if settings.on_gpu else ["--samples=8", "--tokens=32", "--rounds=1"]
+        return [Command(what=what, words=words, deadline_s=PART_LIMIT_S, prints=Prints.costs)]
+
+    return commands
+
+
+def _smaller(size: str) -> str:
+    """Return the size of which a checkpoint is written: all of it also lies in the host's memory."""
+    return "0.6B" if size == "1.7B" else size
 
 
 def _transports(settings: Settings, size: str) -> list[Command]:
+    tickets = [sys.executable, str(_PARTS / "tickets.py"), f"--device={settings.device}"]
     words = [
         sys.executable,
         "scripts/bench/weight_channels.py",
@@ -100,7 +135,10 @@ def _transports(settings: Settings, size: str) -> list[Command]:
         "--receivers=1",
     ]
     words += ["--mib=2048", "--tensor-mib=32"] if settings.on_gpu else ["--mib=64", "--rounds=5"]
-    return [Command(what="transports", words=words, deadline_s=120)]
+    return [
+        Command(what="tickets", words=tickets, deadline_s=120, prints=Prints.costs),
+        Command(what="transports", words=words, deadline_s=120, prints=Prints.rates),
+    ]
 
 
 def _demo(settings: Settings, size: str) -> list[Command]:
@@ -111,8 +149,8 @@ def _demo(settings: Settings, size: str) -> list[Command]:
     overrides.append("loss_fn.use_generation_logprobs_as_prev=false")
     prepare = [sys.executable, "scripts/prepare_arithmetic.py", f"--output={DEMO_MODEL}", "--seed=1"]
     return [
-        Command(what="the demo's model", words=prepare, deadline_s=150, is_needed=True),
-        _run(settings, "demo", config, overrides, num_steps, traced, deadline_s=240),
+        Command(what="the demo's model", words=prepare, deadline_s=120, is_needed=True),
+        _run(settings, "demo", config, overrides, num_steps, traced, deadline_s=PART_LIMIT_S),
     ]
 
 
@@ -128,25 +166,35 @@ def _model(settings: Settings, size: str) -> list[Command]:
         *([] if settings.on_gpu else _MODEL_ON_CPU),
     ]
     commands = [Command(what=f"a {size} model", words=make, deadline_s=120, is_needed=True)]
-    for transport, overrides in _transports_of_runs(settings).items():
-        name = f"model-{transport}"
-        more = [*shared, f"generation.weight_transport={transport}", *overrides]
+    for name, overrides in _transports_of_runs(settings).items():
         traced = range(1, num_steps + 1)
-        commands.append(_run(settings, name, str(MODEL_CONFIG), more, num_steps, traced, deadline_s=240))
+        more = [*shared, *overrides]
+        run = _run(
+            settings, f"model-{name}", str(MODEL_CONFIG), more, num_steps, traced, deadline_s=PART_LIMIT_S
+        )
+        commands.append(run)
     return commands
 
 
 def _transports_of_runs(settings: Settings) -> dict[str, list[str]]:
-    """Return the overrides by transport, for every transport with which the model runs."""
+    """Return the overrides of every run of the model, by name: each transport, in buckets of two sizes."""
     if not settings.on_gpu:
-        return {"shared_memory": []}
+        return {"shared_memory": ["generation.weight_transport=shared_memory"]}
+    colocated = {
+        f"cuda_ipc-{mib}": ["generation.weight_transport=cuda_ipc", f"generation.weight_bucket_mib={mib}"]
+        for mib in BUCKETS_MIB
+    }
+    if len(settings.gpus) < 2:
+        return colocated
     separate = [
+        "generation.weight_transport=collective",
+        f"generation.weight_bucket_mib={BUCKETS_MIB[-1]}",
         "cluster.placement=separate",
         "cluster.gpus_per_node=2",
         "policy.offload_optimizer_for_logprob=false",
         "policy.offload_parameters_between_phases=false",
     ]
-    return {"cuda_ipc": [], **({"collective": separate} if len(settings.gpus) > 1 else {})}
+    return {**colocated, f"collective-{BUCKETS_MIB[-1]}": separate}
 
 
 def _run(
@@ -170,8 +218,8 @@ def _run(
     return Command(what=name, words=words, deadline_s=deadline_s, run_name=run_name, num_steps=num_steps)
 
 
-def junit_path(settings: Settings, name: str) -> Path:
-    return settings.output / f"{name}.junit.xml"
+def outcomes_path(settings: Settings, name: str) -> Path:
+    return settings.output / f"{name}.tests.jsonl"
 
 
 def log_path(settings: Settings, command: Command) -> Path:
@@ -184,7 +232,9 @@ def model_directory(settings: Settings) -> Path:
 
 
 _TESTED = ("torch", "transformers", "megatron.core", "ray", "pytest", "pytest_timeout")
+_TRAINING = ("torch", "transformers", "megatron.core", "hydra", "ray")
 
+# Those without vLLM come first, so that what stops an engine stops nothing else.
 PARTS = (
     Part(
         name="found",
@@ -202,11 +252,51 @@ PARTS = (
         needs_gpu=True,
     ),
     Part(
+        name="layers",
+        what="a Megatron-core worker's log-probs and training, and how often each layer waits for the GPU",
+        budget_s=75,
+        needs=_TRAINING,
+        commands=_costs("layers", "start,phases,waits"),
+        has_size=True,
+    ),
+    Part(
         name="transports",
-        what="GB/s of weights between processes",
-        budget_s=25,
+        what="memory of one process in another, and GB/s of weights between them",
+        budget_s=45,
         needs=("torch",),
         commands=_transports,
+    ),
+    Part(
+        name="offload",
+        what="optimizer state and weights to the host and back, by Megatron-core and parked",
+        budget_s=75,
+        needs=_TRAINING,
+        commands=_costs("offload", "host_memory,optimizer,reference"),
+        has_size=True,
+    ),
+    Part(
+        name="head",
+        what="log-probs with a backward pass, by size of a chunk of logits",
+        budget_s=30,
+        needs=_TRAINING,
+        commands=_costs("head", "head"),
+        has_size=True,
+    ),
+    Part(
+        name="checkpoint",
+        what="seconds and the host's memory of a checkpoint, written at once and in the background",
+        budget_s=75,
+        needs=_TRAINING,
+        commands=_costs("checkpoint", "checkpoint"),
+        has_size=True,
+    ),
+    Part(
+        name="engines",
+        what="engines on a GPU: weights by CUDA's inter-process memory, sleep and wake, several on one GPU",
+        budget_s=120,
+        needs=(*_TESTED, "vllm"),
+        commands=_engines,
+        needs_gpu=True,
     ),
     Part(
         name="demo",
@@ -217,17 +307,10 @@ PARTS = (
     ),
     Part(
         name="model",
-        what="ten steps of a model with random weights, with every transport that applies",
-        budget_s=115,
+        what="ten steps of a model with random weights, with every transport and size of buckets",
+        budget_s=190,
         needs=_GPU_RUN,
         commands=_model,
-    ),
-    Part(
-        name="engines",
-        what="engines on a GPU: weights by CUDA's inter-process memory, sleep and wake, several on one GPU",
-        budget_s=85,
-        needs=(*_TESTED, "vllm"),
-        commands=_engines,
-        needs_gpu=True,
+        has_size=True,
     ),
 )

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from scripts.gpu_check_parts.commands import Command, junit_path
+from scripts.gpu_check_parts.commands import Command, Prints, outcomes_path
 from scripts.gpu_check_parts.execution import Done
 from scripts.gpu_check_parts.found import PACKAGES, cuda_facts, import_problems, is_there
 from scripts.gpu_check_parts.judgement import (
@@ -16,8 +16,8 @@ from scripts.gpu_check_parts.judgement import (
     judge_memory,
     judge_steps,
     judge_tests,
-    read_junit,
 )
+from scripts.gpu_check_parts.outcomes import read_outcomes
 from scripts.gpu_check_parts.sampling import MemorySample
 from scripts.gpu_check_parts.settings import Result, Settings
 
@@ -32,18 +32,23 @@ class Finished:
     before: Sequence[int]  # bytes that each GPU held before it
 
 
-def conclude(settings: Settings, part: str, finished: Finished, result: Result) -> None:
-    """Add what this command of this part says to the part's result."""
+def conclude(settings: Settings, finished: Finished, result: Result) -> None:
+    """Add what this command says to its part's result, also where it was ended before it had said all."""
     command = finished.command
     result.reasons += finished.done.reasons(command.what)
     if command.run_name is not None:
         _run(settings, finished, result)
-    elif part == "found":
-        _found(finished, result)
-    elif part == "transports":
-        _transports(finished, result)
-    elif part in ("kernels", "engines"):
-        _tests(settings, command, result)
+    match command.prints:
+        case Prints.imports:
+            _found(finished, result)
+        case Prints.rates:
+            _rates(finished, result)
+        case Prints.costs:
+            _costs(finished, result)
+        case Prints.outcomes:
+            _tests(settings, command, result)
+        case Prints.nothing:
+            pass
 
 
 def _found(finished: Finished, result: Result) -> None:
@@ -54,16 +59,53 @@ def _found(finished: Finished, result: Result) -> None:
 
 
 def _tests(settings: Settings, command: Command, result: Result) -> None:
-    counts = read_junit(junit_path(settings, command.what))
+    counts = read_outcomes(outcomes_path(settings, command.what))
     result.reasons += judge_tests(counts)
     result.figures = {**result.figures, "tests": asdict(counts)}
     result.table.append(
         f"{counts.passed} tests passed, {len(counts.failed)} failed, {len(counts.skipped)} were skipped"
     )
     result.table += [f"  skipped: {name}: {reason}" for name, reason in counts.skipped.items()]
+    for name, measured in counts.measured.items():
+        result.table += [f"  {name}", *figure_lines(measured, indent=4)]
 
 
-def _transports(finished: Finished, result: Result) -> None:
+def _costs(finished: Finished, result: Result) -> None:
+    """Take in every line in which a figure's name has figures, or the error that came in their place."""
+    found: dict[str, Any] = {}
+    for line in finished.done.log.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("{") and line.endswith("}"):
+            found |= json.loads(line)
+    what = finished.command.what
+    if not found and not finished.done.returncode:
+        result.reasons.append(f"{what} printed no figures ({finished.done.log})")
+    result.figures = {**result.figures, what: found}
+    for name, figures in found.items():
+        if "error" in figures:
+            result.reasons.append(f"{name}: {str(figures['error']).strip().splitlines()[-1]}")
+        else:
+            result.table += [name, *figure_lines(figures)]
+
+
+def figure_lines(figures: Mapping[str, Any], indent: int = 2) -> list[str]:
+    """Return lines that show figures: plain ones in one, and each group of them in one of its own."""
+    plain = {key: value for key, value in figures.items() if not isinstance(value, Mapping)}
+    groups = {key: value for key, value in figures.items() if isinstance(value, Mapping)}
+    shown = ", ".join(f"{key} {_shown(value)}" for key, value in plain.items())
+    lines = [" " * indent + shown] if shown else []
+    for key, group in groups.items():
+        below = figure_lines(group, indent + 2)
+        lines += [f"{' ' * indent}{key}: {below[0].strip()}", *below[1:]] if below else []
+    return lines
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return " / ".join(map(_shown, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _rates(finished: Finished, result: Result) -> None:
     text = finished.done.log.read_text(encoding="utf-8", errors="replace")
     try:
         measured = json.loads(text[text.index("{") :])

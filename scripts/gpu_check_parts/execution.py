@@ -30,15 +30,18 @@ class Done:
     """How a command ended."""
 
     command: Sequence[str]
-    returncode: int | None  # None: it was past its deadline
+    returncode: int | None  # None: it was past its deadline, or the check was interrupted
     seconds: float
     log: Path
     left: Sequence[str]  # command lines of processes that it left behind, which were killed
+    is_interrupted: bool = False
 
     def reasons(self, what: str) -> list[str]:
         """Return what is off about the command itself, with the end of its output."""
         found = []
-        if self.returncode is None:
+        if self.is_interrupted:
+            found.append(f"{what} was interrupted after {self.seconds:.0f} s{self._said()}")
+        elif self.returncode is None:
             found.append(f"{what} was past its deadline after {self.seconds:.0f} s{self._said()}")
         elif self.returncode:
             found.append(f"{what} ended with code {self.returncode}{self._said()}")
@@ -56,8 +59,10 @@ def run(
 ) -> Done:
     """Run the command in the repository, with its output in ``log``; return when nothing of it is left.
 
-    What it started has ``grace_s`` after its end to end too.
+    What it started has ``grace_s`` after its end to end too. An interrupt ends it as its deadline does.
     """
+    returncode: int | None = None
+    is_interrupted = False
     log.parent.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1", MARK: mark}
@@ -73,14 +78,23 @@ def run(
             start_new_session=True,
         )
         try:
-            returncode: int | None = process.wait(deadline_s)
+            returncode = process.wait(deadline_s)
         except subprocess.TimeoutExpired:
-            returncode = None
+            pass
+        except KeyboardInterrupt:
+            is_interrupted = True
         finally:
             _stop(process)
             left = end_marked(mark, grace_s)
     seconds = time.monotonic() - started_s
-    return Done(command=command, returncode=returncode, seconds=seconds, log=log, left=left)
+    return Done(
+        command=command,
+        returncode=returncode,
+        seconds=seconds,
+        log=log,
+        left=left,
+        is_interrupted=is_interrupted,
+    )
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:

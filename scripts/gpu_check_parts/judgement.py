@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from xml.etree import ElementTree
 
 from scripts.gpu_check_parts.memory import Peak
+from scripts.gpu_check_parts.outcomes import TestCounts
 from scripts.gpu_check_parts.run_files import Record
 from scripts.gpu_check_parts.settings import GIB
 
@@ -20,34 +18,6 @@ MAX_MISMATCH = 1.05
 MEMORY_SHARE, MEMORY_SLACK = 0.15, GIB // 2
 # What a GPU may hold at the end beyond what it held at the start.
 MEMORY_LEFT = GIB // 4
-
-
-@dataclass(slots=True)
-class TestCounts:
-    """What pytest's report says."""
-
-    __test__ = False
-
-    passed: int = 0
-    failed: list[str] = field(default_factory=list)
-    skipped: dict[str, str] = field(default_factory=dict)  # reasons by test
-
-
-def read_junit(path: Path) -> TestCounts:
-    """Read pytest's report in JUnit's format; everything is empty where there is none."""
-    counts = TestCounts()
-    if not path.is_file():
-        return counts
-    for case in ElementTree.parse(path).iter("testcase"):
-        name = f"{case.get('classname', '')}::{case.get('name', '')}"
-        skipped = case.find("skipped")
-        if case.find("failure") is not None or case.find("error") is not None:
-            counts.failed.append(name)
-        elif skipped is not None:
-            counts.skipped[name] = skipped.get("message") or ""
-        else:
-            counts.passed += 1
-    return counts
 
 
 def judge_tests(counts: TestCounts) -> list[str]:

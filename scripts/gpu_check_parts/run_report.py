@@ -12,7 +12,7 @@ from nemo_like.config.loader import load_config
 from nemo_like.config.memory_timetable import memory_problems, memory_timetable
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.run_models import run_models
-from scripts.gpu_check_parts.commands import MODEL_CONFIG, model_directory
+from scripts.gpu_check_parts.commands import BUCKETS_MIB, MODEL_CONFIG, model_directory
 from scripts.gpu_check_parts.figures import peak_flops, stage_figures, sync_figures, warm
 from scripts.gpu_check_parts.memory import Peak, peaks
 from scripts.gpu_check_parts.random_model import write_config
@@ -85,7 +85,8 @@ def fitting_size(settings: Settings, sizes: Sequence[str]) -> str | None:
     for size in sizes:
         model = model_directory(settings) / "model"
         write_config(model, size)
-        cfg = load_config(MODEL_CONFIG, [f"policy.model_name={model}", "data.train.path=prompts.jsonl"])
+        given = [f"policy.model_name={model}", "data.train.path=prompts.jsonl"]
+        cfg = load_config(MODEL_CONFIG, [*given, f"generation.weight_bucket_mib={max(BUCKETS_MIB)}"])
         if not settings.gpus or not any(memory_problems(cfg, run_models(cfg), settings.gpus[0].free_bytes)):
             return size
     return None

@@ -51,11 +51,13 @@ AS_IN_TRAINING = SamplingConfig(
 TIMEOUT_S = 240.0  # an engine starts in ten seconds, but not on a busy machine
 
 
-def make_checkpoint(path: Path, *, tied: bool, num_experts: int = 0, num_layers: int = 2) -> Path:
+def make_checkpoint(
+    path: Path, *, tied: bool, num_experts: int = 0, expert_size: int = 32, num_layers: int = 2
+) -> Path:
     """A random Qwen3 whose next-token distributions are far from uniform; no tokenizer. With experts, two of
-    them are active for a token."""
+    them are active for a token; on CPUs each worker of an engine needs 32 values of each, or a multiple."""
     torch.manual_seed(5)
-    experts = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    experts = {"num_experts": num_experts, "num_experts_per_tok": 2, "moe_intermediate_size": expert_size}
     config = (Qwen3MoeConfig if num_experts else Qwen3Config)(
         **(experts if num_experts else {}),
         vocab_size=VOCAB_SIZE,

@@ -58,6 +58,16 @@ def test_every_part_of_a_policy_workers_costs_is_measured_on_a_cpu(tmp_path: Pat
 
 
 @pytest.mark.slow
+def test_experts_are_loaded_at_once_and_one_by_one_beside_what_a_trainer_spends_on_them() -> None:
+    found = figures(
+        "expert_loading.py", "--layers", "1", "--experts", "2", "--rounds", "1", "--bucket-mib", "1"
+    )
+    assert found["expert_tensors"] == 6
+    assert found["engine"]["one_by_one_over_stacked"] > 0
+    assert found["trainer"]["single_over_fused"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_agents_sessions_are_played_on_their_own_engine_and_on_the_other(sums_model: str) -> None:
     found = figures("agents.py", "--model", sums_model, "--sessions", "2", "--calls", "2", "--rounds", "1")

@@ -14,8 +14,11 @@ from tests.functional.runs import ROOT
 pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
 
 
+WITHOUT_ENGINES = ["layers", "transports", "offload", "head", "checkpoint"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [["transports"], ["model"], ["demo"]], ids="+".join)
+@pytest.mark.parametrize("parts", [WITHOUT_ENGINES, ["model"], ["demo"]], ids="+".join)
 def test_the_check_reads_and_judges_real_runs(
     parts: list[str], arithmetic_model: str, tmp_path: Path
 ) -> None:
@@ -29,6 +32,11 @@ def test_the_check_reads_and_judges_real_runs(
     figures = {name: report["parts"][name]["figures"] for name in parts}
     if "transports" in parts:
         assert figures["transports"]["transports"]["collective_gb_per_s"] > 0
+        assert figures["transports"]["tickets"]["with_event"]["seconds"] > 0
+        assert figures["layers"]["layers"].keys() == {"start", "phases", "waits"}
+        assert figures["offload"]["offload"].keys() == {"host_memory", "optimizer", "reference"}
+        assert figures["head"]["head"]["head"].keys() >= {"256 MiB", "1024 MiB"}
+        assert figures["checkpoint"]["checkpoint"]["checkpoint"]["load_s"] > 0
     if "demo" in parts:
         assert len(figures["demo"]["demo"]["accuracies"]) == 2
     runs = {"demo": "demo", "model": "model-shared_memory"}

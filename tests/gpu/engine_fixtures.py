@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,10 @@ class Trainer:
         weights = ((name, weight.detach()) for name, weight in self._model.named_parameters())
         return self._sender.send(version, weights)
 
+    def save(self, path: str) -> None:
+        """Write a checkpoint of what ``push_weights`` sends."""
+        self._model.save_pretrained(path)
+
     def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Log-probs of all tokens but the first, by a forward pass of the weights here."""
         ids = torch.tensor([token_ids], device=self._model.device)
@@ -134,6 +139,19 @@ class World:
 
     def canary(self, engine: int = 0) -> list[float]:
         return self.ask(self.engines[engine], "canary_logprobs", CANARY)
+
+    @contextmanager
+    def fresh_engine(self, checkpoint: Path, device: Device) -> Iterator[int]:
+        """Have one more engine within the block, of a checkpoint's weights; give its number. On a GPU the
+        others must sleep."""
+        handle = self.cluster.start(bf16_engine_spec(checkpoint, "fresh", device))
+        self.engines.append(handle)
+        try:
+            self.ask(handle, "stats")
+            yield len(self.engines) - 1
+        finally:
+            self.engines.pop()
+            self.cluster.discard(handle)
 
     def trainers_canary(self) -> list[float]:
         return self.ask(self.trainer, "canary_logprobs", CANARY)

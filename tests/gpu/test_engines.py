@@ -6,7 +6,7 @@ takes an engine that other quick tests do not need.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -87,7 +87,9 @@ def test_an_engine_computes_with_the_weights_that_were_sent(world: World) -> Non
 
 
 @on_a_gpu
-def test_a_sleeping_engine_gives_its_memory_back_and_wakes_as_it_was(world: World) -> None:
+def test_a_sleeping_engine_gives_its_memory_back_and_wakes_as_it_was(
+    world: World, record_property: Callable[[str, object], None]
+) -> None:
     share = ENGINE_SHARE * torch.cuda.mem_get_info(0)[1]
     canary, response, awake = world.canary(), world.generate(), used_bytes()
     world.hold(EngineHolds.nothing)
@@ -98,6 +100,8 @@ def test_a_sleeping_engine_gives_its_memory_back_and_wakes_as_it_was(world: Worl
         world.canary()
     world.hold(EngineHolds.weights)
     with_weights = used_bytes()
+    for name, num_bytes in {"awake": awake, "asleep": asleep, "with_weights": with_weights}.items():
+        record_property(f"gib_of_all_processes_{name}", num_bytes / GIB)
     assert abs(with_weights - asleep) < GIB  # the model is tiny
     world.hold(EngineHolds.everything)
     assert abs(used_bytes() - awake) < GIB
@@ -132,3 +136,26 @@ def test_an_engine_that_lost_its_weights_asleep_computes_with_those_that_come(wo
     assert largest(world.canary(0), world.canary(1)) < 1e-3
     assert world.generate(0) == world.generate(1)
     world.hold(EngineHolds.nothing, 1)
+
+
+def test_a_fresh_engine_of_the_weights_that_were_sent_responds_alike(world: World, tmp_path: Path) -> None:
+    """The first engine captured its graphs with other weights, and has slept since. Last, since it ends with
+    all engines asleep."""
+    on_gpu = len(world.engines) > 1
+    world.ask(world.trainer, "update", 3)
+    if on_gpu:
+        world.hold(EngineHolds.nothing)
+        world.hold(EngineHolds.weights)
+        world.hold(EngineHolds.weights, 1)
+    world.ask(world.trainer, "push_weights", 3)
+    if on_gpu:
+        world.hold(EngineHolds.nothing, 1)
+        world.hold(EngineHolds.everything)
+    response, canary = world.generate(), world.canary()
+    if on_gpu:
+        world.hold(EngineHolds.nothing)
+    (tmp_path / "saved").mkdir()
+    world.ask(world.trainer, "save", str(tmp_path / "saved"))
+    with world.fresh_engine(tmp_path / "saved", Device.cuda if on_gpu else Device.cpu) as fresh:
+        assert world.generate(fresh) == response
+        assert largest(world.canary(fresh), canary) < 1e-3

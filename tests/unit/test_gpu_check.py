@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,8 +26,18 @@ from nemo_like.environments.interface import Turn
 from nemo_like.observability.trace import Span as RecordedSpan
 from nemo_like.observability.trace import chrome_trace
 from scripts import gpu_check
-from scripts.gpu_check_parts import commands, conclusions, figures, found, judgement, memory, run_report
+from scripts.gpu_check_parts import (
+    commands,
+    conclusions,
+    execution,
+    figures,
+    found,
+    judgement,
+    memory,
+    run_report,
+)
 from scripts.gpu_check_parts.execution import Done, marked, run
+from scripts.gpu_check_parts.outcomes import read_outcomes
 from scripts.gpu_check_parts.random_model import SHAPES, write_config
 from scripts.gpu_check_parts.rewards import share_of_even_words
 from scripts.gpu_check_parts.run_files import Span, driver_spans, read_run
@@ -254,7 +267,7 @@ def test_a_run_on_a_gpu_is_read_judged_and_shown(settings: Settings, tmp_path: P
         before=[GIB],
     )
     result = Result()
-    conclusions.conclude(settings, "model", finished, result)
+    conclusions.conclude(settings, finished, result)
     # Planned are about 51 GiB in training, of which the whole run's are the most.
     assert [reason.partition(", where")[0] for reason in result.reasons] == [
         "model-cuda_ipc: GPU 0 held 69.0 GiB in policy_training",
@@ -305,20 +318,89 @@ def test_the_last_accuracy_counts() -> None:
     assert judgement.judge_accuracy([]) == ["the demo was never validated"]
 
 
-def test_tests_are_counted_from_the_report(tmp_path: Path) -> None:
-    report = tmp_path / "junit.xml"
-    report.write_text(
-        '<testsuites><testsuite><testcase classname="a" name="good"/>'
-        '<testcase classname="a" name="bad"><failure message="no"/></testcase>'
-        '<testcase classname="a" name="broken"><error message="no"/></testcase>'
-        '<testcase classname="a" name="left"><skipped message="needs two GPUs"/></testcase>'
-        "</testsuite></testsuites>"
-    )
-    counts = judgement.read_junit(report)
+TESTS = """
+import os, signal
+import pytest
+
+def test_good(record_property):
+    record_property("asleep_gib", 2.5)
+
+def test_bad():
+    assert False
+
+@pytest.fixture
+def broken():
+    raise ValueError("no")
+
+def test_broken(broken):
+    pass
+
+def test_left():
+    pytest.skip("needs two GPUs")
+
+def test_cut_off():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def test_never_reached():
+    pass
+"""
+
+
+def test_tests_that_ended_count_when_the_others_were_cut_off(tmp_path: Path) -> None:
+    (tmp_path / "test_them.py").write_text(TESTS)
+    outcomes = tmp_path / "outcomes"
+    words = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", "-p", "no:randomly"]
+    words += ["-p", "scripts.gpu_check_parts.outcomes", f"--outcomes={outcomes}", str(tmp_path)]
+    done = run(words, deadline_s=60, log=tmp_path / "log", mark="tests-mark")
+    assert done.returncode == -9, (tmp_path / "log").read_text()
+    with outcomes.open("a") as file:
+        file.write('{"test": "half of a li')
+    counts = read_outcomes(outcomes)
+    short = {name.rpartition("::")[2]: name for name in [*counts.failed, *counts.skipped, *counts.measured]}
     assert counts.passed == 1
-    assert counts.skipped == {"a::left": "needs two GPUs"}
-    assert judgement.judge_tests(counts) == ["a::bad failed", "a::broken failed"]
-    assert judgement.judge_tests(judgement.read_junit(tmp_path / "none")) == ["no test ran (0 were skipped)"]
+    assert short.keys() == {"test_good", "test_bad", "test_broken", "test_left"}
+    assert counts.skipped == {short["test_left"]: "needs two GPUs"}
+    assert counts.measured == {short["test_good"]: {"asleep_gib": 2.5}}
+    assert judgement.judge_tests(counts) == [f"{short[name]} failed" for name in ("test_bad", "test_broken")]
+    assert judgement.judge_tests(read_outcomes(tmp_path / "none")) == ["no test ran (0 were skipped)"]
+
+
+def finished(prints: commands.Prints, log: Path, returncode: int | None) -> conclusions.Finished:
+    return conclusions.Finished(
+        command=commands.Command(what="offload", words=[], deadline_s=9, prints=prints),
+        done=Done(command=[], returncode=returncode, seconds=5.0, log=log, left=[]),
+        samples=[],
+        before=[],
+    )
+
+
+def test_what_was_measured_before_a_deadline_is_in_the_report(settings: Settings, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    lines = [
+        "a library's own line",
+        '{"optimizer": {"gib": 19.25, "parked": {"to_host_s": [0.5, 0.25], "places": {"a.py:1": 3}}}}',
+        '{"reference": {"error": "Traceback\\n  line\\nValueError: no"}}',
+        '{"half of',
+    ]
+    log.write_text("\n".join(lines))
+    result = Result()
+    conclusions.conclude(settings, finished(commands.Prints.costs, log, None), result)
+    late, error = result.reasons
+    assert late.startswith("offload was past its deadline") and error == "reference: ValueError: no"
+    assert result.figures["offload"]["optimizer"]["gib"] == 19.25  # type: ignore[index]
+    assert result.table == [
+        "optimizer",
+        "  gib 19.25",
+        "  parked: to_host_s 0.5 / 0.25",
+        "    places: a.py:1 3",
+    ]
+
+
+def test_a_measurement_without_figures_is_off(settings: Settings, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("done\n")
+    result = Result()
+    conclusions.conclude(settings, finished(commands.Prints.costs, tmp_path / "log", 0), result)
+    assert result.reasons == [f"offload printed no figures ({tmp_path / 'log'})"]
 
 
 def test_an_import_that_crashes_is_named() -> None:
@@ -377,9 +459,12 @@ def test_every_run_has_a_valid_configuration(tmp_path: Path, device: str, num_gp
             assert cfg.policy.device is Device[device]
             assert cfg.grpo.max_num_steps == command.num_steps
             assert cfg.logger.run_name == command.run_name
-            transports.append(cfg.generation.weight_transport.value)
-    expected = {("cuda", 1): ["cuda_ipc"], ("cuda", 2): ["cuda_ipc", "collective"]}
-    assert transports == ["auto", *expected.get((device, num_gpus), ["shared_memory"])]
+            generation = cfg.generation
+            transports.append((generation.weight_transport.value, generation.weight_bucket_mib))
+    several = [("cuda_ipc", 64), ("cuda_ipc", 512)]
+    expected = {("cuda", 1): several, ("cuda", 2): [*several, ("collective", 512)]}
+    assert transports[0][0] == "auto"
+    assert transports[1:] == expected.get((device, num_gpus), [("shared_memory", 256)])
 
 
 def test_what_is_checked_on_a_gpu_has_the_graphs_that_users_runs_have(tmp_path: Path) -> None:
@@ -387,15 +472,50 @@ def test_what_is_checked_on_a_gpu_has_the_graphs_that_users_runs_have(tmp_path: 
     asked = Settings(device="cuda", output=tmp_path, gpus=(H100,) * 2)
     run = [one for part in commands.PARTS for one in part.commands(asked, "1.7B") if one.run_name]
     checked = {one.what: run_config(one).generation.vllm_cfg.enforce_eager for one in run}
-    assert checked == dict.fromkeys(("demo", "model-cuda_ipc", "model-collective"), users)
+    assert checked == dict.fromkeys(
+        ("demo", "model-cuda_ipc-64", "model-cuda_ipc-512", "model-collective-512"), users
+    )
     from tests.gpu.engine_fixtures import bf16_engine_spec  # imports what takes seconds
 
     engine: Any = bf16_engine_spec(tmp_path, "engine", Device.cuda).kwargs["generation"]
     assert engine.vllm_cfg.enforce_eager is users
 
 
-def test_the_parts_fit_into_eight_minutes() -> None:
-    assert sum(part.budget_s for part in commands.PARTS) <= 480
+@pytest.mark.parametrize("part", commands.PARTS, ids=lambda part: part.name)
+def test_every_part_fits_into_eight_minutes_also_when_it_is_ended(part: commands.Part) -> None:
+    ending_s = 2 * execution._STOP_S + execution._LEAVE_S + gpu_check._MEMORY_BACK_S
+    assert part.budget_s <= commands.PART_LIMIT_S <= 480 - ending_s
+
+
+def test_a_command_has_what_those_before_it_left_of_its_parts_time(
+    monkeypatch: pytest.MonkeyPatch, settings: Settings, tmp_path: Path
+) -> None:
+    deadlines = []
+
+    def fake_run(words: object, *, deadline_s: float, log: Path, mark: str) -> Done:
+        deadlines.append(deadline_s)
+        log.write_text("")
+        seconds = {1: 200.0, 2: commands.PART_LIMIT_S - 205.0}.get(len(deadlines), 0.0)
+        return Done(command=[], returncode=0, seconds=seconds, log=log, left=[])
+
+    def three(settings: Settings, size: str) -> list[commands.Command]:
+        return [commands.Command(what=f"run-{number}", words=[], deadline_s=300) for number in range(3)]
+
+    monkeypatch.setattr(gpu_check, "run", fake_run)
+    part = commands.Part(name="model", what="", budget_s=1, needs=(), commands=three)
+    result = Result()
+    asked = Settings(device="cpu", output=tmp_path)
+    assert [command.what for command in gpu_check._run_part(part, asked, None, result)] == [
+        *("run-0", "run-1", "run-2")
+    ]
+    assert deadlines == [300, commands.PART_LIMIT_S - 200]
+    assert result.reasons == [f"run-2 did not run: the part's {commands.PART_LIMIT_S} s were over"]
+
+
+def test_what_starts_no_engine_comes_first() -> None:
+    starts = ["vllm" in part.needs for part in commands.PARTS]
+    assert starts == sorted(starts)
+    assert [part.name for part in commands.PARTS if "vllm" in part.needs] == ["engines", "demo", "model"]
 
 
 def test_the_demo_on_a_gpu_gives_memory_up_and_corrects_for_the_mismatch() -> None:
@@ -456,16 +576,52 @@ def test_missing_pytest_is_said_with_the_set_up_that_has_it(
 def test_a_part_that_cannot_be_read_does_not_stop_the_others(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run_part(part: commands.Part, settings: Settings, read: object, result: Result) -> None:
+    def run_part(part: commands.Part, settings: Settings, read: object, result: Result) -> Iterator[None]:
         if part.name == "transports":
             raise KeyError("bytes")
         result.table.append(f"{part.name} ran")
+        yield
 
     monkeypatch.setattr(gpu_check, "_run_part", run_part)
     assert gpu_check.main(["--device=cpu", "--parts=transports,demo", f"--output={tmp_path}"]) == 1
     assert "demo ran" in capsys.readouterr().out
     (reason,) = json.loads((tmp_path / "report.json").read_text())["reasons"]
     assert reason.startswith("transports: what it left cannot be read:") and "KeyError: 'bytes'" in reason
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from scripts import gpu_check
+from scripts.gpu_check_parts.commands import Command, Part, Prints
+
+def measuring(settings, size):
+    words = ["bash", "-c", f"cat {settings.output}/line; exec sleep 97"]
+    return [Command(what="it", words=words, deadline_s=60, prints=Prints.costs)]
+
+output = Path(sys.argv[1])
+(output / "line").write_text('{"first": {"seconds": 1.5}}\\n')
+gpu_check.PARTS = [
+    Part(name=name, what="", budget_s=1, needs=(), commands=measuring) for name in ("head", "demo")
+]
+sys.exit(gpu_check.main(["--device=cpu", f"--output={output}"]))
+"""
+
+
+def test_a_check_that_is_interrupted_ends_what_it_started_and_leaves_its_report(tmp_path: Path) -> None:
+    """Whoever ends a call asks with SIGTERM first."""
+    process = subprocess.Popen([sys.executable, "-c", INTERRUPTED, str(tmp_path)], cwd=ROOT)
+    log, deadline = tmp_path / "it.log", time.monotonic() + 60
+    while not (log.is_file() and log.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 1
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["parts"].keys() == {"head", "end"}
+    assert report["parts"]["head"]["figures"] == {"it": {"first": {"seconds": 1.5}}}
+    first, last = report["reasons"]
+    assert first.startswith("head: it was interrupted after")
+    assert last == "head: the check was interrupted: nothing after this ran"
 
 
 def test_a_report_shows_every_reason_once_more_at_its_end(tmp_path: Path) -> None:
