@@ -77,7 +77,7 @@ if [[ $what != lint ]]; then
     else
         for file in $whole_runs; do
             name=${file##*/test_}
-            piece "${name%.py}" "$tests -m '($chosen) and whole_run' $file"
+            piece "${name%.py}" "$tests --numprocesses=auto --maxprocesses=2 -m '($chosen) and whole_run' $file"
         done
     fi
     if [[ $VENV != .venv ]]; then

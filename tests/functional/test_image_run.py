@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import string
 import subprocess
 import sys
@@ -156,7 +157,15 @@ def test_a_picture_that_cannot_be_read_fails_its_samples_and_nothing_else(record
                 num_missing += 1
             assert line["sample_mask"] == (failure is None)
     assert 0 < num_missing < 10
-    assert sum(recorded.metrics("train/num_failed_rewards")) == num_missing + NUM_GENERATIONS
+    num_failed = num_missing + NUM_GENERATIONS
+    assert sum(recorded.metrics("train/num_failed_rewards")) == num_failed
+    # The terminal has the first of a kind, the log all of them.
+    assert recorded.output.count("(bad_image): ") == 1
+    share = num_failed / (NUM_STEPS * NUM_PROMPTS * NUM_GENERATIONS)
+    assert f"failed rewards   {share:.1%} in training" in recorded.output
+    log = (recorded.run_dir / "logs" / "rollout.log").read_text()
+    told = re.findall(r"training step \d, prompt \d+, sample \d, environment count: ", log)
+    assert len(told) == num_failed
 
 
 def recorded_batch(run: FinishedRun, step: int) -> dict[str, Any]:

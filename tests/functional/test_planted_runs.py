@@ -47,7 +47,7 @@ def outcome(name: str, directory: Path, *overrides: str) -> dict[str, Any]:
 def test_a_mutation_ends_the_run_at_the_first_step_that_it_spoils(
     arithmetic_model: str, tmp_path: Path, name: str
 ) -> None:
-    found = outcome(name, tmp_path, "data_plane.backend=in_memory")
+    found = outcome(name, tmp_path, "data_plane.backend=in_memory", "generation.num_engines=1")
     tripwire, latest = FEW[name]
     assert found["returncode"] == 1
     ((step, tripwires),) = found["caught"].items()

@@ -206,6 +206,7 @@ def expected_mask(tokens: Sequence[str], prompt: str) -> list[int]:
     return mask
 
 
+@pytest.mark.slow
 def test_a_conversation_with_a_tool_has_the_right_mask_token_for_token(tmp_path: Path) -> None:
     problems = [{"prompt": f"{x}+{y}=", "answer": str(x + y)} for x in range(8) for y in range(4)]
     model = teach(tmp_path / "model", show_call, num_steps=100)
@@ -253,6 +254,7 @@ MOODS = ("hang", "raise", "kill", "nan")  # each for one prompt, so for the four
 KINDS = ("timed_out", "raised", "died", "not_finite")
 
 
+@pytest.mark.slow
 def test_bad_rewards_cost_their_samples_and_the_step_completes_without_them(
     arithmetic_model: str, tmp_path: Path
 ) -> None:
