@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from nemo_like.config.derived import engine_adapter
 from nemo_like.config.model_arithmetic import kv_bytes_per_token
 from nemo_like.config.model_info import ModelInfo, has_vision_tower, read_model_info
 from nemo_like.config.problems import ConfigError, Problem
@@ -181,11 +180,8 @@ def _features(cfg: Config, drafts: Speculation) -> Iterator[Problem]:
         ),
         f"policy.model_name={cfg.policy.model_name}": (
             has_vision_tower(cfg.policy.model_name),
-            "reads images, and what keeps their tokens from being sampled does not act on drafts",
-        ),
-        "generation.lora_sync=adapter": (
-            engine_adapter(cfg) is not None,
-            "has engines compute adapters, and nothing here has looked at these beside drafts",
+            "reads images: what keeps their tokens from being sampled is a logits processor, which vLLM's "
+            "first model runner refuses beside drafts, and nothing here has looked at its second",
         ),
     }
     for key, (is_there, why) in refused.items():

@@ -132,10 +132,9 @@ def test_agents_are_refused(demo: Demo) -> None:
     assert found.startswith("env.arithmetic.kind=agent has log-probs corrected for what masked a token")
 
 
-def test_adapters_are_refused(demo: Demo) -> None:
+def test_adapters_pass(demo: Demo) -> None:
     adapters = ("policy.lora.enabled=true", "generation.lora_sync=adapter")
-    (found,) = map(str, speculation_problems(demo(drafting(NGRAM), *adapters)))
-    assert found.startswith("generation.lora_sync=adapter has engines compute adapters")
+    assert list(speculation_problems(demo(drafting(NGRAM), *adapters))) == []
 
 
 def test_a_model_that_reads_images_is_refused(demo: Demo) -> None:
@@ -143,7 +142,7 @@ def test_a_model_that_reads_images_is_refused(demo: Demo) -> None:
     config = Path(cfg.policy.model_name) / "config.json"
     config.write_text(json.dumps({"model_type": "qwen2_5_vl"}), encoding="utf-8")
     (found,) = map(str, speculation_problems(cfg))
-    assert "reads images, and what keeps their tokens from being sampled does not act on drafts" in found
+    assert "reads images: what keeps their tokens from being sampled is a logits processor" in found
 
 
 def test_a_recording_needs_no_drafts(demo: Demo, tmp_path: Path) -> None:
