@@ -89,7 +89,7 @@ def _kernels(settings: Settings, size: str) -> list[Command]:
 
 def _engines(settings: Settings, size: str) -> list[Command]:
     # The demo is a whole run already.
-    return _tests(settings, "engines", "gpu and engine and not whole_run", 330)
+    return _tests(settings, "engines", "gpu and engine and not whole_run and not slow", 240)
 
 
 def _transports(settings: Settings, size: str) -> list[Command]:

@@ -20,7 +20,7 @@ from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResul
 from tests.functional.generation_fixtures import TIMEOUT_S, collector_spec
 from tests.gpu.engine_fixtures import World, bf16_engine_spec, trainer_spec
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
 
 # Nats, and nats in the mean: rounding of two layers in bfloat16, which has 8 bits.
 TOLERANCE, MEAN_TOLERANCE = 0.25, 0.05
@@ -32,7 +32,7 @@ BY_MODEL = {"method": "draft_model", "num_speculative_tokens": 3}
 @pytest.mark.parametrize("drafts", [BY_TOKENS, BY_MODEL], ids=["by its tokens", "by a model"])
 @pytest.mark.parametrize(
     "device",
-    [pytest.param(Device.cpu, marks=pytest.mark.slow), pytest.param(Device.cuda, marks=pytest.mark.gpu)],
+    [Device.cpu, pytest.param(Device.cuda, marks=pytest.mark.gpu)],
 )
 def test_what_is_sampled_with_drafts_is_the_policys_and_the_same_again(
     private_ray: None, arithmetic_model: str, device: Device, drafts: dict[str, Any]
