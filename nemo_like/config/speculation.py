@@ -47,7 +47,7 @@ class Speculation:
 
     method: DraftMethod
     num_tokens: int  # of one draft
-    model: str | None  # checkpoint of the draft
+    model: str | None  # checkpoint of the draft, where it has one of its own
 
     @property
     def num_slots(self) -> int:
@@ -64,7 +64,8 @@ def speculation(generation: GenerationConfig) -> Speculation | None:
     num_tokens, model = given.get("num_speculative_tokens"), given.get("model")
     if type(num_tokens) is not int or num_tokens < 1 or not isinstance(model, str | None):
         return None
-    return Speculation(DraftMethod(given["method"]), num_tokens, model)
+    method = DraftMethod(given["method"])
+    return Speculation(method, num_tokens, model if method.has_checkpoint else None)
 
 
 def has_draft_weights(generation: GenerationConfig) -> bool:
@@ -76,7 +77,7 @@ def has_draft_weights(generation: GenerationConfig) -> bool:
 def draft_bytes(generation: GenerationConfig) -> int:
     """Return the bytes of the draft's checkpoint; 0 where there is none, or none on this machine."""
     drafts = speculation(generation)
-    if drafts is None or drafts.model is None or not drafts.method.has_checkpoint:
+    if drafts is None or drafts.model is None:
         return 0
     return sum(file.stat().st_size for file in Path(drafts.model).glob("*.safetensors"))
 
