@@ -59,7 +59,7 @@ class Speculation:
 def speculation(generation: GenerationConfig) -> Speculation | None:
     """Return how engines draft; None where they do not, or where the rules refuse how they are to."""
     given = generation.vllm_kwargs.get(ARGUMENT)
-    if not isinstance(given, Mapping) or given.get("method") not in {one.value for one in DraftMethod}:
+    if not isinstance(given, Mapping) or given.get("method") not in [one.value for one in DraftMethod]:
         return None
     num_tokens, model = given.get("num_speculative_tokens"), given.get("model")
     if type(num_tokens) is not int or num_tokens < 1 or not isinstance(model, str | None):

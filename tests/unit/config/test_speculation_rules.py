@@ -55,6 +55,7 @@ def test_drafts_by_the_samples_own_tokens_pass(demo: Demo) -> None:
     ("config", "problem"),
     [
         ("ngram", f"{KEY}=ngram must name a method; such as {{method: ngram, num_speculative_tokens: 3"),
+        ("{method: [ngram]}", f"{KEY}.method=['ngram'] is none of those whose log-probs"),
         ("{num_speculative_tokens: 3}", f"{KEY}={{'num_speculative_tokens': 3}} must name a method"),
         (
             "{method: ngarm, num_speculative_tokens: 3}",
