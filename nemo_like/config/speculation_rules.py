@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from nemo_like.config.model_arithmetic import kv_bytes_per_token
+from nemo_like.config.model_arithmetic import CPU_BLOCK_TOKENS, kv_bytes_per_token
 from nemo_like.config.model_info import ModelInfo, has_vision_tower, read_model_info
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.schema import Config, Device, EnvironmentKind, PolicyBackend, Precision
@@ -37,7 +37,6 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "parallel_drafting": ((False,), _OTHER_RUNNER),
     "use_heterogeneous_vocab": ((False,), _OTHER_RUNNER),
 }
-_CPU_BLOCK_TOKENS = 32  # of an engine's KV cache on CPUs
 
 
 def speculation_problems(cfg: Config) -> Iterator[Problem]:
@@ -56,7 +55,7 @@ def speculation_problems(cfg: Config) -> Iterator[Problem]:
     if cfg.policy.device is Device.cpu:
         yield from _on_cpu(cfg, given)
     yield from _budget(cfg, drafts)
-    yield from _features(cfg, drafts)
+    yield from _features(cfg)
 
 
 def cache_problems(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
@@ -79,9 +78,19 @@ def cache_problems(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
             yield from error.problems
             return
     value_bytes = 4 if cfg.policy.precision is Precision.float32 else 2
-    blocks = -(-(cfg.policy.max_total_sequence_length + drafts.num_slots) // _CPU_BLOCK_TOKENS)
-    tokens = num_seqs * blocks * _CPU_BLOCK_TOKENS
-    needed = tokens * sum(kv_bytes_per_token(one, value_bytes) for one in models) / 2**30
+    kwargs, token_bytes = (
+        cfg.generation.vllm_kwargs,
+        sum(kv_bytes_per_token(one, value_bytes) for one in models),
+    )
+    block = int(kwargs.get("block_size", CPU_BLOCK_TOKENS))
+    blocks = num_seqs * -(-(cfg.policy.max_total_sequence_length + drafts.num_slots) // block)
+    needed = blocks * block * token_bytes / 2**30
+    if (has := kwargs.get("num_gpu_blocks_override")) is not None and has < blocks:
+        yield Problem(
+            key=f"generation.vllm_kwargs.num_gpu_blocks_override={has}",
+            rule=f"must be at least {blocks} with {KEY}: else what a seed gives depends on the other samples",
+            remedy="raise it, or leave it out",
+        )
     if needed > cache:
         yield Problem(
             key=f"generation.vllm_cfg.kv_cache_gib={cache:g}",
@@ -166,7 +175,7 @@ def _budget(cfg: Config, drafts: Speculation) -> Iterator[Problem]:
         )
 
 
-def _features(cfg: Config, drafts: Speculation) -> Iterator[Problem]:
+def _features(cfg: Config) -> Iterator[Problem]:
     """Yield what of a run speculative decoding does not go with."""
     agents = [name for name, env in used_environments(cfg).items() if env.kind is EnvironmentKind.agent]
     refused = {

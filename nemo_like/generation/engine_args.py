@@ -7,13 +7,12 @@ from typing import Any
 from vllm import EngineArgs
 
 from nemo_like.config.derived import EngineAdapter
+from nemo_like.config.model_arithmetic import CPU_BLOCK_TOKENS
 from nemo_like.config.model_info import has_vision_tower
 from nemo_like.config.schema import Device, GenerationConfig, Precision, Quantization
 from nemo_like.config.speculation import speculation, with_absolute_draft
 from nemo_like.generation.worker_extension import WorkerExtension
 
-# vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
-_CPU_BLOCK_TOKENS = 32
 _MIN_BATCHED_TOKENS = 8192
 # vLLM's name of what it does to 16-bit weights whenever they are loaded.
 _QUANTIZATIONS = {None: None, Quantization.fp8: "fp8_per_channel"}
@@ -50,10 +49,10 @@ def engine_args(
             )
         by_device = {
             "kv_cache_memory_bytes": int(cfg.kv_cache_gib * 2**30),
-            "block_size": _CPU_BLOCK_TOKENS,
+            "block_size": CPU_BLOCK_TOKENS,
             # A prefix shorter than a block cannot be shared. Where an engine drafts, a prompt of which all
             # tokens but one are shared would begin with a draft, and then draw other random numbers.
-            "enable_prefix_caching": max_total_sequence_length > _CPU_BLOCK_TOKENS and drafts is None,
+            "enable_prefix_caching": max_total_sequence_length > CPU_BLOCK_TOKENS and drafts is None,
         }
     else:
         by_device = {"gpu_memory_utilization": cfg.gpu_memory_utilization, "enable_prefix_caching": True}

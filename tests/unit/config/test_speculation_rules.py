@@ -172,6 +172,8 @@ def test_an_engine_that_drafts_on_a_cpu_has_room_for_all_its_samples(demo: Demo)
     with_own = f"{{method: draft_model, model: {fits.policy.model_name}, num_speculative_tokens: 3}}"
     (doubled,) = told(demo(drafting(with_own), *sizes, f"generation.vllm_cfg.kv_cache_gib={needed}"))
     assert f"must be at least {2 * needed:.3g}" in doubled
+    (blocks,) = told(demo(drafting(NGRAM, "num_gpu_blocks_override: 319"), *sizes))
+    assert "num_gpu_blocks_override=319 must be at least 320" in blocks
 
 
 def draft_checkpoint(path: Path, num_bytes: int) -> Path:
