@@ -248,3 +248,24 @@ def test_a_draft_of_its_own_weights_goes_stale_and_the_samples_follow_the_policy
         for response, own in zip(result.responses, expected, strict=True):
             np.testing.assert_allclose(response.logprobs, own, atol=1e-4)
     assert shares[2] < shares[0]
+
+
+@pytest.mark.slow
+def test_an_engine_of_two_workers_drafts_as_one_of_one_worker(drafting: Drafting, checkpoint: Path) -> None:
+    """Logits that were added up in another order differ by rounding, so not every sample need be the same."""
+    cluster = Cluster()
+    try:
+        pair = cluster.start(spec(checkpoint, "pair", NGRAM, tensor_parallel_size=2))
+        results = []
+        for engine in (drafting.by_tokens, pair):
+            results += drafting.generate(
+                engine, [GroupRequest(f"{engine.name}-tp", PROMPT, tuple(range(64)))]
+            )
+        same = [
+            np.array_equal(one.token_ids, other.token_ids)
+            and np.allclose(one.logprobs, other.logprobs, atol=1e-4)
+            for one, other in zip(results[0].responses, results[1].responses, strict=True)
+        ]
+        assert sum(same) > 60
+    finally:
+        cluster.stop()
