@@ -21,6 +21,7 @@ from nemo_like.config.placement_rules import placement_problems
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.run_models import run_models
 from nemo_like.config.schema import Config, DatasetKind, Device, PolicyBackend
+from nemo_like.config.speculation_rules import cache_problems
 from nemo_like.config.tasks import task_environments, training_sampling, validation_sampling
 from nemo_like.config.weight_rules import mixture_problems
 
@@ -247,6 +248,7 @@ def _engine_layout(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
             + ", ".join(map(str, CPU_HEAD_SIZES)),
             remedy="use another model, or policy.device=cuda",
         )
+    yield from cache_problems(cfg, model)
     key = "generation.vllm_cfg.tensor_parallel_size"
     tp = cfg.generation.vllm_cfg.tensor_parallel_size
     yield from _must_divide(

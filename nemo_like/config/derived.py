@@ -29,6 +29,7 @@ from nemo_like.config.schema import (
     TeacherScoring,
     WeightTransport,
 )
+from nemo_like.config.speculation import has_draft_weights
 
 # The folder of a run's directory in which its journal is.
 JOURNAL_FOLDER = "journal"
@@ -198,11 +199,12 @@ def engine_adapter(cfg: Config) -> EngineAdapter | None:
 def keeps_weights_asleep(cfg: Config) -> bool:
     """Return whether engines that sleep must keep their weights in host memory.
 
-    They need not where a transfer brings every weight as vLLM computes with it: no adapters, no changes, and
-    no weights that vLLM quantises.
+    They need not where a transfer brings every weight as vLLM computes with it: no adapters, no changes, no
+    weights that vLLM quantises, and none of a draft.
     """
     sends_all = engine_adapter(cfg) is None and not cfg.generation.weight_delta
-    return not sends_all or cfg.generation.vllm_cfg.quantization is not None
+    is_quantized = cfg.generation.vllm_cfg.quantization is not None
+    return not sends_all or is_quantized or has_draft_weights(cfg.generation)
 
 
 def mlflow_directory(uri: str) -> Path | None:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from nemo_like.config.derived import further_models, is_one_engine, keeps_weights_asleep, shares_gpus
-from nemo_like.config.memory_timetable import GIB, GRAPH_BYTES, engine_weights
+from nemo_like.config.memory_timetable import GIB, GRAPH_BYTES, engine_draft, engine_weights
 from nemo_like.config.places import Place, placement
 from nemo_like.config.policy_memory import PolicyMemory, policy_memory
 from nemo_like.config.problems import Problem
@@ -94,7 +94,8 @@ def _listed(parts: Mapping[str, int]) -> str:
 def _of_process(cfg: Config, models: RunModels, place: Place) -> Iterator[tuple[str, int]]:
     if place.role is Role.engine and shares_gpus(cfg):
         if keeps_weights_asleep(cfg):
-            yield _SLEEPING, engine_weights(cfg, models[Role.policy_worker]) * len(place.gpus)
+            asleep = engine_weights(cfg, models[Role.policy_worker]) + engine_draft(cfg)
+            yield _SLEEPING, asleep * len(place.gpus)
         if not cfg.generation.vllm_cfg.enforce_eager:
             yield _GRAPHS, GRAPH_BYTES * len(place.gpus)
     group = worker_groups(cfg).get(place.role)

@@ -129,10 +129,8 @@ RELIED_ON: Mapping[Library, Mapping[str, str]] = {
                 "hf_overrides model_class_overrides hf_config_path config_format runner convert revision"
                 " model_impl"
             ),
-            "is how metrics of an engine are counted": "disable_log_stats",
-            "samples by another way, whose log-probs and seeds nothing here checks": (
-                "speculative_config spec_method spec_model spec_tokens"
-            ),
+            "is how metrics of an engine are counted": "disable_log_stats per_request_spec_decode_metrics",
+            "is a part of speculative_config; set that": "spec_method spec_model spec_tokens",
         }
     ),
     Library.megatron_model: _by_argument(

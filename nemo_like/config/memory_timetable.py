@@ -27,6 +27,7 @@ from nemo_like.config.schema import (
     PolicyConfig,
     Precision,
 )
+from nemo_like.config.speculation import draft_bytes
 
 GIB = 2**30
 # Of each process: CUDA's context and kernels, NCCL's buffers, what PyTorch's allocator cannot use. It is an
@@ -193,7 +194,8 @@ def _engines(cfg: Config, models: RunModels) -> Iterator[tuple[str, int, str]]:
     """Yield each kind of engine, the bytes that it needs to hold one sample, and what gives it more."""
     if any(place.role is Role.engine for place in placement(cfg)):
         model = models[Role.policy_worker]
-        smallest = engine_weights(cfg, model) + _one_sample(cfg, model) + _batched_tokens(cfg, model)
+        weights = engine_weights(cfg, model) + engine_draft(cfg)
+        smallest = weights + _one_sample(cfg, model) + _batched_tokens(cfg, model)
         yield "an engine", smallest, "raise it, or raise generation.vllm_cfg.tensor_parallel_size"
     if cfg.teacher is not None and is_one_engine(cfg.teacher):
         model, num_bytes = models[Role.teacher_worker], _value_bytes(cfg.teacher)
@@ -249,7 +251,7 @@ def _of_teaching_engine(
 
 def _of_engine(cfg: Config, model: ModelInfo, stage: GpuStage, size: int | None) -> dict[str, int]:
     holds = ENGINE_HOLDS[stage] if shares_gpus(cfg) else EngineHolds.everything
-    weights = engine_weights(cfg, model)
+    weights, draft = engine_weights(cfg, model), engine_draft(cfg)
     # Beside the buckets, vLLM's loader keeps the tensors of a layer until the layer is complete.
     received = _bucket_bytes(cfg) + max(
         model.parameters.layer * _value_bytes(cfg.policy), _largest_tensor(cfg, model)
@@ -260,11 +262,11 @@ def _of_engine(cfg: Config, model: ModelInfo, stage: GpuStage, size: int | None)
         return asleep
     if holds is EngineHolds.weights:
         graphs = 0 if cfg.generation.vllm_cfg.enforce_eager else GRAPH_BYTES
-        return {"weights": weights, **asleep, "graphs": graphs, "buckets": buckets}
+        return {"weights": weights, "draft": draft, **asleep, "graphs": graphs, "buckets": buckets}
     if size is None:
-        return {"weights": weights, "context": CONTEXT_BYTES, "buckets": buckets}
-    share = int(cfg.generation.vllm_cfg.gpu_memory_utilization * size)
-    return {"weights": weights, "KV cache and work space": max(0, share - weights), "buckets": buckets}
+        return {"weights": weights, "draft": draft, "context": CONTEXT_BYTES, "buckets": buckets}
+    rest = int(cfg.generation.vllm_cfg.gpu_memory_utilization * size) - weights - draft
+    return {"weights": weights, "draft": draft, "KV cache and work space": max(0, rest), "buckets": buckets}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,6 +345,11 @@ def engine_weights(cfg: Config, model: ModelInfo) -> int:
     if cfg.generation.vllm_cfg.quantization is not None:
         num_bytes -= (model.num_parameters - model.parameters.embeddings) * (_value_bytes(cfg.policy) - 1)
     return num_bytes // cfg.generation.vllm_cfg.tensor_parallel_size
+
+
+def engine_draft(cfg: Config) -> int:
+    """Return the weights of a draft on each GPU of an engine, where its checkpoint is on this machine."""
+    return draft_bytes(cfg.generation) // cfg.generation.vllm_cfg.tensor_parallel_size
 
 
 def _one_sample(cfg: Config, model: ModelInfo) -> int:

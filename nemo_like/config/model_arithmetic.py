@@ -10,6 +10,8 @@ from nemo_like.config.model_info import ModelInfo
 
 # The gradients with regard to inputs and to weights are a matrix product each, for one in the forward pass.
 BACKWARD_OVER_FORWARD = 2
+# vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
+CPU_BLOCK_TOKENS = 32
 
 
 def layer_flops_per_token(model: ModelInfo) -> int:

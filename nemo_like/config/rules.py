@@ -34,6 +34,7 @@ from nemo_like.config.schema import (
     Device,
     LRDecayStyle,
 )
+from nemo_like.config.speculation_rules import speculation_problems
 from nemo_like.config.task_rules import task_problems
 from nemo_like.config.tasks import MAX_TEMPERATURE, data_sources
 from nemo_like.config.teacher_rules import (
@@ -74,6 +75,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
         problems += overlap_problems(cfg)
     problems += weight_problems(cfg)
     problems += argument_problems(cfg, passed_to_engines(cfg))
+    problems += speculation_problems(cfg)
     if not any(key.startswith("data_plane.") for key in broken):
         problems += data_plane_problems(cfg)
     if not any(key.startswith("grpo.") for key in broken):

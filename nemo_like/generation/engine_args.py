@@ -7,12 +7,12 @@ from typing import Any
 from vllm import EngineArgs
 
 from nemo_like.config.derived import EngineAdapter
+from nemo_like.config.model_arithmetic import CPU_BLOCK_TOKENS
 from nemo_like.config.model_info import has_vision_tower
 from nemo_like.config.schema import Device, GenerationConfig, Precision, Quantization
+from nemo_like.config.speculation import speculation, with_absolute_draft
 from nemo_like.generation.worker_extension import WorkerExtension
 
-# vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
-_CPU_BLOCK_TOKENS = 32
 _MIN_BATCHED_TOKENS = 8192
 # vLLM's name of what it does to 16-bit weights whenever they are loaded.
 _QUANTIZATIONS = {None: None, Quantization.fp8: "fp8_per_channel"}
@@ -39,7 +39,7 @@ def engine_args(
 
     Raises TypeError where ``generation.vllm_kwargs`` has an argument that this vLLM does not know.
     """
-    cfg = generation.vllm_cfg
+    cfg, drafts = generation.vllm_cfg, speculation(generation)
     by_device: dict[str, Any]
     if device is Device.cpu:
         if cfg.kv_cache_gib is None:
@@ -49,9 +49,10 @@ def engine_args(
             )
         by_device = {
             "kv_cache_memory_bytes": int(cfg.kv_cache_gib * 2**30),
-            "block_size": _CPU_BLOCK_TOKENS,
-            # A prefix shorter than a block cannot be shared.
-            "enable_prefix_caching": max_total_sequence_length > _CPU_BLOCK_TOKENS,
+            "block_size": CPU_BLOCK_TOKENS,
+            # A prefix shorter than a block cannot be shared. Where an engine drafts, a prompt of which all
+            # tokens but one are shared would begin with a draft, and then draw other random numbers.
+            "enable_prefix_caching": max_total_sequence_length > CPU_BLOCK_TOKENS and drafts is None,
         }
     else:
         by_device = {"gpu_memory_utilization": cfg.gpu_memory_utilization, "enable_prefix_caching": True}
@@ -64,7 +65,11 @@ def engine_args(
         seed=seed,
         max_model_len=max_total_sequence_length,
         max_num_seqs=cfg.max_num_seqs,
-        max_num_batched_tokens=max(_MIN_BATCHED_TOKENS, max_total_sequence_length),
+        max_num_batched_tokens=max(
+            _MIN_BATCHED_TOKENS,
+            max_total_sequence_length,
+            cfg.max_num_seqs * drafts.num_slots if drafts else 0,  # drafts are never cut for want of room
+        ),
         enable_chunked_prefill=False,  # a partly prefilled request with a seed makes the engine fail
         enforce_eager=cfg.enforce_eager,
         tensor_parallel_size=cfg.tensor_parallel_size,
@@ -74,10 +79,11 @@ def engine_args(
         disable_log_stats=True,
         worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
         **by_device,
+        per_request_spec_decode_metrics="summary" if drafts else "none",
         **_by_adapter(adapter),
         **(_FOR_IMAGES if has_vision_tower(model_name) else {}),
     )
-    return EngineArgs(**{**own, **generation.vllm_kwargs})
+    return EngineArgs(**{**own, **with_absolute_draft(generation.vllm_kwargs)})
 
 
 def _by_adapter(adapter: EngineAdapter | None) -> dict[str, Any]:

@@ -99,6 +99,8 @@ def journal_settings(
         "weight_updates": weight_updates.value,
         "kv_cache_after_update": generation.kv_cache_after_update.value,
         **vllm_cfg,
+        # Journals from before there were such arguments name none.
+        **({"vllm_kwargs": dict(generation.vllm_kwargs)} if generation.vllm_kwargs else {}),
     }
 
 

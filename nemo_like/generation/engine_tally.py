@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +50,9 @@ class EngineTally:
     generation_s: float = 0.0  # in steps
     draining_s: float = 0.0  # in steps in which samples ended and none began, for weights
     num_tokens: Counter[int] = field(default_factory=Counter)  # of delivered responses, by policy version
+    num_drafts: int = 0  # of delivered responses, as what follows
+    num_draft_tokens: int = 0
+    num_kept_draft_tokens: int = 0
 
     def count(self, result: GroupResult) -> None:
         """Count the tokens of a group that is delivered."""
@@ -60,6 +64,14 @@ class EngineTally:
                 numbers, counts = np.unique(versions, return_counts=True)
                 self.num_tokens.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
+    def count_drafts(self, drafts: Any) -> None:
+        """Count the drafts of a response that is delivered: vLLM's ``spec_decode_metrics``, of which the
+        ``histogram`` says how many drafts had so many tokens kept; None where there were none."""
+        if drafts is not None:
+            self.num_drafts += sum(drafts.histogram)
+            self.num_draft_tokens += drafts.num_draft_tokens
+            self.num_kept_draft_tokens += sum(kept * times for kept, times in enumerate(drafts.histogram))
+
     def stats(self, policy_version: int) -> EngineStats:
         return EngineStats(
             policy_version=policy_version,
@@ -69,4 +81,7 @@ class EngineTally:
             paused_s=self.clock.seconds(EngineActivity.paused),
             draining_s=self.draining_s,
             tokens_by_version=dict(self.num_tokens),
+            num_drafts=self.num_drafts,
+            num_draft_tokens=self.num_draft_tokens,
+            num_kept_draft_tokens=self.num_kept_draft_tokens,
         )

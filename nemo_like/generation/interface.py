@@ -222,6 +222,10 @@ class EngineStats:
     paused_s: float = 0.0  # seconds from when it stopped for weights until they were loaded
     draining_s: float = 0.0  # seconds of generation_s in which samples ended and none began, for weights
     tokens_by_version: Mapping[int, int] = field(default_factory=dict)  # of num_generated_tokens
+    # Of delivered responses, where the engine drafts: drafts, their tokens, and those that were kept.
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_kept_draft_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,14 @@ class UnmaskedLogprobsExtension:
         Raises RuntimeError where vLLM samples in a way that does not show its logits before they are masked.
         """
         is_second = isinstance(self.model_runner, SecondRunner)
+        runner = self.model_runner
+        if runner.num_speculative_steps if is_second else runner.num_spec_tokens:
+            raise RuntimeError(
+                "log-probs without the mask of structured outputs need one row of logits for each request, "
+                "and speculative decoding has several; leave it off where there are agents"
+            )
         watch = _SecondRunnerWatch if is_second else _FirstRunnerWatch
-        vars(self)["_unmasked_logprobs"] = watch(self.model_runner)
+        vars(self)["_unmasked_logprobs"] = watch(runner)
 
 
 class _Unmasked:
@@ -103,11 +109,6 @@ class _SecondRunnerWatch:
     """Watches vLLM's Model Runner V2."""
 
     def __init__(self, runner: Any) -> None:
-        if runner.num_speculative_steps:
-            raise RuntimeError(
-                "log-probs without the mask of structured outputs need one row of logits for each request, "
-                "and speculative decoding has several; leave it off where there are agents"
-            )
         self._runner = runner
         self._unmasked: _Unmasked | None = None
         masks = runner.structured_outputs_worker

@@ -50,6 +50,7 @@ from nemo_like.config.schema import (
     Precision,
     WeightUpdates,
 )
+from nemo_like.config.speculation import speculation
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.images import decoded
 from nemo_like.generation.engine_args import engine_args
@@ -384,6 +385,8 @@ class VllmEngine:
             self._queue.write_finished(result.request_id, [version_spans(one) for one in output.outputs])
             if self._queue.is_wanted(output.request_id):
                 self._tally.count(result)
+                for completion in output.outputs:
+                    self._tally.count_drafts(completion.spec_decode_metrics)
                 by_sink.setdefault(id(entry.sink), (entry.sink, []))[1].append(result)
         for sink, results in by_sink.values():
             sink.submit("on_groups", results)
@@ -468,6 +471,8 @@ class VllmEngine:
         )
         if self._has_structured_outputs:
             self._rpc("return_unmasked_logprobs")
+        if self._device is Device.cpu and speculation(self._generation) is not None:
+            self._rpc("mend_draft_sampling")
         self._routes.start(self._engine)
         self._memory = EngineMemory(self._engine, self._sleeps)
         self._num_processes = len(multiprocessing.active_children())

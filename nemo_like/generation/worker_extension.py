@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from nemo_like.generation.draft_sampling import DraftSamplingExtension
 from nemo_like.generation.route_recorder import RouteRecorderExtension
 from nemo_like.generation.unmasked_logprobs import UnmaskedLogprobsExtension
 from nemo_like.generation.weight_receiver import WeightReceiverExtension
 
 
-class WorkerExtension(WeightReceiverExtension, RouteRecorderExtension, UnmaskedLogprobsExtension):
+class WorkerExtension(
+    WeightReceiverExtension, RouteRecorderExtension, UnmaskedLogprobsExtension, DraftSamplingExtension
+):
     """Methods that vLLM mixes into every worker."""

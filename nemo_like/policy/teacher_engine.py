@@ -16,6 +16,7 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.config.schema import GenerationConfig, LossConfig, TeacherConfig
+from nemo_like.config.speculation import ARGUMENT
 from nemo_like.data_plane.connection import connect, reconnected
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
@@ -51,7 +52,9 @@ class TeacherEngine:
         self._columns = teacher_columns(own_reads(loss))
         self._cfg, self._timeout_s = cfg, timeout_s
         own = replace(generation.vllm_cfg, tensor_parallel_size=1, quantization=None)
-        self._generation = replace(generation, vllm_cfg=own)
+        # It scores, and drafts nothing.
+        kwargs = {name: value for name, value in generation.vllm_kwargs.items() if name != ARGUMENT}
+        self._generation = replace(generation, vllm_cfg=own, vllm_kwargs=kwargs)
         self._data_plane_source = data_plane
 
     def setup(self) -> None:

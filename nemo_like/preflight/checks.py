@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from nemo_like.batch.columns import (
     TOKEN_ADVANTAGES,
@@ -40,6 +41,7 @@ from nemo_like.config.schema import (
     LoraConfig,
     PolicyBackend,
 )
+from nemo_like.config.speculation import ARGUMENT
 from nemo_like.config.tasks import data_sources, judging_environments, max_prompt_tokens, used_environments
 from nemo_like.policy.policy_columns import (
     dumped_columns,
@@ -51,6 +53,7 @@ from nemo_like.policy.teacher_columns import num_most_likely, teacher_columns, t
 from nemo_like.preflight import targets
 from nemo_like.preflight.child import ChildCall, ChildFailed, ChildIsLate
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
+from nemo_like.preflight.drafts import draft_notes
 from nemo_like.preflight.engine_features import missing_engine_features
 from nemo_like.preflight.kernels import missing_kernels
 from nemo_like.preflight.notes import Note, Seen
@@ -96,7 +99,7 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Pref
     problems = []
     if machine is Machine.this:
         problems += [*unloadable_ray_packages(cfg), *missing_engine_features(cfg)]
-    notes = [*_unseen(cfg, machine)]
+    notes = [*_unseen(cfg, machine), *draft_notes(cfg)]
     declared: list[Declaration] = []
     with ExitStack() as children:
         checks = _checks(cfg, machine, declared)
@@ -289,10 +292,13 @@ def _taken(passed: PassedArguments, library: str, child: ChildCall, *, is_judged
         told = child.result()
     except ChildFailed as error:
         told = f"could not be looked at: {error}"
-    shown = ", ".join(f"{name}={value}" for name, value in passed.values.items())
     if told is not None:
         rule, _, remedy = told.partition("; ")
-        return [Problem(key=f"{passed.key}={{{shown}}}", rule=rule, remedy=remedy)], []
+        return [Problem(key=f"{passed.key}={{{_shown(passed.values)}}}", rule=rule, remedy=remedy)], []
+    # What belongs to speculative decoding has a note of its own.
+    shown = _shown({name: value for name, value in passed.values.items() if name != ARGUMENT})
+    if not shown:
+        return [], []
     took = "takes them" if is_judged else "knows them, and judges their values at the start"
     return [], [
         Note(
@@ -301,6 +307,10 @@ def _taken(passed: PassedArguments, library: str, child: ChildCall, *, is_judged
             "project covers what they do",
         )
     ]
+
+
+def _shown(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
 def _adapted(model_name: str, lora: LoraConfig, child: ChildCall) -> _Outcome:

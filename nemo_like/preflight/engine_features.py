@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nemo_like.config.problems import Problem
 from nemo_like.config.schema import Config, Device
+from nemo_like.config.speculation import KEY, speculation
 from nemo_like.preflight.versions import installed_version
 
 _ROUTER_REPLAY = "policy.megatron_cfg.router_replay=true"
@@ -21,9 +22,28 @@ _MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
 def missing_engine_features(cfg: Config) -> Iterator[Problem]:
-    """Yield a problem when engines should return experts and the vLLM of this machine does not."""
-    if not cfg.policy.megatron_cfg.router_replay or cfg.rollout.replay is not None:
+    """Yield a problem when engines should return experts and the vLLM of this machine does not, or for what
+    needs another model runner than it would take."""
+    if cfg.rollout.replay is not None:
         return
+    if cfg.policy.megatron_cfg.router_replay:
+        yield from _experts(cfg)
+    needing = {
+        _ROUTER_REPLAY: (cfg.policy.megatron_cfg.router_replay, "set the key to false"),
+        KEY: (speculation(cfg.generation) is not None, "leave the key out"),
+    }
+    for key, (is_asked, remedy) in needing.items():
+        is_refused = os.environ.get(_MODEL_RUNNER, "1").lower() in ("0", "false")
+        if is_asked and is_refused and cfg.policy.device is Device.cuda:
+            yield Problem(
+                key=key,
+                rule=f"needs vLLM's model runner V2, and the environment has {_MODEL_RUNNER}="
+                f"{os.environ[_MODEL_RUNNER]}",
+                remedy=f"unset {_MODEL_RUNNER}, or {remedy}",
+            )
+
+
+def _experts(cfg: Config) -> Iterator[Problem]:
     file, feature = _RETURNS_EXPERTS[cfg.policy.device]
     spec = find_spec("vllm")
     root = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
@@ -33,11 +53,4 @@ def missing_engine_features(cfg: Config) -> Iterator[Problem]:
             key=_ROUTER_REPLAY,
             rule=f"needs engines that return the experts of every token ({feature.split()[-1]}), and {has}",
             remedy="install the version of requirements/, or set it to false",
-        )
-    if cfg.policy.device is Device.cuda and os.environ.get(_MODEL_RUNNER, "1").lower() in ("0", "false"):
-        yield Problem(
-            key=_ROUTER_REPLAY,
-            rule=f"needs vLLM's model runner V2, and the environment has {_MODEL_RUNNER}="
-            f"{os.environ[_MODEL_RUNNER]}",
-            remedy=f"unset {_MODEL_RUNNER}, or set the key to false",
         )

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from nemo_like.config.library_arguments import Library, PassedArguments
 from nemo_like.config.model_info import read_model_info
 from nemo_like.config.schema import Config, PolicyConfig
+from nemo_like.preflight.drafts import draft_problem, unknown_argument
 
 
 def engine_argument_problem(cfg: Config, passed: PassedArguments, builds_config: bool) -> str | None:
@@ -31,7 +30,9 @@ def engine_argument_problem(cfg: Config, passed: PassedArguments, builds_config:
     from vllm import EngineArgs
 
     known = {field.name for field in dataclasses.fields(EngineArgs)}
-    if told := _unknown(passed.values, known, passed.library):
+    if told := unknown_argument(passed.values, known, passed.library.value):
+        return told
+    if told := draft_problem(cfg):
         return told
     if not builds_config:
         return None
@@ -66,7 +67,9 @@ def worker_argument_problem(group: PolicyConfig, passed: PassedArguments) -> str
     from nemo_like.policy.parallelism import parallel_layout
 
     kind: Any = TransformerConfig if passed.library is Library.megatron_model else OptimizerConfig
-    if told := _unknown(passed.values, {field.name for field in dataclasses.fields(kind)}, passed.library):
+    if told := unknown_argument(
+        passed.values, {field.name for field in dataclasses.fields(kind)}, passed.library.value
+    ):
         return told
     try:
         if passed.library is Library.megatron_model:
@@ -86,7 +89,7 @@ def _of_transformers(group: PolicyConfig, passed: PassedArguments) -> str | None
 
     directory = Path(group.model_name)
     config = AutoConfig.from_pretrained(directory)
-    if told := _unknown(passed.values, {*BUILT_WITH, *vars(config)}, passed.library):
+    if told := unknown_argument(passed.values, {*BUILT_WITH, *vars(config)}, passed.library.value):
         return told
     of_checkpoint = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     if named := sorted(passed.values.keys() & of_checkpoint.keys()):
@@ -95,15 +98,6 @@ def _of_transformers(group: PolicyConfig, passed: PassedArguments) -> str | None
         empty_model(directory, passed.values)
     except Exception as error:
         return f"is refused by transformers: {_in_short(error)}"
-    return None
-
-
-def _unknown(values: Mapping[str, Any], known: Collection[str], library: Library) -> str | None:
-    for name in values:
-        if name not in known:
-            close = get_close_matches(name, known, n=1, cutoff=0.6)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            return f"has {name}, which is no argument of {library.value}{hint}"
     return None
 
 

@@ -38,7 +38,8 @@ class EngineLoad:
         """Return the shares since the last call, each a mean over the engines, and the seconds for which no
         rollout was under way, since the next one was not to begin yet.
 
-        An engine that is new has no shares yet.
+        An engine that is new has no shares yet. Where engines draft, also how many tokens of their drafts
+        were kept since the last call.
         """
         all_stats: list[EngineStats] = await asyncio.gather(*(one.submit("stats") for one in engines))
         stats = {engine.name: one for engine, one in zip(engines, all_stats, strict=True)}
@@ -46,6 +47,7 @@ class EngineLoad:
         elapsed_s, self._read_s = now_s - self._read_s, now_s
         waited_s, self._waited_s = self._waited_s, 0.0
         known = [(self._before[name], one) for name, one in stats.items() if name in self._before]
+        drafts = _draft_metrics([(self._before.get(name), one) for name, one in stats.items()])
         self._before = stats
         total_s = elapsed_s * len(known)
         shares = {
@@ -56,4 +58,25 @@ class EngineLoad:
         return {
             "backpressure_s": summed(waited_s),
             **{name: mean(seconds, total_s) for name, seconds in shares.items() if total_s > 0},
+            **drafts,
         }
+
+
+def _draft_metrics(stats: Sequence[tuple[EngineStats | None, EngineStats]]) -> dict[str, Metric]:
+    """Return how many tokens of their drafts the engines kept; none where they made none.
+
+    stats: of each engine those of the last call, None for a new one, and the present ones.
+    """
+    none = EngineStats(policy_version=0, generation_s=0.0, num_generated_tokens=0)
+    pairs = [(before or none, now) for before, now in stats]
+    drafts, drafted, kept = (
+        sum(getattr(now, name) - getattr(before, name) for before, now in pairs)
+        for name in ("num_drafts", "num_draft_tokens", "num_kept_draft_tokens")
+    )
+    if not drafts:
+        return {}
+    return {
+        "draft_acceptance_rate": mean(kept, drafted),
+        # The policy's pass over a draft gives one token of its own besides.
+        "draft_acceptance_length": mean(kept + drafts, drafts),
+    }

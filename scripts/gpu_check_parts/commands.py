@@ -106,7 +106,11 @@ def _kernels(settings: Settings, size: str) -> list[Command]:
 
 def _engines(settings: Settings, size: str) -> list[Command]:
     # The demo is a whole run already.
-    return _tests(settings, "engines", "gpu and engine and not whole_run", PART_LIMIT_S)
+    return _tests(settings, "engines", "gpu and engine and not whole_run and not slow", PART_LIMIT_S)
+
+
+def _drafts(settings: Settings, size: str) -> list[Command]:
+    return _tests(settings, "drafts", "gpu and engine and not whole_run and slow", PART_LIMIT_S)
 
 
 def _costs(what: str, parts: str) -> Callable[[Settings, str], list[Command]]:
@@ -296,6 +300,14 @@ PARTS = (
         budget_s=120,
         needs=(*_TESTED, "vllm"),
         commands=_engines,
+        needs_gpu=True,
+    ),
+    Part(
+        name="drafts",
+        what="engines that draft (speculative decoding) on a GPU: log-probs, seeds, sleep",
+        budget_s=120,
+        needs=(*_TESTED, "vllm"),
+        commands=_drafts,
         needs_gpu=True,
     ),
     Part(

@@ -91,6 +91,7 @@ def engine_kwargs(
     weight_updates: WeightUpdates | None = None,
     kv_cache_after_update: KvCacheAfterUpdate = KvCacheAfterUpdate.recompute,
     tokenizer_name: str | None = None,
+    vllm_kwargs: Mapping[str, Any] | None = None,
 ) -> dict[str, object]:
     """Arguments of a ``VllmEngine`` on CPU."""
     return {
@@ -119,7 +120,7 @@ def engine_kwargs(
                 gpu_memory_utilization=0.5,
                 quantization=None,
             ),
-            vllm_kwargs={},
+            vllm_kwargs=dict(vllm_kwargs or {}),
         ),
         "device": Device.cpu,
         "precision": precision,

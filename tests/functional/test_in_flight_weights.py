@@ -242,6 +242,46 @@ def test_samples_under_way_go_on_with_new_weights_and_a_replay_repeats_them(
     assert "lost" not in again.received()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("cache", KvCacheAfterUpdate, ids=lambda cache: cache.value)
+def test_samples_under_way_whose_tokens_are_drafted_go_on_with_new_weights_and_a_replay_repeats_them(
+    start: Start, checkpoint: Path, versions: list[torch.nn.Module], tmp_path: Path, cache: KvCacheAfterUpdate
+) -> None:
+    """The draft, which keeps its weights and reads with keys and values of its own, changes no log-prob."""
+    drafts = {"method": "draft_model", "num_speculative_tokens": 2, "model": str(checkpoint)}
+    options: dict[str, Any] = {
+        "weight_updates": WeightUpdates.in_flight,
+        "kv_cache_after_update": cache,
+        "max_num_seqs": 8,
+        "vllm_kwargs": {"speculative_config": drafts},
+    }
+    by_hand = write_journal(
+        tmp_path / "by_hand.jsonl",
+        engine_kwargs(checkpoint, "drafts", **options),
+        [taken(0, 0), added(0, SAMPLING, EARLY), taken(15, 1), taken(25, 2)],
+    )
+    run = start("drafts", journal=EngineJournal(str(tmp_path / "first.jsonl"), by_hand), **options)
+    run.submit(EARLY)
+    run.all(run.push(0, 1, 2))
+    results = run.wait_for(EARLY)
+    for response in results[0].responses:
+        numbers, first = np.unique(response.columns[POLICY_VERSIONS.name], return_index=True)
+        assert numbers.tolist() == [0, 1, 2]
+        expected = expected_logprobs(versions, cache, response.token_ids, first.tolist())
+        np.testing.assert_allclose(response.logprobs, expected, atol=1e-4)
+    of_first = [int(np.sum(one.columns[POLICY_VERSIONS.name] == 0)) for one in results[0].responses]
+    assert sum(of_first) > 4 * 15  # tokens of 15 steps
+    assert 0 < run.stats().num_kept_draft_tokens < run.stats().num_draft_tokens
+    run.call("flush_journal")
+
+    own = tmp_path / "first.jsonl"
+    again = start("again", journal=EngineJournal(str(tmp_path / "second.jsonl"), str(own)), **options)
+    updates = again.push(0, 1, 2)
+    again.submit(EARLY)
+    assert_same(again.wait_for(EARLY), results)
+    again.all(updates)
+
+
 FIRST, SECOND = request("first"), request("second", 50)
 WAITING = [request(f"waiting-{i}", 100 + 10 * i) for i in range(10)]
 NOT_ABORTED = [FIRST, SECOND, *(one for one in WAITING if one.request_id != "waiting-4")]

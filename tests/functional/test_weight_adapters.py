@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,13 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("nobody_dies")]
 LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
-def start(checkpoint: Path, transport: WeightTransport, engine_tp: int, name: str) -> Setup:
+def start(
+    checkpoint: Path,
+    transport: WeightTransport,
+    engine_tp: int,
+    name: str,
+    drafts: Mapping[str, Any] | None = None,
+) -> Setup:
     cluster = Cluster()
     engine = cluster.start(
         engine_spec(
@@ -28,6 +35,7 @@ def start(checkpoint: Path, transport: WeightTransport, engine_tp: int, name: st
             f"{name}-engine",
             tensor_parallel_size=engine_tp,
             adapter=EngineAdapter(4, tuple(LAYERS) if engine_tp > 1 else ()),
+            vllm_kwargs={"speculative_config": drafts} if drafts else None,
         )
     )
     stages = [
@@ -84,3 +92,28 @@ def test_the_canary_is_computed_with_the_adapters_too(setup: Setup) -> None:
     setup.push(stats.policy_version + 1)
     [after] = setup.all([engine.submit("canary_logprobs", PROMPT)])
     assert max(abs(old - new) for old, new in zip(before, after, strict=True)) > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_an_engine_with_adapters_that_drafts_samples_from_the_merged_weights(
+    private_ray: None, tmp_path: Path, method: str
+) -> None:
+    checkpoint = make_checkpoint(tmp_path / "model", tied=True)
+    by_method: dict[str, dict[str, Any]] = {
+        "ngram": {"prompt_lookup_max": 2, "prompt_lookup_min": 1},
+        "draft_model": {"model": str(checkpoint)},
+    }
+    drafts = {"method": method, "num_speculative_tokens": 2, **by_method[method]}
+    setup = start(checkpoint, WeightTransport.shared_memory, 1, f"drafts-{method}", drafts)
+    try:
+        for version in (0, 1):
+            setup.update(version)
+            setup.push(version)
+            results = setup.generate(f"v{version}")
+            assert {result.policy_version for result in results} == {version}
+            assert setup.logprob_error(results) < 1e-5
+        [stats] = setup.all([setup.engines[0].submit("stats")])
+        assert stats.num_drafts > 0
+    finally:
+        setup.cluster.stop()

@@ -207,8 +207,10 @@ _POLICY: dict[str, Entry] = {
     ),
     "policy.sequence_packing.microbatch_order": NoEffect("the order changes no result but rounding"),
     "policy.sequence_packing.sequence_length_round": NoEffect("packed samples need no rounding"),
-    "policy.draft.enabled": Missing("engines decode without a draft model"),
-    "policy.draft": NoEffect("engines decode without a draft model"),
+    "policy.draft.enabled": Missing(
+        "a draft is not trained; engines use one with generation.vllm_kwargs.speculative_config"
+    ),
+    "policy.draft": NoEffect("a draft is not trained"),
     "policy.router_replay.enabled": "policy.megatron_cfg.router_replay",
     "policy.train_iters": NoEffect("the scheduler counts by itself"),
 }

@@ -329,7 +329,7 @@ _SAMPLING: dict[str, Entry] = {
     f"{ROLLOUT}.engine_kwargs.vllm": Here(
         "generation.vllm_kwargs", "", lambda value, theirs: dict(value) if value else LEFT_OUT
     ),
-    f"{ROLLOUT}.mtp": NoEffect("engines decode without a draft model"),
+    f"{ROLLOUT}.mtp": NoEffect("generation.vllm_kwargs.speculative_config has engines draft"),
     f"{ROLLOUT}.disaggregation.enabled": Missing("an engine reads prompts and decodes in one place"),
     f"{ROLLOUT}.checkpoint_engine": NoEffect("generation.weight_transport and weight_bucket_mib say it"),
     f"{ROLLOUT}.enable_rollout_routing_replay": "policy.megatron_cfg.router_replay",

@@ -4,11 +4,13 @@ import ast
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
+from typing import Any, get_args
 
 import pytest
 from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 from vllm import EngineArgs
+from vllm.config.speculative import SpeculativeConfig, SpeculativeMethod
 
 from nemo_like.config import fields
 from nemo_like.config.library_arguments import (
@@ -22,6 +24,8 @@ from nemo_like.config.library_arguments import (
 from nemo_like.config.loss_rules import loss_problems
 from nemo_like.config.memory_timetable import GIB, memory_problems
 from nemo_like.config.schema import Config
+from nemo_like.config.speculation import DraftMethod
+from nemo_like.config.speculation_rules import REFUSED
 from nemo_like.generation import engine_args
 from nemo_like.policy.megatron import model as megatron_model
 from nemo_like.policy.megatron import optimizer as megatron_optimizer
@@ -159,3 +163,17 @@ def test_keys_and_values_in_eight_bits_need_a_correction_and_take_half(demo: Dem
     ]
     # 15.26 of weights and 4,096 tokens of 144 KiB; half of these; 65,536 tokens of 160 KiB besides.
     assert [text.partition(" GiB")[0] for text in needed] == ["15.8", "15.5", "25.8"]
+
+
+def test_vllm_has_every_method_of_drafting_and_every_argument_that_is_refused() -> None:
+    assert {method.value for method in DraftMethod} <= set(get_args_of(SpeculativeMethod))
+    of_drafts = {field.name: field for field in dataclasses.fields(SpeculativeConfig)}
+    assert of_drafts.keys() >= REFUSED.keys()
+    # What is passed without being refused is what vLLM does by itself.
+    assert all(of_drafts[name].default in neutral for name, (neutral, _) in REFUSED.items())
+
+
+def get_args_of(literal: Any) -> Iterator[str]:
+    """The values of nested literals."""
+    for one in get_args(literal):
+        yield from [one] if isinstance(one, str) else get_args_of(one)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nemo_like.config.schema import Config, WeightUpdates
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.generation.engine_journal import (
     JournalError,
@@ -18,6 +20,7 @@ from nemo_like.generation.engine_journal import (
     RequestsAdded,
     StepsRan,
     WeightsTaken,
+    journal_settings,
     read_journal,
     request_digest,
 )
@@ -161,6 +164,19 @@ def test_an_engine_with_other_settings_cannot_replay_it(tmp_path: Path) -> None:
         journal.check_settings({**SETTINGS, "max_num_seqs": 16})
     with pytest.raises(JournalError, match="precision=None, and this one has precision=float32"):
         journal.check_settings({**SETTINGS, "precision": "float32"})
+
+
+def test_the_arguments_of_vllm_are_settings_too(demo: Callable[..., Config]) -> None:
+    plain, blocks, more_blocks = (
+        journal_settings("0.32", demo(*more).generation, WeightUpdates.in_flight, {})
+        for more in (
+            [],
+            ["generation.vllm_kwargs={num_gpu_blocks_override: 64}"],
+            ["generation.vllm_kwargs={num_gpu_blocks_override: 65}"],
+        )
+    )
+    assert blocks == plain | {"vllm_kwargs": {"num_gpu_blocks_override": 64}}
+    assert more_blocks != blocks
 
 
 def test_a_digest_tells_apart_what_gives_other_responses() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from nemo_like.batch.columns import POLICY_VERSIONS
 from nemo_like.generation.engine_tally import EngineActivity, EngineClock, EngineTally
@@ -40,3 +41,13 @@ def test_tokens_are_counted_under_the_version_that_sampled_each() -> None:
     stats = tally.stats(4)
     assert stats.tokens_by_version == {3: 7, 4: 2}
     assert stats.num_generated_tokens == 9
+
+
+def test_drafts_are_counted_by_how_many_of_their_tokens_were_kept() -> None:
+    tally = EngineTally()
+    tally.count_drafts(None)
+    # Two drafts of which nothing was kept, one with one token, three with two: of 6 drafts with 11 tokens, 7.
+    tally.count_drafts(RequestSpecDecodeMetrics(num_spec_tokens=2, histogram=[2, 1, 3], num_draft_tokens=11))
+    tally.count_drafts(RequestSpecDecodeMetrics(num_spec_tokens=2, histogram=[1, 0, 0], num_draft_tokens=1))
+    stats = tally.stats(0)
+    assert (stats.num_drafts, stats.num_draft_tokens, stats.num_kept_draft_tokens) == (7, 12, 7)

@@ -86,8 +86,10 @@ def test_steps_without_a_mask_are_left_as_they_are() -> None:
 
 
 def test_speculative_decoding_is_refused() -> None:
-    with pytest.raises(RuntimeError, match="speculative decoding has several; leave it off"):
-        watched(Runner(temperatures=[], num_speculative_steps=2))
+    first: Any = SimpleNamespace(num_spec_tokens=2, sample_tokens=None, _sample=None)
+    for runner in (Runner(temperatures=[], num_speculative_steps=2), first):
+        with pytest.raises(RuntimeError, match="speculative decoding has several; leave it off"):
+            watched(runner)
 
 
 def test_both_model_runners_load_what_keeps_placeholders_from_being_sampled() -> None:

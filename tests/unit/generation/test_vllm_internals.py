@@ -13,6 +13,7 @@ assert SPEC is not None
 assert SPEC.origin is not None
 VLLM = Path(SPEC.origin).parent
 MOE = "model_executor/layers/fused_moe"
+SPECULATION = "v1/worker/gpu/spec_decode"
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,33 @@ MOE = "model_executor/layers/fused_moe"
         ("outputs.py", r"routed_experts: np\.ndarray \| None = None  # \[seq_len,layer_num,topk\]"),
         ("distributed/aux_output_connector/connector.py", r"token_end = request\.num_tokens - 1"),
         ("utils/network_utils.py", r"/vllm_dist_\{"),
+        # Where it drafts, V2 computes log-probs of what it sampled from, draws by seed and position alone,
+        # and has a draft share layers, which a weight update then reaches, rather than their weights.
+        (f"{SPECULATION}/rejection_sampler.py", r"logprobs_mode in PROCESSED_LOGPROBS_MODES"),
+        (
+            f"{SPECULATION}/rejection_sampler.py",
+            r"processed_logits if use_processed_logits else logits\[lo:hi\]",
+        ),
+        (f"{SPECULATION}/rejection_sampler_utils.py", r"u = tl_rand32\(seed, pos, includes_zero=False\)"),
+        (
+            f"{SPECULATION}/rejection_sampler_utils.py",
+            r"accepted = target_logprob > tl\.log\(u\) \+ draft_logprob",
+        ),
+        ("v1/worker/gpu/sample/gumbel.py", r"_DRAFT_NOISE_SALT = "),
+        (f"{SPECULATION}/eagle/utils.py", r"draft_inner\.embed_tokens = target_embed"),
+        (f"{SPECULATION}/eagle/utils.py", r"eagle_model\.lm_head = target_lm_head"),
+        (f"{SPECULATION}/__init__.py", r"elif speculative_config\.use_ngram\(\):"),
+        # What has a seed give other samples beside others: drafts that are cut, and those that are lost.
+        ("v1/core/sched/scheduler.py", r"num_new_tokens, token_budget, input_budget - draft_slots"),
+        (
+            "v1/core/sched/scheduler.py",
+            r"request\.status = RequestStatus\.PREEMPTED\n.*\n\s+if request\.spec_token_ids:",
+        ),
+        ("v1/sample/rejection_sampler.py", r"\n    temperature = expand_batch_to_tokens\("),
+        # The kernel for CPUs that writes into a copy of its output, and so needs no mending in vain.
+        ("utils/cpu_triton_utils.py", r"expand_kernel_impl\(\n\s+_ensure_int64\(output\),"),
+        ("engine/arg_utils.py", r"    per_request_spec_decode_metrics: "),
+        ("outputs.py", r"    spec_decode_metrics: "),
         ("config/quantization.py", r'"fp8_per_channel": QuantizationConfigArgs'),
         ("model_executor/layers/quantization/online/fp8.py", r'replace_parameter\(layer, "weight_scale"'),
     ],

@@ -61,3 +61,18 @@ def test_the_first_model_runner_cannot_return_experts_on_a_gpu(
         f"{KEY} needs vLLM's model runner V2, and the environment has VLLM_USE_V2_MODEL_RUNNER=0; unset "
         "VLLM_USE_V2_MODEL_RUNNER, or set the key to false"
     )
+
+
+def test_on_a_gpu_seeds_of_what_is_drafted_need_the_second_model_runner(
+    demo: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = "{method: ngram_gpu, num_speculative_tokens: 2}"
+    drafts = f"generation.vllm_kwargs={{speculative_config: {config}}}"
+    assert problems(demo(drafts, *GPU)) == []
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    (problem,) = problems(demo(drafts, *GPU))
+    assert problem == (
+        "generation.vllm_kwargs.speculative_config needs vLLM's model runner V2, and the environment has "
+        "VLLM_USE_V2_MODEL_RUNNER=0; unset VLLM_USE_V2_MODEL_RUNNER, or leave the key out"
+    )
+    assert problems(demo(*GPU)) == []

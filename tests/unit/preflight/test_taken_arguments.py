@@ -19,7 +19,9 @@ from nemo_like.config.problems import ConfigError
 from nemo_like.config.schema import Config
 from nemo_like.policy.fsdp.model import empty_model
 from nemo_like.policy.megatron.library_values import as_megatron_has_them
+from nemo_like.preflight import drafts
 from nemo_like.preflight.checks import preflight
+from nemo_like.preflight.drafts import draft_notes
 from nemo_like.preflight.taken_arguments import engine_argument_problem, worker_argument_problem
 
 Demo = Callable[..., Config]
@@ -48,6 +50,26 @@ def test_vllm_knows_names_and_judges_values(demo: Demo) -> None:
     refused = told("{kv_cache_dtype: fp9}")
     assert refused is not None and refused.startswith("is refused by vLLM: ") and "fp9" in refused
     assert told("{max_num_batched_tokens: 4096}") is None
+
+
+def test_vllm_knows_what_belongs_to_speculative_decoding(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"weight": torch.zeros(1)}, Path(demo().policy.model_name) / "model.safetensors")
+
+    def told(more: str) -> str | None:
+        given = f"method: ngram, num_speculative_tokens: 2, {more}"
+        return of_engines(demo(f"generation.vllm_kwargs={{speculative_config: {{{given}}}}}"))
+
+    assert told("prompt_lookup_max: 3") is None
+    assert told("prompt_lokup_max: 3") == (
+        "has prompt_lokup_max, which is no argument of vLLM's SpeculativeConfig; did you mean "
+        "prompt_lookup_max?"
+    )
+    refused = told("prompt_lookup_max: 1, prompt_lookup_min: 3")
+    assert refused is not None and refused.startswith("is refused by vLLM: ")
+    monkeypatch.setattr(drafts, "find_spec", lambda name: None)
+    assert (
+        told("prompt_lookup_max: 3") == "has drafts by ngram, for which vLLM needs numba; pip install numba"
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,6 +104,25 @@ def test_the_plan_shows_what_is_passed_on_and_that_no_test_covers_it(demo: Demo)
     assert note.endswith(" takes them, and no test of this project covers what they do")
     with pytest.raises(ConfigError, match=r"optimizer_kwargs=\{betas=1\} has betas, which is no argument"):
         preflight(demo("policy.megatron_cfg.optimizer_kwargs={betas: 1}"), Machine.this, say=print)
+
+
+def test_the_plan_says_what_is_drafted_and_that_a_draft_goes_stale(demo: Demo) -> None:
+    def told(*overrides: str) -> list[str]:
+        notes = [*draft_notes(demo(*overrides))]
+        return [str(note) for note in notes]
+
+    def given(method: str) -> str:
+        config = f"method: {method}, num_speculative_tokens: 3, model: /draft"
+        return f"generation.vllm_kwargs={{speculative_config: {{{config}}}}}"
+
+    assert told() == []
+    (of_ngrams,) = told(given("ngram"))
+    assert of_ngrams.startswith("checked      generation.vllm_kwargs.speculative_config: engines draft 3 tok")
+    assert of_ngrams.endswith("by ngram; samples stay the policy's")
+    (of_a_head,) = told(given("eagle3"), "policy.device=cuda")
+    assert of_a_head.startswith("not checked  ")
+    assert "fewer of its tokens are kept as the policy trains" in of_a_head
+    assert of_a_head.endswith("no test of this project has run it on a GPU")
 
 
 def test_names_of_enumerations_and_dtypes_become_what_they_name() -> None:
