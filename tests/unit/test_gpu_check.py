@@ -515,7 +515,8 @@ def test_a_command_has_what_those_before_it_left_of_its_parts_time(
 def test_what_starts_no_engine_comes_first() -> None:
     starts = ["vllm" in part.needs for part in commands.PARTS]
     assert starts == sorted(starts)
-    assert [part.name for part in commands.PARTS if "vllm" in part.needs] == ["engines", "demo", "model"]
+    last = ["engines", "drafts", "demo", "model"]
+    assert [part.name for part in commands.PARTS if "vllm" in part.needs] == last
 
 
 def test_the_demo_on_a_gpu_gives_memory_up_and_corrects_for_the_mismatch() -> None:
