@@ -31,6 +31,7 @@ from tests.functional.generation_fixtures import (
     stage_spec,
 )
 from tests.functional.journals import added, events_of, taken, write_journal
+from tests.functional.renewed import renew, renewable
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("nobody_dies")]
 
@@ -103,7 +104,7 @@ def run(private_ray: None, checkpoint: Path) -> Iterator[Run]:
     """The actors, of which the engine is another for each test."""
     cluster = Cluster()
     options = {"weight_updates": WeightUpdates.in_flight}
-    engine = engine_spec(checkpoint, "renewed", "tests.functional.renewed_engine:RenewedEngine", **options)
+    engine = renewable(engine_spec(checkpoint, "renewed", **options))
     trainer = stage_spec(checkpoint, "trainer", 0, 1, WeightTransport.auto)
     yield Run(cluster, *(cluster.start(one) for one in (engine, trainer, collector_spec("sink"))))
     cluster.stop()
@@ -114,7 +115,7 @@ def start(run: Run, checkpoint: Path) -> Start:
     """Starts an engine in the place of the one before, with a trainer at version 0 and an empty sink."""
 
     def started(name: str, journal: EngineJournal | None = None, **options: Any) -> Run:
-        run.call("renew", engine_kwargs(checkpoint, name, **options))
+        run.all([renew(run.engine, engine_spec(checkpoint, name, **options))])
         run.all([run.trainer.submit("reset"), run.sink.submit("forget")])
         run.all([run.trainer.submit("connect", [run.engine])])
         if journal is not None:
