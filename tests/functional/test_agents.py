@@ -246,7 +246,7 @@ def mishaps(host: Host) -> dict[str, list[dict[str, Any]]]:
     misbehaving = environment("misbehaving", timeout_s=20.0, max_calls=8, arguments={"late_s": 1.0})
     plays = {
         "misbehaving": (misbehaving, ["12+34+56"] * 10),
-        "crashing": (environment("crashing", timeout_s=20.0), ["12+34+56"] * 3),
+        "crashing": (environment("crashing", timeout_s=20.0), ["12+34+56"] * 2),
         "stuck": (environment("stuck", timeout_s=15.0), ["12+34+56"] * 2),
         "commands": (
             command(*MISBEHAVING_COMMANDS, timeout_s=20.0),
@@ -275,7 +275,7 @@ def test_each_way_to_misbehave_is_named_and_costs_its_own_sample(
 def test_a_crash_costs_its_own_sample_and_a_thread_that_hangs_its_own(
     mishaps: dict[str, list[dict[str, Any]]],
 ) -> None:
-    assert [one["failure"] for one in mishaps["crashing"]] == [None, "died", None]
+    assert [one["failure"] for one in mishaps["crashing"]] == [None, "died"]
     assert [one["failure"] for one in mishaps["stuck"]] == ["timed_out", None]
 
 
