@@ -22,7 +22,7 @@ from nemo_like.rollout.agents import AgentPlayer, Agents
 from nemo_like.rollout.conversation import Conversation, Limits
 
 POLICY_VERSION = 7
-_MAX_SESSION_TOKENS = 65536
+_MAX_SESSION_TOKENS, _MAX_NEW_TOKENS = 65536, 32
 
 
 class AgentHost:
@@ -45,18 +45,21 @@ class AgentHost:
         self._agents.fail(RuntimeError(f"{engine}: {message}"))
 
     async def play(
-        self, env: EnvConfig, prompts: Sequence[str], num_generations: int = 1, max_new_tokens: int = 32
+        self, env: EnvConfig, prompts: Sequence[str], num_generations: int = 1, agent: str | None = None
     ) -> list[dict[str, Any]]:
-        """Play each prompt so often; return what became of each session, in the order of the prompts."""
+        """Play each prompt so often; return what became of each session, in the order of the prompts.
+
+        The problems say their places, and the name of the ``agent``.
+        """
         name = repr(env)
         server = self._servers.setdefault(name, EnvironmentServer("agents", env))
         await server.start()
         eos = self._tokenizer.eos_token_id
-        sampling = SamplingSettings(1.0, 1.0, 0, max_new_tokens, (eos,))
+        sampling = SamplingSettings(1.0, 1.0, 0, _MAX_NEW_TOKENS, (eos,))
         player = AgentPlayer(self._agents, server, options_of(env), sampling, _MAX_SESSION_TOKENS)
         conversations = [
             Conversation(
-                PromptExample(prompt, "102", {"place": place}, env="agents"),
+                PromptExample(prompt, "102", {"place": place, "agent": agent}, env="agents"),
                 tuple(self._tokenizer.encode_prompt(prompt)),
                 place,
                 generation,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -64,12 +64,18 @@ def data_plane_config(
 class TransferQueuePlanes:
     """One run: its host, two clients in this process (each with a cache of its own), control."""
 
-    def __init__(self, run_id: str, cfg: DataPlaneConfig) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        cfg: DataPlaneConfig,
+        start: Callable[[ActorSpec], ActorHandle] = start_actor,
+        log_path: str | None = None,
+    ) -> None:
         self.timeout_s = timeout_s = cfg.timeout_s
         self.capacity_bytes = int((cfg.capacity_gib or 0) * 2**30)
-        spec = host_actor(cfg, run_id=run_id, start_timeout_s=START_TIMEOUT_S)
+        spec = host_actor(cfg, run_id=run_id, start_timeout_s=START_TIMEOUT_S, log_path=log_path)
         # Runs of one driver share its names.
-        self.host: ActorHandle = start_actor(replace(spec, name=f"data_plane-{run_id}"))
+        self.host: ActorHandle = start(replace(spec, name=f"data_plane-{run_id}"))
         self.spec = DataPlaneSpec(
             host=self.host,
             backend=cfg.backend,

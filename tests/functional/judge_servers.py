@@ -85,8 +85,8 @@ def model_server(model: Path, directory: Path, max_tokens: int = MAX_TOKENS) -> 
     ]
     # The path of a Unix socket has at most 107 characters, which the folders of tests may exceed.
     sockets = tempfile.mkdtemp(prefix="vllm-")
+    # A server's engine is always a process of its own. These variables keep its worker from being one too.
     environment = {**os.environ, **engine_environment(Device.cpu), "VLLM_RPC_BASE_PATH": sockets}
-    del environment["VLLM_ENABLE_V1_MULTIPROCESSING"]  # a server's engine is always a process of its own
     with (directory / "server.log").open("wb") as log:
         process = subprocess.Popen(
             command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True

@@ -34,6 +34,7 @@ from tests.functional.policy_fixtures import GROUP_SIZE, VOCAB_SIZE, loss_config
 from tests.unit.config.checkpoints import DEMO
 
 TOP_K = 5
+TOLERANCE = 1e-4
 COLUMNS: tuple[Column, ...] = (TEACHER_LOGPROBS, *teacher_topk_columns(TOP_K))
 
 
@@ -184,3 +185,11 @@ def by_dense_model(
 def _after_first(values: Tensor, mask: Tensor) -> Tensor:
     whole = torch.cat((torch.zeros_like(values[:1]), values))
     return whole * mask.view(-1, *(1 for _ in whole.shape[1:]))
+
+
+def check(numbers: Sequence[int], columns: dict[str, np.ndarray], expected: list[dict[str, Tensor]]) -> None:
+    """``numbers`` are those of the samples that the packed columns are of."""
+    assert columns["teacher_topk_ids"].dtype == np.int32
+    for name, values in columns.items():
+        wanted = torch.cat([expected[number][name] for number in numbers]).numpy()
+        np.testing.assert_allclose(values, wanted, atol=TOLERANCE, rtol=0, err_msg=name)

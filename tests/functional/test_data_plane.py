@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,6 +13,7 @@ from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.schema import StorageBackend
+from nemo_like.data_plane.host import start_host
 from nemo_like.data_plane.partition_control import PartitionControl
 from nemo_like.data_plane.segments import PartitionInfo, Segment, Want
 from nemo_like.data_plane.storage_errors import (
@@ -21,6 +23,7 @@ from nemo_like.data_plane.storage_errors import (
     UnknownSamples,
 )
 from tests.functional.data_plane_fixtures import (
+    START_TIMEOUT_S,
     TransferQueuePlanes,
     data_plane_config,
     mooncake,
@@ -100,13 +103,20 @@ class TestSilentFailuresAreLoud:
         np.testing.assert_array_equal(planes.other_client().fetch(again, ["input_ids"])["input_ids"], ids())
 
     def test_more_processes_than_cpus(self, private_ray: None) -> None:
+        """By a host in this process, as it does not get as far as to need one of its own."""
         cfg = data_plane_config(StorageBackend.simple, timeout_s=5.0, num_units=40)
-        crowded = TransferQueuePlanes("run-crowded", cfg)
+
+        async def start() -> None:
+            host = start_host(cfg=cfg, run_id="run-crowded", start_timeout_s=START_TIMEOUT_S, log_path=None)
+            try:
+                await host.ready()
+            finally:
+                await host.stop()
+
         with pytest.raises(
             StorageFailed, match=r"num_storage_units=40 units need 41 CPUs; the cluster has 16"
         ):
-            crowded.start()
-        crowded.stop()
+            asyncio.run(start())
 
 
 def located(

@@ -18,12 +18,14 @@ from ray.exceptions import RayActorError, RayTaskError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from nemo_like.cluster.actor_errors import ActorBroken, ActorFailed
-from nemo_like.cluster.actors import ActorHandle, Call
+from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.config.checkpoint_rules import CPU_HEAD_SIZES
 from nemo_like.config.gpu_stages import EngineHolds
+from nemo_like.config.schema import Device
 from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.tokenizer import Tokenizer
+from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult
 from nemo_like.generation.prompt_scores import PromptScores
 from nemo_like.tripwires.canary_checks import canary_tokens
@@ -38,6 +40,9 @@ from tests.functional.generation_fixtures import (
     make_checkpoint,
     reference_logprobs,
 )
+from tests.functional.policy_fixtures import random_batch
+from tests.functional.renewed import renew, renewable
+from tests.functional.teachers import by_dense_model, check
 
 # The first test of a module also waits for its engines.
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("nobody_dies")]
@@ -96,18 +101,33 @@ def model(checkpoint: Path) -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def generation(private_ray: None, checkpoint: Path) -> Iterator[Generation]:
+def actors(private_ray: None, checkpoint: Path) -> Iterator[tuple[Cluster, ActorHandle]]:
+    """An engine as a teacher has it, in the process in which the tests' own engine is built later."""
     cluster = Cluster()
-    try:
-        yield Generation(
-            cluster,
-            cluster.start(
-                engine_spec(checkpoint, "engine", tokenizer_name=str(checkpoint), max_num_seqs=MAX_NUM_SEQS)
-            ),
-            cluster.start(collector_spec()),
-        )
-    finally:
-        cluster.stop()
+    target, kwargs = "tests.functional.teachers:EngineTeacher", {"checkpoint": str(checkpoint)}
+    teacher = ActorSpec("engine", target, kwargs, env=engine_environment(Device.cpu))
+    yield cluster, cluster.start(renewable(teacher))
+    cluster.stop()
+
+
+@pytest.fixture(scope="module")
+def generation(actors: tuple[Cluster, ActorHandle], checkpoint: Path) -> Generation:
+    cluster, engine = actors
+    generation = Generation(cluster, engine, cluster.start(collector_spec()))
+    options = {"tokenizer_name": str(checkpoint), "max_num_seqs": MAX_NUM_SEQS}
+    generation.call(renew(engine, engine_spec(checkpoint, "engine", **options)))
+    return generation
+
+
+def test_an_engine_of_a_teacher_writes_what_a_dense_model_says(
+    actors: tuple[Cluster, ActorHandle], checkpoint: Path
+) -> None:
+    """First, since the other tests have another engine in its process."""
+    cluster, teacher = actors
+    batch = random_batch(8)
+    batch["columns"]["input_ids"] %= VOCAB_SIZE
+    (columns,) = cluster.gather([teacher.submit("scored", batch)], stage="test", timeout_s=TIMEOUT_S)
+    check(range(8), columns, by_dense_model(checkpoint, batch, 1.0))
 
 
 def request(

@@ -109,14 +109,14 @@ def parrot(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def test_an_openenv_server_answers_an_episode(parrot: str) -> None:
-    cfg = hub_config("openenv", max_turns=3, base_url=parrot, action_pattern="say (.*)")
-    (example,) = problems(cfg, 1)
+    """All of an observation is shown where no key is named."""
+    options = {"base_url": parrot, "action_pattern": "say (.*)"}
+    (example,) = problems(hub_config("openenv", **options), 1)
     assert "environment ready!" in json.loads(str(example.prompt))["echoed_message"]
+    cfg = hub_config("openenv", max_turns=3, observation_key="echoed_message", **options)
     feedback = played(cfg, example, lambda shown: "say hello")
     assert [one.rewards for one in feedback] == [{"reward": 0.5}] * 3  # a tenth for each letter
-    assert json.loads(str(feedback[0].observation))["echoed_message"] == "hello"
-    shown = hub_config("openenv", base_url=parrot, observation_key="echoed_message")
-    assert problems(shown, 1)[0].prompt == json.loads(str(example.prompt))["echoed_message"]
+    assert feedback[0].observation == "\nhello\n"
 
 
 def test_an_openenv_server_that_is_not_there_is_named() -> None:
@@ -128,18 +128,26 @@ def test_an_openenv_server_that_is_not_there_is_named() -> None:
     assert "the OpenEnv server at http://127.0.0.1:9 gave ConnectionError" in feedback.failure.reason
 
 
-@pytest.fixture
-def tasks(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
-    return {"taskset": {"id": "verifiers_tasks"}}
+@pytest.fixture(scope="module")
+def tasks() -> Iterator[dict[str, Any]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parent))
+        yield {"taskset": {"id": "verifiers_tasks"}}
 
 
-def test_the_environment_of_a_verifiers_taskset_is_played_over_turns(tasks: dict[str, Any]) -> None:
+@pytest.fixture(scope="module")
+def addition(tasks: dict[str, Any]) -> PromptExample:
+    """One of the sums of the taskset."""
+    return problems(hub_config("verifiers", env=tasks), 2, seed=3)[0]
+
+
+def test_the_environment_of_a_verifiers_taskset_is_played_over_turns(
+    tasks: dict[str, Any], addition: PromptExample
+) -> None:
     cfg = hub_config("verifiers", env=tasks)
-    example = problems(cfg, 2, seed=3)[0]
-    assert example.prompt == (Message("system", "Add."), Message("user", "3+1="))
+    assert addition.prompt == (Message("system", "Add."), Message("user", "3+1="))
     answers = iter(["five", "4"])
-    feedback = played(cfg, example, lambda shown: next(answers))
+    feedback = played(cfg, addition, lambda shown: next(answers))
     assert feedback[0].observation == "wrong, again"
     assert feedback[1].rewards == {"is_right": 0.5, "is_short": 1.0}
     assert feedback[1].metrics == {"replies": 2.0}
@@ -153,10 +161,10 @@ def test_a_verifiers_task_alone_is_one_reply(tasks: dict[str, Any]) -> None:
 
 
 def test_a_verifiers_conversation_without_turns_left_is_judged_as_it_stands(
-    tasks: dict[str, Any],
+    tasks: dict[str, Any], addition: PromptExample
 ) -> None:
     cfg = hub_config("verifiers", max_turns=2, env=tasks)
-    feedback = played(cfg, problems(cfg, 1)[0], lambda shown: "7")
+    feedback = played(cfg, addition, lambda shown: "7")
     assert (feedback[-1].is_done, feedback[-1].rewards) == (False, {"is_right": 0.0, "is_short": 1.0})
 
 

@@ -43,6 +43,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 Trained = tuple[dict[str, Metric], dict[str, Tensor], int]
 
 
+def train_both(
+    coordinates: Coordinates, cfg: PolicyConfig, loss: LossConfig, batch: dict[str, Any]
+) -> tuple[Trained, Trained]:
+    """On one rank, with everything computed and without the samples that have no gradient."""
+    everything, some = (train(coordinates, cfg, loss, batch, skips) for skips in (False, True))
+    return everything, some
+
+
 def train(
     coordinates: Coordinates, cfg: PolicyConfig, loss: LossConfig, batch: dict[str, Any], skips: bool
 ) -> Trained:
@@ -77,9 +85,8 @@ def test_samples_without_a_gradient_need_not_be_computed(
         batch["columns"][column.name] = batch["columns"]["generation_logprobs"]
     cfg = replace(policy_config(path, **LAYOUTS[layout]), train_global_batch_size=NUM_SAMPLES)
     loss = loss_config(token_level_loss=token_level_loss)
-    everything, some = (
-        run_world(train, parallel_layout(cfg), cfg, loss, batch, skips) for skips in (False, True)
-    )
+    ranks = run_world(train_both, parallel_layout(cfg), cfg, loss, batch)
+    everything, some = zip(*ranks, strict=True)
     expected = merge(metrics for metrics, _, _ in everything)
     found = merge(metrics for metrics, _, _ in some)
     for name in ("loss", "grad_norm", "lr"):

@@ -31,6 +31,7 @@ from tests.functional.generation_fixtures import (
     stage_spec,
 )
 from tests.functional.journals import added, events_of, taken, write_journal
+from tests.functional.renewed import renew, renewable
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("nobody_dies")]
 
@@ -46,7 +47,7 @@ def request(name: str, first_seed: int = 0, num_responses: int = 4) -> GroupRequ
 
 @dataclasses.dataclass
 class Run:
-    """One engine, its trainer and its sink."""
+    """An engine, its trainer and its sink."""
 
     cluster: Cluster
     engine: ActorHandle
@@ -99,35 +100,29 @@ def versions(checkpoint: Path) -> list[torch.nn.Module]:
 
 
 @pytest.fixture(scope="module")
-def trainer(private_ray: None, checkpoint: Path) -> Iterator[ActorHandle]:
-    """The trainer of one engine after the other."""
+def run(private_ray: None, checkpoint: Path) -> Iterator[Run]:
+    """The actors, of which the engine is another for each test."""
     cluster = Cluster()
-    yield cluster.start(stage_spec(checkpoint, "trainer", 0, 1, WeightTransport.auto))
-    cluster.stop()
-
-
-@pytest.fixture(scope="module")
-def sink(private_ray: None) -> Iterator[ActorHandle]:
-    """The sink of one engine after the other."""
-    cluster = Cluster()
-    yield cluster.start(collector_spec("sink"))
+    options = {"weight_updates": WeightUpdates.in_flight}
+    engine = renewable(engine_spec(checkpoint, "renewed", **options))
+    trainer = stage_spec(checkpoint, "trainer", 0, 1, WeightTransport.auto)
+    yield Run(cluster, *(cluster.start(one) for one in (engine, trainer, collector_spec("sink"))))
     cluster.stop()
 
 
 @pytest.fixture
-def start(trainer: ActorHandle, sink: ActorHandle, checkpoint: Path) -> Iterator[Start]:
-    cluster = Cluster()
+def start(run: Run, checkpoint: Path) -> Start:
+    """Starts an engine in the place of the one before, with a trainer at version 0 and an empty sink."""
 
     def started(name: str, journal: EngineJournal | None = None, **options: Any) -> Run:
-        engine = cluster.start(engine_spec(checkpoint, name, **options))
-        run = Run(cluster, engine, trainer, sink)
-        run.all([trainer.submit("reset"), sink.submit("forget"), trainer.submit("connect", [engine])])
+        run.all([renew(run.engine, engine_spec(checkpoint, name, **options))])
+        run.all([run.trainer.submit("reset"), run.sink.submit("forget")])
+        run.all([run.trainer.submit("connect", [run.engine])])
         if journal is not None:
             run.call("open_journal", journal)
         return run
 
-    yield started
-    cluster.stop()
+    return started
 
 
 def expected_logprobs(

@@ -141,14 +141,13 @@ def test_a_score_that_is_no_number_fails_its_sample(tmp_path: Path) -> None:
     )
 
 
-def test_a_checkpoint_that_lacks_weights_does_not_start(tmp_path: Path) -> None:
+def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     directory = decoder(tmp_path / "model")
     weights = load_file(directory / "model.safetensors")
     del weights["score.weight"]
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
-    server = EnvironmentServer("rm", env_config("reward_model", options={"model_name": str(directory)}))
-    with pytest.raises(RuntimeError, match=r"env\.rm: .*lacks the weights score\.weight, without which"):
-        asyncio.run(server.start())
+    with pytest.raises(ValueError, match=r"lacks the weights score\.weight, without which"):
+        ask("reward_model", model_name=str(directory))
 
 
 def causal(directory: Path) -> Path:

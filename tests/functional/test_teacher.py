@@ -1,5 +1,5 @@
-"""A teacher's columns by workers on every layout and by an engine, against a dense model; students that learn
-from them; whole runs."""
+"""A teacher's columns by workers on every layout, against a dense model; students that learn from them; whole
+runs. Those by an engine are in ``test_generation.py``, which has one."""
 
 from __future__ import annotations
 
@@ -17,20 +17,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from nemo_like.algorithms.distillation import forward_kl, jensen_shannon, reverse_kl
 from nemo_like.batch.sharding import shard_for_training
-from nemo_like.cluster.actors import ActorSpec
-from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import Device, LossConfig, PolicyBackend, PolicyConfig, ReferencePlacement
+from nemo_like.config.schema import LossConfig, PolicyBackend, PolicyConfig, ReferencePlacement
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.generation.environment import engine_environment
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.checked_loss import own_reads
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.functional import teachers
 from tests.functional.dense_reference import with_all_rows
-from tests.functional.generation_fixtures import VOCAB_SIZE as SERVABLE_VOCAB_SIZE
-from tests.functional.generation_fixtures import make_checkpoint as make_servable_checkpoint
 from tests.functional.policy_fixtures import (
     VOCAB_SIZE,
     MicroBatching,
@@ -43,14 +38,13 @@ from tests.functional.policy_fixtures import (
     teacher_config,
 )
 from tests.functional.runs import FEWEST_PROCESSES, FinishedRun, run_grpo
-from tests.functional.teachers import TOP_K
+from tests.functional.teachers import TOLERANCE, TOP_K, check
 from tests.functional.worlds import WorldPool
 
 pytestmark = pytest.mark.timeout(300)
 
 NUM_SAMPLES = 8
 TEMPERATURE = 0.8
-TOLERANCE = 1e-4
 SLOW = pytest.mark.slow
 LAYOUTS = [
     pytest.param({"tp": 2}, id="TP2"),
@@ -71,14 +65,6 @@ def worlds() -> Iterator[WorldPool]:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("models") / "model")
-
-
-def check(numbers: Sequence[int], columns: dict[str, np.ndarray], expected: list[dict[str, Tensor]]) -> None:
-    """``numbers`` are those of the samples that the packed columns are of."""
-    assert columns["teacher_topk_ids"].dtype == np.int32
-    for name, values in columns.items():
-        wanted = torch.cat([expected[number][name] for number in numbers]).numpy()
-        np.testing.assert_allclose(values, wanted, atol=TOLERANCE, rtol=0, err_msg=name)
 
 
 def check_all(
@@ -144,27 +130,6 @@ def test_tokens_that_the_student_does_not_have_get_no_probability(
     batch["columns"]["input_ids"] %= half
     (found,) = worlds.run(teachers.by_workers, parallel_layout(cfg), cfg, batch, TEMPERATURE, half)
     check(*found, teachers.by_dense_model(checkpoint, batch, TEMPERATURE, half))
-
-
-@pytest.mark.engine
-def test_an_engine_writes_what_a_dense_model_says(private_ray: None, tmp_path: Path) -> None:
-    checkpoint = make_servable_checkpoint(tmp_path / "teacher", tied=True)
-    batch = random_batch(NUM_SAMPLES)
-    batch["columns"]["input_ids"] %= SERVABLE_VOCAB_SIZE
-    cluster = Cluster()
-    try:
-        teacher = cluster.start(
-            ActorSpec(
-                name="teacher",
-                target="tests.functional.teachers:EngineTeacher",
-                kwargs={"checkpoint": str(checkpoint)},
-                env=engine_environment(Device.cpu),
-            )
-        )
-        (columns,) = cluster.gather([teacher.submit("scored", batch)], stage="test", timeout_s=240.0)
-    finally:
-        cluster.stop()
-    check(range(NUM_SAMPLES), columns, teachers.by_dense_model(checkpoint, batch, 1.0))
 
 
 # Students

@@ -12,17 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.cluster import stacks
 from nemo_like.cluster.actor_errors import StageTimeout
 from nemo_like.cluster.actors import ActorHandle, ActorSpec
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.config.schema import StorageBackend
-from nemo_like.data_plane.connection import connect
-from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
-from tests.functional.data_plane_fixtures import START_TIMEOUT_S, data_plane_config
 from tests.functional.runs import read_metrics, running, wait_for_step, wait_until_gone
-from tests.unit.data_plane.contract import put
 
 SLEEPER = "tests.functional.sleeper:Sleeper"
 
@@ -80,48 +74,6 @@ def test_a_stopped_process_is_said_to_be_stopped_and_ends_with_the_run(cluster, 
         cluster.gather([call], stage="generation", timeout_s=1)
     cluster.stop()
     process.wait(timeout=20)
-
-
-def test_a_stopped_process_of_the_storage_is_named(cluster, tmp_path: Path) -> None:
-    """It is no actor of the cluster's: the data plane's host started it."""
-    log = tmp_path / "logs" / "data_plane.log"
-    cfg = data_plane_config(StorageBackend.simple, timeout_s=5.0)
-    host = cluster.start(
-        host_actor(cfg, run_id="stopped", start_timeout_s=START_TIMEOUT_S, log_path=str(log))
-    )
-    cluster.gather([host.submit("ready")], stage="start", timeout_s=START_TIMEOUT_S)
-    unit = next(
-        process
-        for pid in psutil.pids()
-        if stderr_of(pid) == str(log.parent / "data_plane" / "storage-unit-0.log")
-        for process in [psutil.Process(pid)]
-    )
-    spec = DataPlaneSpec(
-        host=host,
-        backend=cfg.backend,
-        timeout_s=5.0,
-        start_timeout_s=START_TIMEOUT_S,
-        is_observed=False,
-    )
-    client = connect(spec)
-    opening = host.submit("open_partition", "p", (*ROLLOUT_COLUMNS, *POLICY_COLUMNS))
-    cluster.gather([opening], stage="opening", timeout_s=START_TIMEOUT_S)
-    put(client, "p")
-    # When it is collected as garbage instead, it may wait forever for a connection to what has ended.
-    client.close()
-    unit.suspend()
-    with pytest.raises(StageTimeout) as caught:
-        cluster.gather([host.submit("close_partition", "p")], stage="closing", timeout_s=60)
-    assert f"data_plane's storage-unit-0 (process {unit.pid}, stopped): " in str(caught.value)
-    cluster.stop()
-    unit.wait(timeout=20)
-
-
-def stderr_of(pid: int) -> str:
-    try:
-        return os.readlink(f"/proc/{pid}/fd/2")
-    except OSError:
-        return ""
 
 
 def test_where_looking_in_is_not_allowed_the_process_writes_its_stacks_itself(

@@ -1,129 +1,256 @@
-"""Trainer stages push weights into real engines through named groups; the engines' log-probs tell."""
+"""Trainer stages push weights into real engines through named groups; the engines' log-probs tell.
+
+Besides whole weights: what changed of them, and adapters alone. The quick tests have the same processes, of
+which the last ones end the engines.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 
 from nemo_like.cluster.actor_errors import ActorBroken, ActorFailed
-from nemo_like.cluster.actors import ActorHandle, Call
-from nemo_like.cluster.cluster import Cluster
-from nemo_like.config.schema import WeightTransport
-from nemo_like.config.tasks import SamplingSettings
-from nemo_like.generation.interface import GroupRequest, GroupResult
-from nemo_like.observability.metrics import Metric, merge
+from nemo_like.config.derived import EngineAdapter
+from nemo_like.config.schema import Precision, WeightTransport
 from nemo_like.weight_sync.sync import EngineWeights
-from tests.functional.generation_fixtures import (
-    TIMEOUT_S,
-    collector_spec,
-    engine_spec,
-    make_checkpoint,
-    stage_spec,
-)
+from tests.functional.generation_fixtures import TIMEOUT_S, make_checkpoint
+from tests.functional.weight_setup import PROMPT, Processes, Setup, start
 
-# The first test of a module also waits for its engines.
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("nobody_dies")]
-
-# Two blocks of the KV cache and more: keys and values that outlive an update would show.
-PROMPT = tuple(2 + (7 * i) % 60 for i in range(70))
-
-
-@dataclass
-class Setup:
-    """Trainer stages, engines and a sink, connected."""
-
-    cluster: Cluster
-    engines: list[ActorHandle]
-    stages: list[ActorHandle]
-    sink: ActorHandle
-
-    def all(self, calls: Sequence[Call]) -> list:
-        return self.cluster.gather(calls, stage="test", timeout_s=TIMEOUT_S)
-
-    def connect(self) -> None:
-        """Connect every stage to all engines, anew if need be."""
-        self.all([stage.submit("connect", self.engines) for stage in self.stages])
-
-    def update(self, seed: int) -> None:
-        """One optimizer step's worth of change, the same in every stage."""
-        self.all([stage.submit("update", seed) for stage in self.stages])
-
-    def version(self) -> int:
-        """What every engine serves."""
-        found = {stats.policy_version for stats in self.all([one.submit("stats") for one in self.engines])}
-        (version,) = found
-        return version
-
-    def push(self, version: int) -> dict[str, Metric]:
-        return merge(self.all([stage.submit("push_weights", version) for stage in self.stages]))
-
-    def submit(self, name: str, max_new_tokens: int = 8) -> list[str]:
-        """One group on every engine; returns the request ids."""
-        sampling = SamplingSettings(1.0, 1.0, 0, max_new_tokens, ())
-        ids = [f"{name}/{engine.name}" for engine in self.engines]
-        self.all(
-            [
-                engine.submit("submit", [GroupRequest(id_, PROMPT, tuple(range(4)))], sampling, self.sink)
-                for engine, id_ in zip(self.engines, ids, strict=True)
-            ]
-        )
-        return ids
-
-    def generate(self, name: str) -> list[GroupResult]:
-        [results] = self.all([self.sink.submit("wait_for", self.submit(name), TIMEOUT_S)])
-        return results
-
-    def logprob_error(self, results: Sequence[GroupResult]) -> float:
-        """Largest difference in nats between what an engine sampled with and the trainer's own log-probs."""
-        errors = []
-        for result in results:
-            token_ids = [response.token_ids for response in result.responses]
-            [expected] = self.all([self.stages[0].submit("logprobs", PROMPT, token_ids)])
-            errors += [
-                np.abs(response.logprobs - own).max()
-                for response, own in zip(result.responses, expected, strict=True)
-            ]
-        return float(max(errors))
-
-
-def start(
-    checkpoint: Path,
-    prefix: str,
-    transport: WeightTransport,
-    *,
-    num_engines: int = 1,
-    num_stages: int = 1,
-    tensor_parallel_size: int = 1,
-) -> Setup:
-    cluster = Cluster()
-    engines = [
-        cluster.start(
-            engine_spec(checkpoint, f"{prefix}-engine-{i}", tensor_parallel_size=tensor_parallel_size)
-        )
-        for i in range(num_engines)
-    ]
-    stages = [
-        cluster.start(stage_spec(checkpoint, f"{prefix}-trainer", stage, num_stages, transport))
-        for stage in range(num_stages)
-    ]
-    setup = Setup(cluster, engines, stages, cluster.start(collector_spec(f"{prefix}-collector")))
-    setup.connect()
-    return setup
+# The first test also waits for the engines.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("nobody_dies")]
 
 
 @pytest.fixture(scope="module")
-def shared(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+def processes(private_ray: None) -> Iterator[Processes]:
+    """For one setup after the other, of engines of one worker which stay whole."""
+    processes = Processes("shared")
+    yield processes
+    processes.stop()
+
+
+@contextlib.contextmanager
+def processes_for(transport: WeightTransport, shared: Processes, prefix: str) -> Iterator[Processes]:
+    """Yield others for a broadcast, which ends an engine where it breaks off."""
+    own = shared if transport is WeightTransport.shared_memory else Processes(prefix)
+    try:
+        yield own
+    finally:
+        if own is not shared:
+            own.stop()
+
+
+# What changed of the weights
+
+# What AdamW moves a weight by at a learning rate of 1e-5; the weights are about 0.15.
+LEARNING_RATE = 1e-5
+
+
+@dataclass(frozen=True)
+class Sending:
+    """An engine and its trainer, and how many updates the test of many makes."""
+
+    setup: Setup
+    transport: WeightTransport
+    num_updates: int
+
+
+def push(setup: Setup, version: int) -> dict[str, float]:
+    return {name: metric.value for name, metric in setup.push(version).items()}
+
+
+def connect(setup: Setup, transport: WeightTransport, *, delta: bool) -> None:
+    """Connect anew, to send what changed or everything."""
+    setup.all([stage.submit("send_by", transport, delta) for stage in setup.stages])
+    setup.connect()
+
+
+def full_push(setup: Setup, transport: WeightTransport, version: int) -> dict[str, float]:
+    """Push as a trainer does that always sends everything."""
+    connect(setup, transport, delta=False)
+    return push(setup, version)
+
+
+def state(setup: Setup) -> tuple[str, list[float]]:
+    """The digest of all that the engine's model holds, and the log-probs of a prompt."""
+    [engine] = setup.engines
+    [digest] = setup.all([engine.submit("model_digest")])
+    [logprobs] = setup.all([engine.submit("canary_logprobs", PROMPT)])
+    return digest, logprobs
+
+
+@pytest.fixture(
+    params=[
+        (WeightTransport.shared_memory, 1, 8),
+        pytest.param((WeightTransport.collective, 1, 50), marks=pytest.mark.slow),
+        pytest.param((WeightTransport.collective, 2, 50), marks=pytest.mark.slow),
+    ],
+    ids=lambda case: f"{case[0].value}-tp{case[1]}",
+    scope="module",
+)
+def sending(
+    request: pytest.FixtureRequest, processes: Processes, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Sending]:
+    """An engine of bfloat16, and two trainer stages of float32 that send what changed."""
+    transport, engine_tp, num_updates = request.param
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("delta"), tied=False)
+    engine = {
+        "target": "tests.functional.digesting_engine:DigestingEngine",
+        "precision": Precision.bfloat16,
+        "tensor_parallel_size": engine_tp,
+    }
+    stage = {"sent_dtype": "bfloat16", "delta": True}
+    with processes_for(transport, processes, f"delta-{engine_tp}") as own:
+        setup = own.setup(checkpoint, transport, num_stages=2, engine=engine, stage=stage)
+        yield Sending(setup, transport, num_updates)
+
+
+def test_after_many_updates_the_engine_has_the_weights_of_a_full_push(sending: Sending) -> None:
+    setup = sending.setup
+    first = push(setup, 0)
+    assert first["weight_sync_changed_share"] == 1.0
+    assert first["weight_sync_saved_bytes"] == 0
+    before = state(setup)
+    for version in range(1, sending.num_updates + 1):
+        setup.all([stage.submit("update", version, LEARNING_RATE) for stage in setup.stages])
+        sent = push(setup, version)
+        assert 0 < sent["weight_sync_changed_share"] < 0.05
+        # An index of four bytes and a value of two for each of these, where all values take two.
+        assert sent["weight_sync_bytes"] == pytest.approx(
+            3 * sent["weight_sync_changed_share"] * first["weight_sync_bytes"]
+        )
+        assert sent["weight_sync_saved_bytes"] == first["weight_sync_bytes"] - sent["weight_sync_bytes"]
+    by_changes = state(setup)
+    assert by_changes != before
+    full = full_push(setup, sending.transport, sending.num_updates + 1)
+    assert full["weight_sync_bytes"] == first["weight_sync_bytes"]
+    assert full["weights_digest"] == sent["weights_digest"]
+    assert state(setup) == by_changes
+
+
+def test_an_engine_that_is_connected_anew_gets_everything_as_does_one_after_a_transfer_that_failed(
+    sending: Sending,
+) -> None:
+    """One stage may have written its changes when the transfer is given up, and the engine has none."""
+    setup, transport = sending.setup, sending.transport
+    version = setup.version() + 1
+    connect(setup, transport, delta=True)
+    assert push(setup, version)["weight_sync_changed_share"] == 1.0
+    setup.all([stage.submit("update", 100, LEARNING_RATE) for stage in setup.stages])
+    setup.all([setup.stages[1].submit("spoil", "model.norm.weight")])
+    for call in [stage.submit("push_weights", version + 1) for stage in setup.stages]:
+        try:
+            setup.all([call])
+        except ActorBroken:  # a broadcast broke off, so the engine serves no more
+            return
+        except ActorFailed:
+            continue
+    setup.all([setup.stages[1].submit("spoil", None)])
+    assert push(setup, version + 2)["weight_sync_changed_share"] == 1.0
+    after_failure = state(setup)
+    full_push(setup, transport, version + 3)
+    assert state(setup) == after_failure
+
+
+# Adapters alone
+
+LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+
+
+@pytest.fixture(
+    params=[
+        (WeightTransport.shared_memory, 1, True),
+        pytest.param((WeightTransport.collective, 2, False), marks=pytest.mark.slow),
+    ],
+    ids=lambda case: f"{case[0].value}-tp{case[1]}",
+    scope="module",
+)
+def adapters(
+    request: pytest.FixtureRequest, processes: Processes, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Setup]:
+    """An engine and two trainer stages of adapters."""
+    transport, engine_tp, tied = request.param
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp("adapters"), tied=tied)
+    adapter = EngineAdapter(4, tuple(LAYERS) if engine_tp > 1 else ())
+    engine = {"adapter": adapter, "tensor_parallel_size": engine_tp}
+    stage = {"kind": "AdapterStage", "targets": LAYERS}
+    with processes_for(transport, processes, "adapters") as own:
+        yield own.setup(checkpoint, transport, num_stages=2, engine=engine, stage=stage)
+
+
+def test_a_request_before_the_first_adapters_is_not_sampled_without_them(adapters: Setup) -> None:
+    adapters.all([adapters.engines[0].submit("pause", 0)])
+    with pytest.raises(ActorFailed, match="waits for its first adapters"):
+        adapters.submit("too-early")
+
+
+def test_an_engine_with_adapters_samples_from_the_merged_weights(adapters: Setup) -> None:
+    in_memory = set(os.listdir("/dev/shm"))
+    for version in (0, 1, 2):
+        adapters.update(version)
+        sent = adapters.push(version)
+        results = adapters.generate(f"v{version}")
+        assert {result.policy_version for result in results} == {version}
+        assert {result.weights_digest for result in results} == {sent["weights_digest"].value}
+        assert adapters.logprob_error(results) < 1e-5
+    assert 0 < 5 * sent["weight_sync_bytes"].value < sent["weight_sync_saved_bytes"].value
+    assert not {name for name in set(os.listdir("/dev/shm")) - in_memory if name.startswith("tmp")}
+
+
+def test_the_canary_is_computed_with_the_adapters_too(adapters: Setup) -> None:
+    [engine] = adapters.engines
+    [before] = adapters.all([engine.submit("canary_logprobs", PROMPT)])
+    [stats] = adapters.all([engine.submit("stats")])
+    adapters.update(77)
+    adapters.push(stats.policy_version + 1)
+    [after] = adapters.all([engine.submit("canary_logprobs", PROMPT)])
+    assert max(abs(old - new) for old, new in zip(before, after, strict=True)) > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_an_engine_with_adapters_that_drafts_samples_from_the_merged_weights(
+    private_ray: None, tmp_path: Path, method: str
+) -> None:
+    """In processes of its own, since none has an engine that drafts and another one."""
+    checkpoint = make_checkpoint(tmp_path / "model", tied=True)
+    by_method: dict[str, dict[str, Any]] = {
+        "ngram": {"prompt_lookup_max": 2, "prompt_lookup_min": 1},
+        "draft_model": {"model": str(checkpoint)},
+    }
+    drafts = {"method": method, "num_speculative_tokens": 2, **by_method[method]}
+    engine = {"adapter": EngineAdapter(4, ()), "vllm_kwargs": {"speculative_config": drafts}}
+    stage = {"kind": "AdapterStage", "targets": LAYERS}
+    own = Processes(f"drafts-{method}")
+    setup = own.setup(checkpoint, WeightTransport.shared_memory, num_stages=2, engine=engine, stage=stage)
+    try:
+        for version in (0, 1):
+            setup.update(version)
+            setup.push(version)
+            results = setup.generate(f"v{version}")
+            assert {result.policy_version for result in results} == {version}
+            assert setup.logprob_error(results) < 1e-5
+        [stats] = setup.all([setup.engines[0].submit("stats")])
+        assert stats.num_drafts > 0
+    finally:
+        own.stop()
+
+
+# Whole weights
+
+
+@pytest.fixture(scope="module")
+def shared(processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> Setup:
     """Two engines, a trainer of two pipeline stages, tied embeddings; through shared memory."""
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("tied"), tied=True)
-    setup = start(checkpoint, "tied", WeightTransport.auto, num_engines=2, num_stages=2)
-    yield setup
-    setup.cluster.stop()
+    return processes.setup(checkpoint, WeightTransport.auto, num_engines=2, num_stages=2)
 
 
 @pytest.fixture(scope="module")
@@ -260,10 +387,10 @@ def test_a_model_that_is_sent_incompletely_ends_the_engine(broadcast: Setup) -> 
     broadcast.connect()
     with pytest.raises(
         ActorBroken,
-        match=r"'tied-engine-\d' failed during .* broke off: .*sent no weights for \['model.norm.weight'\]",
+        match=r"'shared-engine-\d' failed during .* broke off: .*sent no weights for \['model.norm.weight'\]",
     ):
         broadcast.push(version)
-    with pytest.raises(ActorBroken, match=r"actor 'tied-engine-\d' failed"):
+    with pytest.raises(ActorBroken, match=r"actor 'shared-engine-\d' failed"):
         broadcast.submit("after-failure")
 
 

@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.config.schema import WeightTransport
 from tests.functional.generation_fixtures import TIMEOUT_S, make_checkpoint
-from tests.functional.test_weight_sync import Setup, start
+from tests.functional.weight_setup import Setup, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
