@@ -344,8 +344,8 @@ make_hubs() {
     rm -rf "$HUBS"
     mkdir "$HUBS"
     "$VENV/bin/python" -m venv "$HUBS" >>"$HUBS_LOG" 2>&1
-    # Not compiled, unlike the other one: a run has one process there, which imports a small part of it.
-    "$HUBS/bin/python" -m pip install --no-deps --no-compile --disable-pip-version-check --no-input --quiet \
+    # Compiled too: the processes that import it write nothing there.
+    "$HUBS/bin/python" -m pip install --no-deps --disable-pip-version-check --no-input --quiet \
         -r "$HUBS_REQUIREMENTS" >>"$HUBS_LOG" 2>&1
     fingerprint "$HUBS_REQUIREMENTS" >"$HUBS/installed"
 }

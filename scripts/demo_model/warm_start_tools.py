@@ -55,11 +55,9 @@ def warm_start(
     model = AutoModelForCausalLM.from_config(tool_config())
     optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / _WARMUP_STEPS))
-    problems = sums(random.Random(seed), held_out=False)
     held_out = _batch(tokenizer, islice(sums(random.Random(seed), held_out=True), _NUM_HELD_OUT))
     accuracy = 0.0
-    for step in range(1, _MAX_STEPS + 1):
-        input_ids, labels = _batch(tokenizer, islice(problems, _BATCH_SIZE))
+    for step, (input_ids, labels) in enumerate(islice(batches(seed), _MAX_STEPS), start=1):
         logits = model(input_ids=input_ids).logits[:, :-1]
         loss = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED_LABEL)
         optimizer.zero_grad()
@@ -73,6 +71,14 @@ def warm_start(
         if accuracy >= target_accuracy:
             return WarmStart(model, step, accuracy, time.perf_counter() - started_s)
     raise RuntimeError(f"the warm start reached {accuracy:.2f} in {_MAX_STEPS} steps; try another seed")
+
+
+def batches(seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield batches of solutions without end: token ids, [problems, T] int64, and the same as labels, where
+    -100 stands for all that the model does not say."""
+    tokenizer, problems = tool_tokenizer(), sums(random.Random(seed), held_out=False)
+    while True:
+        yield _batch(tokenizer, islice(problems, _BATCH_SIZE))
 
 
 @torch.no_grad()

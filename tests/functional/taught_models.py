@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from transformers import Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from scripts.demo_model.tiny_tokenizer import EOS, PAD, UNKNOWN, save_tokenizer, vocabulary
 from scripts.demo_model.warm_start import tiny_config
@@ -27,10 +27,17 @@ def teach(directory: Path, show: Show, num_steps: int) -> Path:
     torch.manual_seed(0)
     rng = random.Random(0)
     model = Qwen3ForCausalLM(tiny_config())
+    learn(model, (_batch([_tokens(show(rng)) for _ in range(_BATCH_SIZE)]) for _ in range(num_steps)))
+    model.save_pretrained(directory)
+    save_tokenizer(directory)
+    return directory
+
+
+def learn(model: PreTrainedModel, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Train on batches of token ids and labels, [samples, T] each; labels of -100 are ignored."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, betas=(0.9, 0.98), weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / _WARMUP_STEPS))
-    for _ in range(num_steps):
-        input_ids, labels = _batch([_tokens(show(rng)) for _ in range(_BATCH_SIZE)])
+    for input_ids, labels in batches:
         logits = model(input_ids=input_ids).logits[:, :-1]
         loss = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=_IGNORED_LABEL)
         optimizer.zero_grad()
@@ -38,9 +45,6 @@ def teach(directory: Path, show: Show, num_steps: int) -> Path:
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
-    model.save_pretrained(directory)
-    save_tokenizer(directory)
-    return directory
 
 
 def token_ids(text: str) -> list[int]:

@@ -20,6 +20,7 @@ from nemo_like.config.schema import EnvConfig, EnvironmentKind
 from tests.functional.agent_host import POLICY_VERSION
 from tests.functional.generation_fixtures import AS_IN_TRAINING, TIMEOUT_S, engine_spec
 from tests.functional.runs import ROOT
+from tests.functional.tool_models import calling_model
 
 # The first test also waits for the engine, and for the clients' modules.
 pytestmark = [pytest.mark.timeout(600), pytest.mark.engine]
@@ -118,10 +119,10 @@ class Host:
 
 
 @pytest.fixture(scope="module")
-def host(private_ray: None, sums_model: str) -> Iterator[Host]:
+def host(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     cluster = Cluster()
     try:
-        host = Host(cluster, sums_model)
+        host = Host(cluster, calling_model(tmp_path_factory.mktemp("agents") / "model"))
         yield host
         host.close()
     finally:
