@@ -52,6 +52,18 @@ piece() {
     commands[$1]=$2
 }
 
+# slowest_first NAME topics...: puts the files of tests/functional into the variable, those with these topics first,
+# since nothing would run beside their ends.
+slowest_first() {
+    local -n listed=$1
+    local topic
+    shift
+    listed=$(printf 'tests/functional/test_%s.py ' "$@")
+    for topic in $(basename -a tests/functional/test_*.py | sed 's/^test_//; s/\.py$//'); do
+        [[ " $* " == *" $topic "* ]] || listed+="tests/functional/test_$topic.py "
+    done
+}
+
 # One line for each piece that has run: seconds, exit code, name.
 readonly REPORT=.cache/test_report.$what
 readonly SLOWEST=.cache/test_slowest.$what
@@ -65,17 +77,16 @@ if [[ $what != lint ]]; then
     piece unit "$tests --numprocesses=auto -m '$chosen' tests/unit"
     # One process more than cores, since many of these tests wait; those that need a GPU are shown as skipped
     # where there is none.
+    slowest_first files agents hubs private_ray data_plane_faults data_plane weight_sync
     piece functional "$tests --numprocesses=$(($(nproc --all) + 1)) --maxprocesses=4 --dist=loadfile \
-        -m '($chosen) and not whole_run' tests/conformance tests/functional tests/gpu"
-    whole_runs=$(grep -lw whole_run tests/functional/test_*.py | tr '\n' ' ')
+        --no-loadscope-reorder -m '($chosen) and not whole_run' $files tests/conformance tests/gpu"
     if [[ $what == quick ]]; then
-        # Two on two cores: a run by itself leaves one of them idle for half of its time. The longest file comes
-        # first, since nothing would run beside its end.
-        longest=tests/functional/test_main_job.py
+        # Two on two cores: a run by itself leaves one of them idle for half of its time.
+        slowest_first files main_job
         piece runs "$tests --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder \
-            -m '($chosen) and whole_run' $longest ${whole_runs//$longest/}"
+            -m '($chosen) and whole_run' $files"
     else
-        for file in $whole_runs; do
+        for file in $(grep -lw whole_run tests/functional/test_*.py); do
             name=${file##*/test_}
             piece "${name%.py}" "$tests --numprocesses=auto --maxprocesses=2 -m '($chosen) and whole_run' $file"
         done
