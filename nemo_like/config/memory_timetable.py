@@ -12,7 +12,7 @@ from pathlib import Path
 from nemo_like.config.derived import is_one_engine, shares_gpus
 from nemo_like.config.environment_options import RewardModelOptions, options_of
 from nemo_like.config.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage, gpu_stages
-from nemo_like.config.model_arithmetic import kv_bytes_per_token
+from nemo_like.config.model_arithmetic import kv_bytes_per_token, value_bytes
 from nemo_like.config.model_info import ModelInfo, count_stored_scalars
 from nemo_like.config.places import Place, placement, reward_models
 from nemo_like.config.policy_memory import PolicyMemory, layer_bytes, policy_memory
@@ -25,7 +25,6 @@ from nemo_like.config.schema import (
     EnvConfig,
     Placement,
     PolicyConfig,
-    Precision,
 )
 from nemo_like.config.speculation import draft_bytes
 
@@ -198,7 +197,7 @@ def _engines(cfg: Config, models: RunModels) -> Iterator[tuple[str, int, str]]:
         smallest = weights + _one_sample(cfg, model) + _batched_tokens(cfg, model)
         yield "an engine", smallest, "raise it, or raise generation.vllm_cfg.tensor_parallel_size"
     if cfg.teacher is not None and is_one_engine(cfg.teacher):
-        model, num_bytes = models[Role.teacher_worker], _value_bytes(cfg.teacher)
+        model, num_bytes = models[Role.teacher_worker], value_bytes(cfg.teacher.precision)
         of_sample = cfg.policy.max_total_sequence_length * kv_bytes_per_token(model, num_bytes)
         smallest = model.num_parameters * num_bytes + of_sample
         yield "the teacher's engine", smallest, "raise it, or set teacher.scored_by=workers"
@@ -235,14 +234,14 @@ def _of_reward_model(env: EnvConfig) -> dict[str, int]:
     """Return what an environment holds for its reward model, whatever the stage."""
     options: RewardModelOptions = options_of(env)
     num_scalars = count_stored_scalars(Path(options.model_name))
-    return {"weights": num_scalars * _value_bytes(options), "context": CONTEXT_BYTES}
+    return {"weights": num_scalars * value_bytes(options.precision), "context": CONTEXT_BYTES}
 
 
 def _of_teaching_engine(
     cfg: Config, teacher: PolicyConfig, model: ModelInfo, size: int | None
 ) -> dict[str, int]:
     """Return what an engine that scores for a teacher holds, whatever the stage."""
-    weights = model.num_parameters * _value_bytes(teacher)
+    weights = model.num_parameters * value_bytes(teacher.precision)
     if size is None:
         return {"weights": weights, "context": CONTEXT_BYTES}
     share = int(cfg.generation.vllm_cfg.gpu_memory_utilization * size)
@@ -254,7 +253,7 @@ def _of_engine(cfg: Config, model: ModelInfo, stage: GpuStage, size: int | None)
     weights, draft = engine_weights(cfg, model), engine_draft(cfg)
     # Beside the buckets, vLLM's loader keeps the tensors of a layer until the layer is complete.
     received = _bucket_bytes(cfg) + max(
-        model.parameters.layer * _value_bytes(cfg.policy), _largest_tensor(cfg, model)
+        model.parameters.layer * value_bytes(cfg.policy.precision), _largest_tensor(cfg, model)
     )
     buckets = received if stage is GpuStage.weight_sync else 0
     asleep = {"context": CONTEXT_BYTES, "token counts": _token_counts(cfg, model)}
@@ -341,9 +340,10 @@ def _token_counts(cfg: Config, model: ModelInfo) -> int:
 
 def engine_weights(cfg: Config, model: ModelInfo) -> int:
     """Return the weights on each GPU of an engine; 8 bits are those of the layers, not of the embeddings."""
-    num_bytes = model.num_parameters * _value_bytes(cfg.policy)
+    size = value_bytes(cfg.policy.precision)
+    num_bytes = model.num_parameters * size
     if cfg.generation.vllm_cfg.quantization is not None:
-        num_bytes -= (model.num_parameters - model.parameters.embeddings) * (_value_bytes(cfg.policy) - 1)
+        num_bytes -= (model.num_parameters - model.parameters.embeddings) * (size - 1)
     return num_bytes // cfg.generation.vllm_cfg.tensor_parallel_size
 
 
@@ -356,7 +356,7 @@ def _one_sample(cfg: Config, model: ModelInfo) -> int:
     """Return the KV cache of the longest sample on each GPU of an engine; at least one KV head is on each."""
     parts = min(cfg.generation.vllm_cfg.tensor_parallel_size, model.num_kv_heads)
     cache = str(cfg.generation.vllm_kwargs.get("kv_cache_dtype", "auto"))
-    num_bytes = 1 if cache.startswith("fp8") else _value_bytes(cfg.policy)
+    num_bytes = 1 if cache.startswith("fp8") else value_bytes(cfg.policy.precision)
     return cfg.policy.max_total_sequence_length * kv_bytes_per_token(model, num_bytes) // parts
 
 
@@ -366,7 +366,7 @@ def _batched_tokens(cfg: Config, model: ModelInfo) -> int:
     return layer_bytes(
         model,
         int(cfg.generation.vllm_kwargs.get("max_num_batched_tokens", 0)),
-        value_bytes=_value_bytes(cfg.policy),
+        value_bytes=value_bytes(cfg.policy.precision),
         tp=cfg.generation.vllm_cfg.tensor_parallel_size,
     )
 
@@ -377,11 +377,7 @@ def _bucket_bytes(cfg: Config) -> int:
 
 
 def _largest_tensor(cfg: Config, model: ModelInfo) -> int:
-    return model.parameters.input_embeddings * _value_bytes(cfg.policy)
-
-
-def _value_bytes(group: PolicyConfig | RewardModelOptions) -> int:
-    return 4 if group.precision is Precision.float32 else 2
+    return model.parameters.input_embeddings * value_bytes(cfg.policy.precision)
 
 
 def _remedies(cfg: Config, stage: GpuStage, held: Sequence[Holding]) -> Iterator[str]:

@@ -7,11 +7,17 @@ activations, softmax and rotary embeddings are a few per cent of the work and ar
 from __future__ import annotations
 
 from nemo_like.config.model_info import ModelInfo
+from nemo_like.config.schema import Precision
 
 # The gradients with regard to inputs and to weights are a matrix product each, for one in the forward pass.
 BACKWARD_OVER_FORWARD = 2
 # vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
 CPU_BLOCK_TOKENS = 32
+
+
+def value_bytes(precision: Precision) -> int:
+    """Return the bytes of one number of this precision."""
+    return 4 if precision is Precision.float32 else 2
 
 
 def layer_flops_per_token(model: ModelInfo) -> int:

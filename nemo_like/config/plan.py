@@ -22,6 +22,7 @@ from nemo_like.config.memory_timetable import (
     gpu_bytes,
     memory_timetable,
 )
+from nemo_like.config.model_arithmetic import value_bytes
 from nemo_like.config.model_info import ModelInfo
 from nemo_like.config.places import Place, gpus_by_node, placement
 from nemo_like.config.roles import Role, RoleNeeds, ray_cpus, roles
@@ -64,7 +65,7 @@ def checkpoint_bytes(policy: PolicyConfig, model: ModelInfo) -> int:
 
 
 def _weight_bytes(policy: PolicyConfig, model: ModelInfo) -> int:
-    return model.num_parameters * (4 if policy.precision is Precision.float32 else 2)
+    return model.num_parameters * value_bytes(policy.precision)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

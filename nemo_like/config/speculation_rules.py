@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from nemo_like.config.model_arithmetic import CPU_BLOCK_TOKENS, kv_bytes_per_token
+from nemo_like.config.model_arithmetic import CPU_BLOCK_TOKENS, kv_bytes_per_token, value_bytes
 from nemo_like.config.model_info import ModelInfo, has_vision_tower, read_model_info
 from nemo_like.config.problems import ConfigError, Problem
-from nemo_like.config.schema import Config, Device, EnvironmentKind, PolicyBackend, Precision
+from nemo_like.config.schema import Config, Device, EnvironmentKind, PolicyBackend
 from nemo_like.config.speculation import ARGUMENT, KEY, DraftMethod, Speculation, speculation
 from nemo_like.config.tasks import (
     task_environments,
@@ -77,11 +77,8 @@ def cache_problems(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
         except ConfigError as error:
             yield from error.problems
             return
-    value_bytes = 4 if cfg.policy.precision is Precision.float32 else 2
-    kwargs, token_bytes = (
-        cfg.generation.vllm_kwargs,
-        sum(kv_bytes_per_token(one, value_bytes) for one in models),
-    )
+    kwargs = cfg.generation.vllm_kwargs
+    token_bytes = sum(kv_bytes_per_token(one, value_bytes(cfg.policy.precision)) for one in models)
     block = int(kwargs.get("block_size", CPU_BLOCK_TOKENS))
     blocks = num_seqs * -(-(cfg.policy.max_total_sequence_length + drafts.num_slots) // block)
     needed = blocks * block * token_bytes / 2**30

@@ -151,3 +151,15 @@ def own_experts(num_experts: int, places: Tensor | None) -> list[int]:
         return list(range(num_experts))
     by_expert = places.tolist()[:num_experts]
     return sorted((one for one in range(num_experts) if by_expert[one] >= 0), key=by_expert.__getitem__)
+
+
+def repack_experts(model: torch.nn.Module) -> None:
+    """Pack the weights of a model's experts again, on a CPU.
+
+    There packed weights replace the experts' plain ones, but vLLM packs them at the engine's start only. A
+    reload leaves plain weights, which would be read as packed ones.
+    """
+    for layer in model.modules():
+        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+        if kernel is not None and getattr(layer, "w13_weight", None) is not None:
+            kernel.fused_experts.process_weights_after_loading(layer)

@@ -21,7 +21,7 @@ from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from nemo_like.config.schema import Tripwires
-from nemo_like.generation.expert_stacks import ExpertStacks
+from nemo_like.generation.expert_stacks import ExpertStacks, repack_experts
 from nemo_like.generation.interface import WeightGroup
 from nemo_like.generation.weight_channels import IncomingWeights, NamedTensors, join
 from nemo_like.tripwires.dues import is_due
@@ -177,7 +177,7 @@ class TrainerWeightReceiver:
         finalize_layerwise_reload(self.model, self.vllm_config.model_config)
         if self.device.type == "cpu":
             self._repack_tied_output_layer()
-            self._repack_experts()
+            repack_experts(self.model)
         else:
             torch.cuda.synchronize(self.device)
         missing = {name for name, _ in self.model.named_parameters()} - loaded
@@ -231,14 +231,3 @@ class TrainerWeightReceiver:
             return
         if getattr(output, "weight", None) is embedding.weight:
             output.quant_method.process_weights_after_loading(output)
-
-    def _repack_experts(self) -> None:
-        """Pack the experts' weights again.
-
-        On CPU packed weights replace the experts' plain ones, but vLLM packs them at the engine's start only.
-        A reload leaves plain weights, which would be read as packed ones.
-        """
-        for layer in self.model.modules():
-            kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
-            if kernel is not None and getattr(layer, "w13_weight", None) is not None:
-                kernel.fused_experts.process_weights_after_loading(layer)

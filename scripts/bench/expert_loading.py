@@ -40,7 +40,7 @@ from vllm import LLM
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from nemo_like.generation.expert_stacks import ExpertStacks
+from nemo_like.generation.expert_stacks import ExpertStacks, repack_experts
 from nemo_like.policy.megatron.convert import Geometry, ModelPart, hf_tensors, single_experts
 from nemo_like.weight_transport.buckets import from_lists, to_lists
 from nemo_like.weight_transport.packing import Assembler, as_announced, pack, spec_of
@@ -204,10 +204,7 @@ def _load(worker: Any, way: str, tensors: Named) -> float:
         experts.loaded()
         finalize_layerwise_reload(model, worker.vllm_config.model_config)
     seconds = time.process_time() - started
-    for layer in model.modules():  # as weights that were loaded are packed for a CPU's kernels
-        kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
-        if kernel is not None and getattr(layer, "w13_weight", None) is not None:
-            kernel.fused_experts.process_weights_after_loading(layer)
+    repack_experts(model)
     return seconds
 
 
