@@ -74,12 +74,13 @@ piece types mypy
 piece imports lint-imports
 if [[ $what != lint ]]; then
     tests="pytest -q --durations=20 --durations-min=1"
-    piece unit "$tests --numprocesses=auto -m '$chosen' tests/unit"
-    # One process more than cores, since many of these tests wait; those that need a GPU are shown as skipped
-    # where there is none.
+    # One process more than cores, since many of these tests wait, as do many of the functional ones.
+    processes="--numprocesses=$(($(nproc --all) + 1)) --maxprocesses=4"
+    piece unit "$tests $processes -m '$chosen' tests/unit"
+    # Those that need a GPU are shown as skipped where there is none.
     slowest_first files agents hubs private_ray data_plane_faults data_plane weight_sync
-    piece functional "$tests --numprocesses=$(($(nproc --all) + 1)) --maxprocesses=4 --dist=loadfile \
-        --no-loadscope-reorder -m '($chosen) and not whole_run' $files tests/conformance tests/gpu"
+    piece functional "$tests $processes --dist=loadfile --no-loadscope-reorder \
+        -m '($chosen) and not whole_run' $files tests/conformance tests/gpu"
     if [[ $what == quick ]]; then
         # Two on two cores: a run by itself leaves one of them idle for half of its time.
         slowest_first files main_job

@@ -57,6 +57,7 @@ class ActorSpec:
     concurrency: Concurrency = Concurrency.serial
     in_threads: Collection[str] = ()  # asyncio: methods that may wait, each call of which gets a thread
     log_path: str | None = None  # the process writes its stdout and stderr to this file
+    without: Collection[str] = ()  # optional packages that the target's module is imported without
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ class _Shell:
         self._failure: Exception | None = None
         self._in_threads = spec.in_threads
         try:
-            self._target = load_target(spec.target)(**spec.kwargs)
+            self._target = load_target(spec.target, spec.without)(**spec.kwargs)
         except Exception as error:
             traceback.print_exc()
             self._failure = error

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +13,7 @@ from nemo_like.config.import_path import load_by_path
 
 
 @contextmanager
-def lasting_imports(without: Sequence[str] = ()) -> Iterator[None]:
+def lasting_imports(without: Collection[str] = ()) -> Iterator[None]:
     """Keep the garbage collector away from what a block makes that does nothing but import.
 
     Imported objects stay for good. Looking for garbage among them takes a fifth of the import's time, and as
@@ -33,7 +34,33 @@ def lasting_imports(without: Sequence[str] = ()) -> Iterator[None]:
             del sys.modules[name]
 
 
-def load_target(path: str) -> Any:
-    """Import and return the object "package.module:name". Raises ValueError as ``load_by_path`` does."""
-    with lasting_imports():
+@contextmanager
+def unmarked_for_compiler() -> Iterator[None]:
+    """Keep torch's compiler from being loaded in a block that does nothing but import.
+
+    Libraries mark functions for the compiler as they are imported, and the decorators that do so load it,
+    which takes six tenths of a second. In this block they return the function as it is. This is for libraries
+    whose functions nobody compiles.
+    """
+    compiler = importlib.import_module("torch.compiler")
+    marks = {name: getattr(compiler, name) for name in ("allow_in_graph", "assume_constant_result")}
+    for name in marks:
+        setattr(compiler, name, _unmarked)
+    try:
+        yield
+    finally:
+        for name, mark in marks.items():
+            setattr(compiler, name, mark)
+
+
+def _unmarked(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
+
+
+def load_target(path: str, without: Collection[str] = ()) -> Any:
+    """Import and return the object "package.module:name"; ``without`` is as for ``lasting_imports``.
+
+    Raises ValueError as ``load_by_path`` does.
+    """
+    with lasting_imports(without):
         return load_by_path(path)

@@ -1,13 +1,15 @@
 """Changes to ``ray.init``: Ray listens on loopback, has fewer processes, and leaves signals to the caller.
 
 Even when it is told to start no dashboard and forward no logs, ``ray.init`` starts a dashboard, an
-autoscaler and a log monitor. They take two seconds of CPU and delay the start and the end of a run by a
-second each. All of Ray's processes also listen on every interface of the machine, unless the node's address
-is that of loopback; ``ray.init`` replaces a loopback address by another.
+autoscaler and a log monitor, and its raylet an agent of the dashboard. They take four seconds of CPU and
+delay the start and the end of a run by a second each. All of Ray's processes also listen on every interface
+of the machine, unless the node's address is that of loopback; ``ray.init`` replaces a loopback address by
+another.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +19,8 @@ from typing import Any
 
 from ray._private import ray_constants, services, utils
 from ray._private.node import Node
+
+from nemo_like.cluster import absent_agent
 
 
 @contextmanager
@@ -33,6 +37,8 @@ def few_services() -> Iterator[None]:
     originals = {name: getattr(Node, name) for name in replacements if hasattr(Node, name)}
     for name in originals:
         setattr(Node, name, replacements[name])
+    start = services.start_ray_process
+    services.start_ray_process = _without_agent(start)
     # Ray does the same by itself on macOS and Windows. The address of this node is then 127.0.0.1.
     may_have_other_nodes = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
@@ -40,6 +46,7 @@ def few_services() -> Iterator[None]:
         yield
     finally:
         ray_constants.ENABLE_RAY_CLUSTER = may_have_other_nodes
+        services.start_ray_process = start
         for name, original in originals.items():
             setattr(Node, name, original)
 
@@ -139,6 +146,21 @@ def _noted_signals(*, are_handled_at_once: bool) -> Iterator[Callable[[], None]]
 
 def _start_nothing(_: object) -> None:
     pass
+
+
+def _without_agent(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that starts processes as ``start`` does, but a raylet with a stand-in for the
+    dashboard's agent, without which a raylet ends."""
+    agents, stand_in = os.path.join(services.RAY_PATH, "dashboard", "agent.py"), absent_agent.__file__
+
+    def start_without(command: list[str], *args: Any, **kwargs: Any) -> Any:
+        command = [
+            one.replace(agents, stand_in) if one.startswith("--dashboard_agent_command=") else one
+            for one in command
+        ]
+        return start(command, *args, **kwargs)
+
+    return start_without
 
 
 def _tell_of_no_dashboard(node: Node, **_options: object) -> None:

@@ -8,14 +8,13 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from nemo_like.cluster.imports import lasting_imports
 from nemo_like.config.schema import StorageBackend
 from nemo_like.data_plane.client import DataPlaneClient, Store
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.memory_storage import HostStore
 from nemo_like.data_plane.observed import ObservedDataPlane, ObservedStore
 from nemo_like.data_plane.operations import OperationLog
-from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, DataPlaneSpec
+from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, DataPlaneSpec, import_storage
 from nemo_like.data_plane.storage_errors import HOST_GRACE_S, DataPlaneError, DeadlineExceeded, StorageFailed
 
 
@@ -73,8 +72,8 @@ def _connected_client(spec: DataPlaneSpec, log: OperationLog | None) -> DataPlan
         store = HostStore(host)
     else:
         os.environ.update(TRANSFER_QUEUE_ENVIRONMENT)
-        with lasting_imports():  # loads torch
-            from nemo_like.data_plane.transfer_queue import TransferQueueStore
+        import_storage()  # loads torch
+        from nemo_like.data_plane.transfer_queue import TransferQueueStore
 
         store = TransferQueueStore(addresses, client_id, spec.host.submit("storage_failure").ref.future())
     return DataPlaneClient(

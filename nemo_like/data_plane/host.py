@@ -17,6 +17,7 @@ from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.catalog import Catalog
 from nemo_like.data_plane.memory_storage import InMemoryStorage
 from nemo_like.data_plane.segments import Commit, PartitionInfo, Rows, Segment, Want, at
+from nemo_like.data_plane.spec import import_storage
 from nemo_like.data_plane.storage_errors import (
     CapacityExceeded,
     DataPlaneError,
@@ -61,7 +62,8 @@ def start_host(
     if cfg.backend is StorageBackend.in_memory:
         storage = InMemoryStorage()
     else:
-        from nemo_like.data_plane.transfer_queue import TransferQueueStorage  # loads torch
+        import_storage()  # loads torch
+        from nemo_like.data_plane.transfer_queue import TransferQueueStorage
 
         storage = TransferQueueStorage(cfg, log_path.removesuffix(".log") if log_path else None)
     limit_bytes = None if cfg.capacity_gib is None else int(cfg.capacity_gib * 2**30)

@@ -9,7 +9,7 @@ import importlib
 from dataclasses import dataclass
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
-from nemo_like.cluster.imports import lasting_imports
+from nemo_like.cluster.imports import lasting_imports, unmarked_for_compiler
 from nemo_like.config.schema import DataPlaneConfig, StorageBackend
 
 # TransferQueue reads these when it is imported. They keep its own deadline and retries out of the way of
@@ -54,9 +54,10 @@ def host_actor(
 
 
 def import_storage() -> None:
-    """Import the storage's modules with the garbage collector off.
+    """Import TransferQueue and ``data_plane.transfer_queue``, without waste.
 
-    A storage process calls this first; Ray, which imports the actor's class next, would not turn it off.
+    Every process calls this that needs them, before it imports them. A storage process calls it first of all;
+    Ray, which imports the actor's class next, would take longer.
     """
-    with lasting_imports():
+    with lasting_imports(), unmarked_for_compiler():
         importlib.import_module("nemo_like.data_plane.transfer_queue")

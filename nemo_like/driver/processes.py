@@ -392,6 +392,8 @@ class Starter:
                 concurrency=Concurrency.asyncio if is_async else Concurrency.serial,
                 in_threads=waiting_methods,
                 log_path=self._directory.log_path(name),
+                # vLLM imports it for sound, which no engine reads; it takes half a second.
+                without=["scipy"] if role is Role.engine else (),
             )
         )
 

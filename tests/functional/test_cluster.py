@@ -118,8 +118,11 @@ def running(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
 def test_a_private_ray_has_no_process_that_serves_nobody(private_ray: None) -> None:
     commands = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
     assert any("raylet" in command for command in commands)
-    for needless in ("dashboard.py", "monitor.py", "ray::IDLE"):
-        assert not any(needless in command for command in commands)
+    # The raylet's own command has the command that starts it.
+    started = [command for command in commands if "--dashboard_agent_command" not in command]
+    for needless in ("dashboard.py", "dashboard/agent.py", "monitor.py", "ray::IDLE"):
+        assert not any(needless in command for command in started)
+    assert sum("absent_agent.py" in command for command in started) == 1
 
 
 def test_calls_return_in_order_and_output_goes_to_the_log(cluster: Cluster, tmp_path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import subprocess
 import sys
 from pathlib import Path
 
@@ -61,3 +62,22 @@ def test_a_package_that_is_loaded_already_stays(package: str) -> None:
     with lasting_imports(without=["colorsys"]):
         module = importlib.import_module(package)
     assert module.colorsys is sys.modules["colorsys"]
+
+
+def test_a_target_can_be_loaded_without_a_package(package: str) -> None:
+    load_target(f"{package}:Thing", without=["colorsys"])
+    assert sys.modules[package].colorsys is None
+
+
+def test_storage_is_imported_without_the_compiler_which_can_mark_functions_afterwards() -> None:
+    program = """
+import sys
+from nemo_like.data_plane.spec import import_storage
+import_storage()
+assert "tensordict" in sys.modules
+assert "torch._dynamo" not in sys.modules
+import torch
+assert torch.compiler.allow_in_graph(len) is len
+assert "torch._dynamo" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

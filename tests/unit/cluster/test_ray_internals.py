@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import mmap
+import os
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import ray
-from ray._private import ray_constants
+from ray import _raylet
+from ray._private import ray_constants, services
 from ray._private.node import Node
 
-from nemo_like.cluster import private_ray, runtime
+from nemo_like.cluster import absent_agent, private_ray, runtime
 
 RAY = Path(ray.__file__).parent
 # Settings of Ray's C++ part are called so in its binaries, without "RAY_".
 COMPILED = ("prestart_worker_first_driver", "worker_niceness", "task_events_report_interval_ms")
+NODE = "0f" * 28  # an id
 READ_BY = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "_private/accelerators/accelerator.py",
     "RAY_IGNORE_UNHANDLED_ERRORS": "_private/worker.py",
@@ -53,3 +61,35 @@ def test_rays_agents_look_for_the_dashboard_where_they_are_told_of_none() -> Non
     agent = (RAY / "dashboard/modules/event/event_agent.py").read_text()
     assert "ray_constants.DASHBOARD_ADDRESS" in agent
     assert "ray_constants.KV_NAMESPACE_DASHBOARD" in agent
+
+
+def test_a_raylet_is_told_how_to_start_the_agent_of_the_dashboard() -> None:
+    starting = inspect.getsource(services.start_raylet)
+    assert 'os.path.join(RAY_PATH, "dashboard", "agent.py")' in starting
+    assert '"--dashboard_agent_command={}"' in starting
+
+
+@pytest.mark.parametrize(
+    "name", ["DASHBOARD_AGENT_LISTEN_PORT_NAME", "METRICS_AGENT_PORT_NAME", "METRICS_EXPORT_PORT_NAME"]
+)
+def test_the_stand_in_for_the_agent_says_of_each_of_its_ports_that_it_is_not_in_use(
+    tmp_path: Path, name: str
+) -> None:
+    """As Ray's own does where packages for its services are missing."""
+    arguments = [f"--session-dir={tmp_path}", f"--node-id={NODE}", "--minimal"]
+    command = [sys.executable, str(absent_agent.__file__), *arguments]
+    with subprocess.Popen(command, env={"RAY_RAYLET_PID": str(os.getpid())}) as agent:
+        try:
+            port = _raylet.wait_for_persisted_port(str(tmp_path), NODE, getattr(_raylet, name), 30_000)
+        finally:
+            agent.kill()
+    assert port == -1
+
+
+def test_the_stand_in_for_the_agent_ends_when_the_raylet_has(tmp_path: Path) -> None:
+    command = f"{sys.executable} {absent_agent.__file__} --session-dir={tmp_path} --node-id={NODE}"
+    # The shell has the raylet's place.
+    script = f"RAY_RAYLET_PID=$$ {command} & echo $!; sleep 1"
+    started = subprocess.run(["sh", "-c", script], stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        psutil.Process(int(started.stdout)).wait(timeout=30)
