@@ -74,19 +74,16 @@ piece types mypy
 piece imports lint-imports
 if [[ $what != lint ]]; then
     tests="pytest -q --durations=20 --durations-min=1"
-    # One process more than cores, since many of these tests wait, as do many of the functional ones.
+    # One process more than cores, since many of these tests wait.
     processes="--numprocesses=$(($(nproc --all) + 1)) --maxprocesses=4"
     piece unit "$tests $processes -m '$chosen' tests/unit"
     # Those that need a GPU are shown as skipped where there is none.
-    slowest_first files agents hubs private_ray data_plane_faults data_plane weight_sync
-    piece functional "$tests $processes --dist=loadfile --no-loadscope-reorder \
-        -m '($chosen) and not whole_run' $files tests/conformance tests/gpu"
+    slowest_first files main_job agents hubs private_ray data_plane_faults data_plane slurm run_matrix weight_sync
+    functional="$tests $processes --dist=loadfile --no-loadscope-reorder $files tests/conformance tests/gpu"
     if [[ $what == quick ]]; then
-        # Two on two cores: a run by itself leaves one of them idle for half of its time.
-        slowest_first files main_job
-        piece runs "$tests --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder \
-            -m '($chosen) and whole_run' $files"
+        piece functional "$functional -m '$chosen'"
     else
+        piece functional "$functional -m '($chosen) and not whole_run'"
         for file in $(grep -lw whole_run tests/functional/test_*.py); do
             name=${file##*/test_}
             piece "${name%.py}" "$tests --numprocesses=auto --maxprocesses=2 -m '($chosen) and whole_run' $file"

@@ -35,7 +35,7 @@ from nemo_like.config.roles import Role, actor_name, environment_role, roles, wo
 from nemo_like.config.schema import Config, Device, TeacherConfig
 from nemo_like.config.tasks import has_agents, has_stop_strings, used_environments
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
-from nemo_like.generation.environment import WAITING_METHODS, engine_environment
+from nemo_like.generation.environment import WAITING_METHODS, engine_environment, unused_by_engines
 from nemo_like.generation.sleep import Sleeps
 from nemo_like.observability.disk import write_whole
 from nemo_like.observability.run_directory import RunDirectory
@@ -392,8 +392,7 @@ class Starter:
                 concurrency=Concurrency.asyncio if is_async else Concurrency.serial,
                 in_threads=waiting_methods,
                 log_path=self._directory.log_path(name),
-                # vLLM imports it for sound, which no engine reads; it takes half a second.
-                without=["scipy"] if role is Role.engine else (),
+                without=unused_by_engines(self._cfg.policy.device) if role is Role.engine else (),
             )
         )
 

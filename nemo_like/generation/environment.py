@@ -35,6 +35,15 @@ def engine_environment(device: Device) -> dict[str, str]:
     return common | (_CPU if device is Device.cpu else {})
 
 
+def unused_by_engines(device: Device) -> tuple[str, ...]:
+    """Return optional packages without which an engine's module is imported, for ``ActorSpec.without``.
+
+    vLLM imports them where it can, which takes three quarters of a second: scipy for sound, which no engine
+    reads, and a part of torch's compiler, to change how it compiles, which happens on GPUs alone.
+    """
+    return ("scipy", "torch._inductor.lowering") if device is Device.cpu else ("scipy",)
+
+
 _CPU = {
     **CPU_ENVIRONMENT,
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",

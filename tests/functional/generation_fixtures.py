@@ -31,7 +31,7 @@ from nemo_like.config.schema import (
     WeightTransport,
     WeightUpdates,
 )
-from nemo_like.generation.environment import WAITING_METHODS, engine_environment
+from nemo_like.generation.environment import WAITING_METHODS, engine_environment, unused_by_engines
 from nemo_like.observability.metrics import Metric
 from nemo_like.weight_sync.sender import EngineWeightSender
 from nemo_like.weight_transport.buckets import SentAdapter, TensorSpec
@@ -146,6 +146,7 @@ def engine_spec(
         env=engine_environment(Device.cpu),
         concurrency=Concurrency.asyncio if waits else Concurrency.serial,
         in_threads=WAITING_METHODS if waits else (),
+        without=unused_by_engines(Device.cpu),
     )
 
 

@@ -125,7 +125,7 @@ TEXT = Group(
         Spread("prompts shared", (*DP2, "policy.sequence_packing.share_prompts=true")),
         Spread("TP 2, every rank fetches", (*TP2, "policy.replica_fetch=every_rank")),
         *on_every_backend("TP 2", TP2),
-        Spread("TP 2, engines 2", (*TP2, "generation.num_engines=2"), samples=True, is_quick=True),
+        Spread("TP 2, engines 2", (*TP2, "generation.num_engines=2"), samples=True),
         Spread("PP 2, one engine", PP2, samples=True),
         Spread("FSDP DP 2, one engine", (*FSDP, *DP2), samples=True),
         Spread("engine TP 2", ("generation.vllm_cfg.tensor_parallel_size=2",), samples=True),

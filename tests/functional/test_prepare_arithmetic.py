@@ -16,9 +16,8 @@ from nemo_like.data.arithmetic import ArithmeticDataset
 from nemo_like.data.tokenizer import Tokenizer
 from scripts.demo_model.warm_start import sampled_accuracy
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "prepare_arithmetic.py"
-
-
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "prepare_arithmetic.py"
 TEACHER = ("--hidden-size", "192", "--accuracy", "0.97")
 
 
@@ -33,13 +32,17 @@ def prepare(output, *more, timeout_s=110):
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    output = tmp_path_factory.mktemp("models") / "nested" / "arithmetic"
-    result = prepare(output)
+def checkpoint(arithmetic_model):
+    return ROOT / arithmetic_model
+
+
+def test_a_checkpoint_is_made_in_a_new_folder_and_nothing_else_beside_it(tmp_path):
+    output = tmp_path / "models" / "nested" / "arithmetic"
+    result = prepare(output, "--accuracy", "0.001")  # which takes few steps
     assert result.returncode == 0, result.stderr
     assert "2-digit addition" in result.stdout
     assert len({path.stat().st_mode for path in output.iterdir()}) == 1
-    return output
+    assert list(output.parent.iterdir()) == [output]
 
 
 def test_the_model_starts_between_a_quarter_and_under_forty_five_per_cent(checkpoint):
@@ -70,10 +73,6 @@ def test_the_model_is_small_and_ties_its_embeddings(checkpoint):
     assert 400_000 < sum(parameter.numel() for parameter in model.parameters()) < 405_000
     assert model.config.tie_word_embeddings
     assert model.config.eos_token_id == Tokenizer(checkpoint).eos_token_id
-
-
-def test_nothing_is_left_beside_the_checkpoint(checkpoint):
-    assert list(checkpoint.parent.iterdir()) == [checkpoint]
 
 
 def test_a_checkpoint_that_is_there_is_kept(checkpoint):

@@ -82,6 +82,15 @@ def test_a_step_with_dynamic_sampling_trains_on_exactly_the_configured_number_of
         assert 0 < record["train/filtered_reward"] < record["train/reward"]
 
 
+def test_the_engine_has_the_weights_of_both_tensor_parallel_workers_after_every_update(
+    recorded: FinishedRun,
+) -> None:
+    errors = recorded.metrics("train/token_mult_prob_error")
+    assert len(errors) == NUM_STEPS > 1
+    assert max(errors) < 1.00002
+    assert min(recorded.metrics("train/grad_norm")) > 0.01  # else the weights would be as they were
+
+
 def test_the_dump_says_of_every_generated_sample_what_became_of_it(recorded: FinishedRun) -> None:
     for record in recorded.records():
         lines = dumped(recorded, int(record["step"]))

@@ -162,7 +162,8 @@ def test_packages_of_hubs_are_installed_once(setup: Setup, checkout: Path) -> No
     assert done.stdout == "setup: installing the packages of hubs into .venv-hubs\nsetup: done\n"
     again = setup(EVERY_PROGRAM, "--dev", "--hubs", **COMPILER)
     assert (again.returncode, again.stdout) == (0, "")
-    (asked,) = (checkout / ".venv-hubs" / "asked").read_text().splitlines()
+    of_pip, asked = (checkout / ".venv-hubs" / "asked").read_text().splitlines()
+    assert re.fullmatch(r"-m pip install .* pip==[0-9.]+", of_pip)
     assert asked.startswith("-m pip install ") and asked.endswith(" -r requirements/hubs.txt")
 
 
@@ -173,7 +174,7 @@ def test_packages_of_hubs_that_cannot_be_installed_are_tried_again(setup: Setup,
         done = setup(EVERY_PROGRAM, "--dev", "--hubs", **COMPILER)
         assert done.returncode == 1
         said = "setup: the packages of hubs could not be installed (see .venv-hubs/setup.log)."
-        assert done.stderr.splitlines() == ["no network", said]
+        assert done.stderr.splitlines() == ["no network", "no network", said]  # pip itself, then the packages
 
 
 def test_nothing_goes_on_with_hubs_when_the_other_packages_cannot_be_installed(

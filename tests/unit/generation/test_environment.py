@@ -7,7 +7,13 @@ from pathlib import Path
 import pytest
 
 from nemo_like.config.schema import Device
-from nemo_like.generation.environment import engine_environment
+from nemo_like.generation.environment import engine_environment, unused_by_engines
+
+
+def test_an_engine_that_compiles_has_all_of_the_compiler() -> None:
+    compiler = "torch._inductor.lowering"
+    assert compiler in unused_by_engines(Device.cpu)
+    assert compiler not in unused_by_engines(Device.cuda)
 
 
 def test_the_cpu_settings_do_not_reach_a_gpu_engine() -> None:
