@@ -24,22 +24,22 @@ if find_spec("hydra") is None:
 
 from nemo_like.batch.columns import bytes_per_token
 from nemo_like.cluster.proxies import bypass_proxies
-from nemo_like.config.environment_options import replaced_options
-from nemo_like.config.loader import Sweep, load_config, load_sweep, to_yaml
-from nemo_like.config.machine_rules import Machine
-from nemo_like.config.plan import format_plan, make_plan
+from nemo_like.config.loader import Sweep, to_yaml
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.rules import validate
-from nemo_like.config.run_models import run_models
-from nemo_like.config.schema import Config
 from nemo_like.config.search_path import find_configuration
 from nemo_like.config.secrets import masked
+from nemo_like.configuration import Config, load_config, load_sweep
 from nemo_like.driver import exit_codes
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stopping import ignore_first_interrupt, sigterm_as_interrupt
+from nemo_like.environments.kind_options import replaced_options
 from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.observability.run_lock import DirectoryInUse
+from nemo_like.plan.plan import format_plan, make_plan
+from nemo_like.plan.run_models import run_models
 from nemo_like.preflight.checks import Preflight, preflight
+from nemo_like.rules.machine_rules import Machine
+from nemo_like.rules.rules import validate
 
 _EXAMPLES = """\
 examples:

@@ -26,14 +26,13 @@ from nemo_like.checkpoint.store import (
     read_checkpoint,
     verify_group_files,
 )
-from nemo_like.config.loader import load_config
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.plan import weight_bytes
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config, load_config
 from nemo_like.data.chat_template import set_chat_template
+from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.disk import DiskFull, whole_directory
 from nemo_like.observability.printable import accept_all_characters
+from nemo_like.plan.plan import weight_bytes
 
 CONFIG_FILE = "config.yaml"
 

@@ -18,13 +18,13 @@ from shlex import quote
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from nemo_like.config.frameworks.pages import table
-from nemo_like.config.frameworks.their_files import read_theirs
-from nemo_like.config.frameworks.translation import FRAMEWORKS, Conversion, convert, framework_of, told
 from nemo_like.config.frameworks.trl import TRL
-from nemo_like.config.frameworks.writing import written
-from nemo_like.config.loader import load_config
 from nemo_like.config.problems import ConfigError
+from nemo_like.configuration import load_config
+from nemo_like.conversion.pages import table
+from nemo_like.conversion.their_files import read_theirs
+from nemo_like.conversion.translation import FRAMEWORKS, Conversion, convert, framework_of, told
+from nemo_like.conversion.writing import written
 from nemo_like.observability.printable import accept_all_characters
 
 

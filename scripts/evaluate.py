@@ -21,19 +21,19 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from nemo_like.api.evaluated_checkpoint import EvaluatedCheckpoint, evaluated_checkpoint
 from nemo_like.cluster.proxies import bypass_proxies
-from nemo_like.config.evaluated_checkpoint import EvaluatedCheckpoint, evaluated_checkpoint
-from nemo_like.config.evaluation_rules import as_evaluation, format_evaluation_plan
-from nemo_like.config.loader import load_config, to_yaml
-from nemo_like.config.machine_rules import Machine
+from nemo_like.config.loader import to_yaml
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.rules import validate
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config, load_config
 from nemo_like.driver import exit_codes
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stopping import ignore_first_interrupt, sigterm_as_interrupt
 from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.preflight.checks import preflight
+from nemo_like.rules.evaluation_rules import as_evaluation, format_evaluation_plan
+from nemo_like.rules.machine_rules import Machine
+from nemo_like.rules.rules import validate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -21,10 +21,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from nemo_like.config.loader import load_config
-from nemo_like.config.model_info import read_model_info, shipped_shape
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config, load_config
+from nemo_like.models.model_info import read_model_info, shipped_shape
 from nemo_like.observability.printable import accept_all_characters
 from scripts.scale_plan import tables
 from scripts.scale_plan.hardware import GPUS, Assumptions, Gpu

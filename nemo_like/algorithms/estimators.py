@@ -16,8 +16,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nemo_like.config.named_functions import FunctionRole, load_function
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.algorithms.named_functions import FunctionRole, load_function
+from nemo_like.algorithms.options import GRPOConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from nemo_like.algorithms.losses import (
     loss_terms,
     with_clip_fractions,
 )
-from nemo_like.config.schema import LossConfig
+from nemo_like.algorithms.options import LossConfig
 
 
 def gspo_token(tokens: LossTokens, cfg: LossConfig) -> LossTerms:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nemo_like.algorithms.logprobs import limited
-from nemo_like.config.schema import ImportanceSamplingType, LossConfig
+from nemo_like.algorithms.options import ImportanceSamplingType, LossConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.config.policy_memory import LOGIT_CHUNK_BYTES
-from nemo_like.config.schema import Device
+from nemo_like.algorithms.logit_chunks import LOGIT_CHUNK_BYTES
+from nemo_like.policy.options import Device
 
 _BYTES_PER_FLOAT = 4
 # The logit of a token that cannot be sampled. It is finite, since a probability of 0 times minus infinity

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nemo_like.algorithms.importance_sampling import importance_correction, sample_means
 from nemo_like.algorithms.logprobs import limited
-from nemo_like.config.schema import KLType, LossConfig
+from nemo_like.algorithms.options import KLType, LossConfig
 
 # Keeps a mean over no valid token from dividing by 0; the same constant as in NeMo-RL.
 _COUNT_EPSILON = 1e-8

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from nemo_like.config.schema import RewardScalingConfig, RewardShapingConfig
+from nemo_like.algorithms.options import RewardScalingConfig, RewardShapingConfig
 
 
 class Outcome(Enum):

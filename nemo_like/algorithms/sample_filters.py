@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nemo_like.algorithms.masking import mask_truncated
+from nemo_like.algorithms.named_functions import FunctionRole, load_function
+from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.algorithms.rewards import informative_groups
-from nemo_like.config.named_functions import FunctionRole, load_function
-from nemo_like.config.schema import GRPOConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

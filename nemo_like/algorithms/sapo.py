@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from nemo_like.algorithms.losses import LossTerms, LossTokens, loss_terms, policy_ratio
-from nemo_like.config.schema import LossConfig
+from nemo_like.algorithms.options import LossConfig
 
 
 def sapo(tokens: LossTokens, cfg: LossConfig, tau_pos: float = 1.0, tau_neg: float = 1.05) -> LossTerms:

@@ -6,7 +6,9 @@ import asyncio
 
 from nemo_like.api.base_configuration import REWARD_ENVIRONMENT
 from nemo_like.config.problems import ConfigError, Problem
-from nemo_like.config.schema import Config, DatasetConfig, EnvConfig
+from nemo_like.configuration import Config
+from nemo_like.data.options import DatasetConfig
+from nemo_like.environments.options import EnvConfig
 from nemo_like.preflight.child import ChildCall, ChildFailed
 
 # What the child process may take for its imports on a busy machine.

@@ -22,14 +22,14 @@ from nemo_like.api.first_reward import check_first_reward
 from nemo_like.api.run_inputs import Rows, check_reward, checked_rows, write_reward, write_rows
 from nemo_like.api.run_result import RunResult
 from nemo_like.cluster.proxies import bypass_proxies
-from nemo_like.config.machine_rules import Machine
 from nemo_like.config.problems import ConfigError, Problem
-from nemo_like.config.rules import validate
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.driver import exit_codes
 from nemo_like.driver.run_failures import CallbackFailed, RunFailed
 from nemo_like.driver.stopping import OnStep, sigterm_as_interrupt
 from nemo_like.preflight.checks import preflight
+from nemo_like.rules.machine_rules import Machine
+from nemo_like.rules.rules import validate
 
 if TYPE_CHECKING:
     from nemo_like.driver.setup import RunEnd

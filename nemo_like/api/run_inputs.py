@@ -15,10 +15,10 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from nemo_like.config.data_rules import FILE_READERS
 from nemo_like.config.problems import ConfigError, Problem
-from nemo_like.config.schema import DatasetConfig
 from nemo_like.data.answers import answer_text
+from nemo_like.data.options import DatasetConfig
+from nemo_like.data.sources import FILE_READERS
 from nemo_like.environments.own_reward import RewardParameters, UnfitReward, pickled_reward
 from nemo_like.observability.disk import write_whole
 

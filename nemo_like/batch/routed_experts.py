@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from nemo_like.batch.columns import Column, Layout
-from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shape
-from nemo_like.config.recordings import ROUTED_EXPERTS
-from nemo_like.config.schema import PolicyBackend, PolicyConfig
+from nemo_like.batch.recordings import ROUTED_EXPERTS
+from nemo_like.models.model_info import ModelInfo, read_model_info, shipped_shape
+from nemo_like.policy.options import PolicyBackend, PolicyConfig
 
 _MOST_IN_UINT8 = 255
 

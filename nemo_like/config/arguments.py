@@ -20,7 +20,6 @@ from nemo_like.config import fields
 from nemo_like.config.composition import Composition, Layer, nested
 from nemo_like.config.grammar import Override, alternatives
 from nemo_like.config.problems import Problem
-from nemo_like.config.schema import Config
 
 MISSING = "???"
 _REMOVED = object()  # in a layer, in the place of a value: the key is there no more
@@ -33,8 +32,10 @@ _SEARCH_PATH = "hydra.searchpath"
 class Arguments:
     """What was read: ``given``, for each argument those that Hydra takes for it, and ``values``, those that
     set or remove a value; ``files``, what files set, and ``layers``, what files and arguments set, later ones
-    over earlier ones; and the ``problems`` found in either."""
+    over earlier ones; and the ``problems`` found in either. ``root`` is the class of the whole configuration,
+    whose keys they set."""
 
+    root: type
     given: list[list[str]] = field(default_factory=list)
     values: list[str] = field(default_factory=list)
     files: list[Layer] = field(default_factory=list)
@@ -57,10 +58,12 @@ class Arguments:
         return _current(group, self.layers) is None
 
 
-def read_arguments(files: Composition, texts: Sequence[str], *, is_sweep: bool = False) -> Arguments:
+def read_arguments(
+    files: Composition, texts: Sequence[str], root: type, *, is_sweep: bool = False
+) -> Arguments:
     """Read the arguments of one run or, where ``is_sweep``, of several, of which each sets some keys to
     alternatives. Raises ConfigError where the files cannot be composed with the groups that were chosen."""
-    read = Arguments()
+    read = Arguments(root)
     parsed = list(_parsed(texts, files, read.problems))
     read.given = [[] for _ in parsed]
     pairs = list(zip(parsed, read.given, strict=True))
@@ -68,16 +71,16 @@ def read_arguments(files: Composition, texts: Sequence[str], *, is_sweep: bool =
         if argument.is_hydra_override():
             given.extend(_read_hydra(argument, read, files, is_sweep))
     for argument, given in pairs:
-        if _is_removal(argument):
+        if _is_removal(argument, root):
             given.extend(_read_removal(argument, read, files, is_sweep))
         elif _is_choice(argument, files):
             given.extend(_read_choice(argument, read, files, is_sweep))
     read.files = files.layers(files.first_alternatives(read.for_hydra))
     read.layers = [*read.files]
     for layer in read.layers:
-        read.problems += fields.check_tree(layer.tree, Config, layer.where, root=Config)
+        read.problems += fields.check_tree(layer.tree, root, layer.where, root=root)
     for argument, given in pairs:
-        if _is_removal(argument):
+        if _is_removal(argument, root):
             read.layers.append(Layer(_where(argument.input_line), {argument.key_or_group: None}))
         elif not argument.is_hydra_override() and not _is_choice(argument, files):
             given.extend(_read_value(argument, read, is_sweep))
@@ -132,7 +135,7 @@ def _is_choice(argument: Override, files: Composition) -> bool:
 
 
 def _read_choice(argument: Override, read: Arguments, files: Composition, is_sweep: bool) -> list[str]:
-    if found := _refuse_choice(argument, files, is_sweep):
+    if found := _refuse_choice(argument, files, read.root, is_sweep):
         read.problems += found
         return []
     text = str(argument.input_line).lstrip("+")
@@ -141,7 +144,7 @@ def _read_choice(argument: Override, read: Arguments, files: Composition, is_swe
     return [text if is_known else f"+{text}"]
 
 
-def _refuse_choice(argument: Override, files: Composition, is_sweep: bool) -> list[Problem]:
+def _refuse_choice(argument: Override, files: Composition, root: type, is_sweep: bool) -> list[Problem]:
     group, where = argument.key_or_group, _where(argument.input_line)
     if argument.is_sweep_override() and not is_sweep:
         return [_one_value(argument)]
@@ -149,7 +152,7 @@ def _refuse_choice(argument: Override, files: Composition, is_sweep: bool) -> li
     if not options:
         rule = "is not a group of configurations"
         return [Problem(key=group, rule=rule, remedy="choose one that configs/ has", where=where)]
-    if argument.package is None and _is_mapping(fields.find(Config, group)):
+    if argument.package is None and _is_mapping(fields.find(root, group)):
         rule = "has entries with names of their own"
         remedy = f"choose for one of them: {group}@{group}.NAME=..."
         return [Problem(key=group, rule=rule, remedy=remedy, where=where)]
@@ -164,10 +167,10 @@ def _refuse_choice(argument: Override, files: Composition, is_sweep: bool) -> li
     return problems
 
 
-def _is_removal(argument: Override) -> bool:
+def _is_removal(argument: Override, root: type) -> bool:
     """Return whether the argument removes an optional group: ~value, value=null."""
     key = argument.key_or_group
-    annotation = None if argument.package or "." in key else fields.find(Config, key)
+    annotation = None if argument.package or "." in key else fields.find(root, key)
     is_group = fields.is_group(fields.without_none(annotation)) and fields.is_optional(annotation)
     return is_group and (argument.is_delete() or list(alternatives(argument)) == [None])
 
@@ -191,13 +194,13 @@ def _read_removal(argument: Override, read: Arguments, files: Composition, is_sw
 def _read_value(argument: Override, read: Arguments, is_sweep: bool) -> list[str]:
     """Check an argument that sets or removes a value, and add what it does to what was read."""
     key, where = argument.key_or_group, _where(argument.input_line)
-    annotation = fields.find(Config, key)
+    annotation = fields.find(read.root, key)
     if annotation is None:
-        found = [fields.unknown_key(key, where, root=Config)]
+        found = [fields.unknown_key(key, where, root=read.root)]
     elif argument.is_sweep_override() and not is_sweep:
         found = [_one_value(argument)]
     else:
-        found = _refuse_value(argument, annotation, read.layers)
+        found = _refuse_value(argument, annotation, read)
     if found:
         read.problems += found
         return []
@@ -208,8 +211,9 @@ def _read_value(argument: Override, read: Arguments, is_sweep: bool) -> list[str
     return given
 
 
-def _refuse_value(argument: Override, annotation: Any, layers: Sequence[Layer]) -> list[Problem]:
+def _refuse_value(argument: Override, annotation: Any, read: Arguments) -> list[Problem]:
     """Return why a value cannot be set or removed; empty when it can."""
+    layers, root = read.layers, read.root
     key, where = argument.key_or_group, _where(argument.input_line)
     if (whole := _list_above(key, layers)) is not None:
         remedy = f"give the whole list: {whole}=[{{...}}, {{...}}]"
@@ -217,17 +221,17 @@ def _refuse_value(argument: Override, annotation: Any, layers: Sequence[Layer]) 
         return [Problem(key=key, rule=rule, remedy=remedy, where=where)]
     current = _current(key, layers)
     if argument.is_delete():
-        return _refuse_removal(argument, annotation, current, where)
+        return _refuse_removal(argument, annotation, current, root)
     if argument.is_add() and current not in (_REMOVED, None, MISSING):
         remedy = f"write {key}=... to change it, or ++{key}=... to set it in any case"
         return [Problem(key=key, rule=f"already has the value {current!r}", remedy=remedy, where=where)]
-    checked = (fields.check_value(key, value, annotation, where, Config) for value in alternatives(argument))
+    checked = (fields.check_value(key, value, annotation, where, root) for value in alternatives(argument))
     return [problem for problems in checked for problem in problems]
 
 
-def _refuse_removal(argument: Override, annotation: Any, current: Any, where: str) -> list[Problem]:
-    key, expected = argument.key_or_group, argument.value()
-    if not (fields.is_optional(annotation) or _is_removable(key, annotation)):
+def _refuse_removal(argument: Override, annotation: Any, current: Any, root: type) -> list[Problem]:
+    key, expected, where = argument.key_or_group, argument.value(), _where(argument.input_line)
+    if not (fields.is_optional(annotation) or _is_removable(key, annotation, root)):
         rule, remedy = "must have a value and cannot be removed", f"give it another with {key}=..."
     elif current is _REMOVED and not fields.is_optional(annotation):
         rule, remedy = "is not there and cannot be removed", ""
@@ -238,9 +242,9 @@ def _refuse_removal(argument: Override, annotation: Any, current: Any, where: st
     return [Problem(key=key, rule=rule, remedy=remedy, where=where)]
 
 
-def _is_removable(key: str, annotation: Any) -> bool:
+def _is_removable(key: str, annotation: Any, root: type) -> bool:
     """Return whether a key can be gone: a mapping's entry, a mapping of names to values, a list of groups."""
-    above = fields.find(Config, key.rpartition(".")[0]) if "." in key else Config
+    above = fields.find(root, key.rpartition(".")[0]) if "." in key else root
     is_entry = above is Any or _is_mapping(above)
     return is_entry or _is_mapping(annotation) or fields.item_group(annotation) is not None
 

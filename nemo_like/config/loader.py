@@ -1,4 +1,4 @@
-"""The loader, which makes a typed ``Config`` of a YAML file and command-line arguments.
+"""The loader, which makes a typed configuration of a YAML file and command-line arguments.
 
 Hydra composes them (https://hydra.cc/docs/advanced/defaults_list/): the file's ``defaults`` name others that
 it builds on, which are looked for beside it and among the shipped configurations, so that a file may be
@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -38,25 +38,29 @@ from nemo_like.config.interpolations import KeyPath, full_key, interpolations, t
 from nemo_like.config.lists import complete_lists, make_lists, single_groups
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.resolvers import environment_reads, register_resolvers
-from nemo_like.config.schema import Config
 from nemo_like.config.secrets import is_masked, masked, reference_of, referring
 from nemo_like.config.sweep_jobs import BASIC, combinations, examples, interval_problems
+
+_Root = TypeVar("_Root")
 
 # In the value of a key: what would be read as an interpolation, with the backslashes before it.
 _INTERPOLATION_START = re.compile(r"(\\*)\$\{")
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Return the typed configuration of the file ``path`` with the arguments ``overrides`` applied.
+def load(path: str | Path, overrides: Sequence[str], root: type[_Root]) -> _Root:
+    """Return the configuration of the file ``path``, with the arguments ``overrides`` applied, as an instance
+    of the dataclass ``root``.
 
     Raises ConfigError, which lists the problems found.
     """
     register_resolvers()
     with composing(Path(path)) as files:
-        arguments = read_arguments(files, overrides)
+        arguments = read_arguments(files, overrides, root)
         _raise(arguments.problems)
         tree = files.compose(arguments.files, arguments.values)
-    return _finish(tree, arguments, str(path))
+    whole = _finish(tree, arguments, str(path))
+    assert isinstance(whole, root)
+    return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,7 @@ class Sweep:
     jobs_are_examples: bool  # whether the sweeper chooses values only as it goes
 
 
-def load_sweep(path: str | Path, overrides: Sequence[str]) -> Sweep:
+def load_sweep(path: str | Path, overrides: Sequence[str], root: type) -> Sweep:
     """Return the runs that the arguments ``overrides`` ask for.
 
     Raises ConfigError, which lists the problems found; what only some combinations of the alternatives have
@@ -77,7 +81,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str]) -> Sweep:
     """
     register_resolvers()
     with composing(Path(path)) as files:
-        arguments = read_arguments(files, overrides, is_sweep=True)
+        arguments = read_arguments(files, overrides, root, is_sweep=True)
         _raise(arguments.problems)
         settings = files.sweep_settings(arguments.for_hydra)
         given = [*_params(files, settings), *map(files.parse, arguments.for_hydra)]
@@ -106,18 +110,18 @@ def _params(files: Composition, settings: SweepSettings) -> Iterator[Override]:
             raise ConfigError([problem]) from error
 
 
-def to_yaml(cfg: Config) -> str:
-    """Return the configuration as YAML that ``load_config`` reads back to an equal one, given the same
+def to_yaml(cfg: Any) -> str:
+    """Return a configuration as YAML that ``load`` reads back to an equal one, given the same
     environment variables. The password in a URL is masked, and has to be given again."""
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(cfg)))
 
 
-def to_dict(cfg: Config) -> dict[str, Any]:
+def to_dict(cfg: Any) -> dict[str, Any]:
     """Return the configuration as nested dicts of plain values, as ``to_yaml`` has them: Enum members by
     name, texts from the environment as interpolations."""
     plain = _plain(cfg)
     assert isinstance(plain, dict)
-    return single_groups(plain, Config)
+    return single_groups(plain, type(cfg))
 
 
 def _plain(value: Any) -> Any:
@@ -141,31 +145,32 @@ def _raise(problems: Sequence[Problem]) -> None:
         raise ConfigError(problems)
 
 
-def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Config:
+def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Any:
     """Resolve the interpolations of a composed tree, check what it has become, and give it its types."""
+    root = arguments.root
     tree.setdefault("vars", {})
-    for name, annotation in fields.hints(Config).items():
+    for name, annotation in fields.hints(root).items():
         if fields.is_optional(annotation) and (name not in tree or arguments.is_removed(name)):
             tree[name] = None
-    complete_lists(tree, Config)
+    complete_lists(tree, root)
     unresolved = OmegaConf.create(tree)
-    problems, references = _references(unresolved, tree)
+    problems, references = _references(unresolved, tree, root)
     _raise([replace(problem, where=arguments.source_of(problem.key, "")) for problem in problems])
     container = OmegaConf.to_container(unresolved, resolve=True)
     assert isinstance(container, dict)
-    resolved = values_of_texts(tree, {str(name): value for name, value in container.items()}, Config)
+    resolved = values_of_texts(tree, {str(name): value for name, value in container.items()}, root)
     for place, text in references.items():
         _refer(resolved, place, text)
-    make_lists(resolved, Config)
-    wrong = [*fields.check_tree(resolved, Config, path, root=Config), *_masked_passwords(resolved)]
+    make_lists(resolved, root)
+    wrong = [*fields.check_tree(resolved, root, path, root=root), *_masked_passwords(resolved)]
     problems = [replace(problem, where=arguments.source_of(problem.key, path)) for problem in wrong]
-    _raise([*problems, *_missing(resolved, Config, "", path)])
-    typed = fields.typed(resolved, Config)
-    assert isinstance(typed, Config)
-    return typed
+    _raise([*problems, *_missing(resolved, root, "", path)])
+    return fields.typed(resolved, root)
 
 
-def _references(unresolved: DictConfig, tree: Mapping[str, Any]) -> tuple[list[Problem], dict[KeyPath, str]]:
+def _references(
+    unresolved: DictConfig, tree: Mapping[str, Any], root: type
+) -> tuple[list[Problem], dict[KeyPath, str]]:
     """Return the problems of the interpolations, and the text of each that reads the environment by place."""
     problems, references = [], {}
     for place, text in interpolations(tree):
@@ -175,14 +180,14 @@ def _references(unresolved: DictConfig, tree: Mapping[str, Any]) -> tuple[list[P
                 problems.append(problem)
         if names:
             references[place] = text
-            if _holds_groups(place):
+            if _holds_groups(place, root):
                 rule = f"cannot come whole from the environment ({', '.join(names)})"
                 problems.append(Problem(key=f"{key}={text}", rule=rule, remedy="set its keys one by one"))
     return problems, references
 
 
-def _holds_groups(place: KeyPath) -> bool:
-    kind = fields.without_none(fields.find(Config, ".".join(part for part in place if isinstance(part, str))))
+def _holds_groups(place: KeyPath, root: type) -> bool:
+    kind = fields.without_none(fields.find(root, ".".join(part for part in place if isinstance(part, str))))
     return bool(fields.is_group(kind) or fields.item_group(kind) or fields.entry_group(kind))
 
 

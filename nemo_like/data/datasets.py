@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nemo_like.config.schema import DatasetConfig, DatasetKind
-from nemo_like.config.tasks import source_name
 from nemo_like.data.arithmetic import ArithmeticDataset
 from nemo_like.data.content_digest import DigestedDataset, digest_of, made_contents, record_contents
 from nemo_like.data.interface import EnvironmentData, PromptDataset, PromptExample, SourceReport, Split
 from nemo_like.data.loading import load_huggingface
 from nemo_like.data.mixture import MixedDataset, Selection, TemplatedDataset, short_enough
+from nemo_like.data.options import DatasetConfig, DatasetKind, source_name
 from nemo_like.data.reasoning_gym import ReasoningGymDataset
 from nemo_like.data.records import RecordDataset, RecordFields, chosen_jsonl_records
 

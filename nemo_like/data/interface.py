@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from nemo_like.config.schema import DatasetConfig
 from nemo_like.data.images import Picture
+from nemo_like.data.options import DatasetConfig
 
 Split = Literal["train", "validation"]
 
@@ -58,7 +58,7 @@ class SourceReport:
 
     name: str
     num_prompts: int  # that can be sampled
-    num_too_long: int  # left out, since they are longer than ``config.tasks.max_prompt_tokens``
+    num_too_long: int  # left out, since they are longer than ``rollout.tasks.max_prompt_tokens``
     digest: str  # of what its problems hold, as ``data.content_digest`` makes it
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nemo_like.config.data_rules import FILE_READERS
-from nemo_like.config.schema import DatasetConfig
+from nemo_like.data.options import DatasetConfig
+from nemo_like.data.sources import FILE_READERS
 from nemo_like.data.splits import chosen_rows, only_name
 
 _WHOLE = "train"  # what load_dataset calls all of a file

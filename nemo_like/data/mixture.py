@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nemo_like.config.schema import DatasetConfig
 from nemo_like.data.interface import Message, Prompt, PromptDataset, PromptExample
+from nemo_like.data.options import DatasetConfig
 
 
 class TemplatedDataset:

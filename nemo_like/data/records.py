@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from nemo_like.config.schema import DatasetConfig, DatasetKind
 from nemo_like.data.answers import answer_text
 from nemo_like.data.image_places import placed, with_marks
 from nemo_like.data.images import Picture, pictures_of
 from nemo_like.data.interface import Message, Prompt, PromptExample
 from nemo_like.data.messages import BadMessage, conversation_of, without_missing_arguments
+from nemo_like.data.options import DatasetConfig, DatasetKind
 from nemo_like.data.splits import chosen_rows, is_name, only_name
 
 # JSON's escape for one half of a character beyond U+FFFF.

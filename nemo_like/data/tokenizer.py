@@ -10,11 +10,11 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from nemo_like.config.end_tokens import stated_end_ids
 from nemo_like.data import template_turns
 from nemo_like.data.chat_rendering import ChatRendering
 from nemo_like.data.interface import Message, Prompt
 from nemo_like.data.special_tokens import SpecialTokens
+from nemo_like.models.end_tokens import stated_end_ids
 
 
 class UnreadablePrompt(ValueError):

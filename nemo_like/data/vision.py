@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from nemo_like.config.model_info import has_vision_tower
 from nemo_like.data.image_places import in_texts
 from nemo_like.data.images import IMAGE_MARK
 from nemo_like.data.interface import Prompt
+from nemo_like.models.model_info import has_vision_tower
 
 if TYPE_CHECKING:
     from PIL.Image import Image

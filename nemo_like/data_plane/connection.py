@@ -8,12 +8,12 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-from nemo_like.config.schema import StorageBackend
 from nemo_like.data_plane.client import DataPlaneClient, Store
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.memory_storage import HostStore
 from nemo_like.data_plane.observed import ObservedDataPlane, ObservedStore
 from nemo_like.data_plane.operations import OperationLog
+from nemo_like.data_plane.options import StorageBackend
 from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, DataPlaneSpec, import_storage
 from nemo_like.data_plane.storage_errors import HOST_GRACE_S, DataPlaneError, DeadlineExceeded, StorageFailed
 

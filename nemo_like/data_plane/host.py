@@ -12,10 +12,10 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from nemo_like.batch.columns import Column
-from nemo_like.config.schema import DataPlaneConfig, StorageBackend
 from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.catalog import Catalog
 from nemo_like.data_plane.memory_storage import InMemoryStorage
+from nemo_like.data_plane.options import DataPlaneConfig, StorageBackend
 from nemo_like.data_plane.segments import Commit, PartitionInfo, Rows, Segment, Want, at
 from nemo_like.data_plane.spec import import_storage
 from nemo_like.data_plane.storage_errors import (

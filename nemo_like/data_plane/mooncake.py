@@ -19,7 +19,7 @@ import ray
 from tenacity import AsyncRetrying, retry_if_result, wait_exponential
 
 from nemo_like.cluster.runtime import free_port
-from nemo_like.config.schema import MooncakeConfig
+from nemo_like.data_plane.options import MooncakeConfig
 from nemo_like.data_plane.storage_errors import StorageFailed
 
 # How often to try a start: another process may take the port that was free a moment ago.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.imports import lasting_imports, unmarked_for_compiler
-from nemo_like.config.schema import DataPlaneConfig, StorageBackend
+from nemo_like.data_plane.options import DataPlaneConfig, StorageBackend
 
 # TransferQueue reads these when it is imported. They keep its own deadline and retries out of the way of
 # ours: a retry after a long silence would only repeat what a live storage unit has queued already.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nemo_like.cluster.placement import Bundle
-from nemo_like.config.places import Place, gpus_by_node
-from nemo_like.config.roles import roles
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
+from nemo_like.plan.places import Place, gpus_by_node
+from nemo_like.plan.roles import roles
 
 
 def bundles(cfg: Config, places: Sequence[Place]) -> list[Bundle]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from nemo_like.checkpoint.options import CheckpointingConfig, CheckpointWriting
 from nemo_like.checkpoint.state import TrainingState
 from nemo_like.checkpoint.store import (
     POLICY_GROUP,
@@ -27,7 +28,7 @@ from nemo_like.checkpoint.store import (
     verify_group_files,
 )
 from nemo_like.cluster.actor_errors import ActorFailed
-from nemo_like.config.schema import CheckpointingConfig, CheckpointWriting, Config
+from nemo_like.configuration import Config
 from nemo_like.driver.data_identity import other_held_out_data, other_training_data, saved_data
 from nemo_like.driver.interface import SavedGroup, SavedPrompts
 from nemo_like.observability.run_directory import RunDirectory

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.algorithms.rewards import Outcome
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import GROUP_ID
-from nemo_like.config.schema import GRPOConfig
 from nemo_like.data_plane.operations import Operation
 from nemo_like.driver.interface import Rollout
 from nemo_like.driver.run_failures import RunFailed

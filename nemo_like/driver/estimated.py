@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nemo_like.algorithms.options import GRPOConfig, Overlap
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import by_generation
-from nemo_like.config.derived import first_update_generations
-from nemo_like.config.schema import Config, GRPOConfig, Overlap
+from nemo_like.configuration import Config
 from nemo_like.driver.collection import in_order
 from nemo_like.observability.metrics import merge
+from nemo_like.plan.derived import first_update_generations
 from nemo_like.policy.results import ScoredBatch
 
 

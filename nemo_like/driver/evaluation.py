@@ -15,11 +15,13 @@ from typing import Any
 
 from nemo_like.algorithms.error_bars import METHOD, Estimate
 from nemo_like.algorithms.held_out import held_out_estimates
+from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import AS_LOADED, DIFFICULTY, IS_JUDGED, TASK
-from nemo_like.config.schema import Config, EvaluationConfig, GRPOConfig
 from nemo_like.config.secrets import as_written
+from nemo_like.configuration import Config
 from nemo_like.driver.interface import Partitions, Recovery, Rollout
+from nemo_like.driver.options import EvaluationConfig
 from nemo_like.driver.validation import (
     ValidationReport,
     ValidationSet,

@@ -14,8 +14,7 @@ from functools import partial
 
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import AS_LOADED
-from nemo_like.config.derived import dumps_rollouts_of
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.driver.interface import Partitions, Recovery, Rollout, StepObserver
 from nemo_like.driver.reports import StepReport, generation_report
 from nemo_like.driver.rollout_schedule import RolloutSchedule
@@ -25,6 +24,7 @@ from nemo_like.driver.tag_functions import with_estimated
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.timers import StageTimer
+from nemo_like.rollout.options import dumps_rollouts_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

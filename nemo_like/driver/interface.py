@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.config.schema import CheckpointWriting
+from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.summary import SampleAnswer

@@ -11,9 +11,9 @@ from typing import Any
 from nemo_like.cluster.actor_errors import ClusterError
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.config.schema import LoggerConfig
 from nemo_like.observability.disk import write_whole
 from nemo_like.observability.metrics import merge
+from nemo_like.observability.options import LoggerConfig
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.trace import chrome_trace, start_trace, take_trace
 

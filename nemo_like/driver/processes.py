@@ -1,6 +1,6 @@
 """Starts every process of a run, and says what each is started with.
 
-All processes start side by side, since most of a start is imports. ``config.plan.roles`` says how many there
+All processes start side by side, since most of a start is imports. ``plan.plan.roles`` says how many there
 are of each kind: a replay has no engines and no environments, a generation-only run no policy workers. A
 process that died is started again in the same way.
 """
@@ -20,28 +20,24 @@ from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import MeetingPlace
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
-from nemo_like.config.derived import (
-    engine_adapter,
-    is_one_engine,
-    keeps_weights_asleep,
-    longest_deadline_s,
-    shares_gpus,
-    weight_transport,
-)
-from nemo_like.config.gpu_stages import EngineHolds
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.places import Place, weight_replicas
-from nemo_like.config.roles import Role, actor_name, environment_role, roles, worker_groups
-from nemo_like.config.schema import Config, Device, TeacherConfig
-from nemo_like.config.tasks import has_agents, has_stop_strings, used_environments
+from nemo_like.cluster.options import longest_deadline_s
+from nemo_like.configuration import Config
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
 from nemo_like.generation.environment import WAITING_METHODS, engine_environment, unused_by_engines
+from nemo_like.generation.gpu_stages import EngineHolds
 from nemo_like.generation.sleep import Sleeps
+from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.disk import write_whole
 from nemo_like.observability.run_directory import RunDirectory
+from nemo_like.plan.derived import engine_adapter, keeps_weights_asleep, shares_gpus, weight_transport
+from nemo_like.plan.places import Place, weight_replicas
+from nemo_like.plan.roles import Role, actor_name, environment_role, roles, worker_groups
 from nemo_like.policy.interface import WeightSenderSpec
+from nemo_like.policy.layout import is_one_engine
+from nemo_like.policy.options import Device, TeacherConfig
 from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.policy.policy_columns import dumped_columns
+from nemo_like.rollout.tasks import has_agents, has_stop_strings, used_environments
 
 # The deadline of calls to processes that are up already and have nothing to compute.
 SHORT_TIMEOUT_S = 30.0

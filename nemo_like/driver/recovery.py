@@ -22,7 +22,7 @@ from nemo_like.cluster.actor_errors import ActorBroken, ActorDied, ActorFailed
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.breakdown import CODE_ERRORS, in_short, is_own
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.config.schema import ClusterConfig
+from nemo_like.cluster.options import ClusterConfig
 from nemo_like.data_plane.partition_control import PartitionControl
 from nemo_like.data_plane.storage_errors import StorageFailed
 from nemo_like.driver.data_identity import other_held_out_data, other_training_data, saved_data

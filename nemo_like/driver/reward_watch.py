@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from nemo_like.config.schema import EnvConfig
 from nemo_like.driver.run_failures import RewardsFailed
 from nemo_like.environments.interface import ABSTAINED_SHARE, UNSAID_SHARE, FailureKind
+from nemo_like.environments.options import EnvConfig
 from nemo_like.observability.logger import RunLogger
 from nemo_like.rollout.prompts import FailedReward, PromptBatch, RolloutResult
 

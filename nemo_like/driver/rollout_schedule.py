@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.config.derived import groups_per_part
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.collection import Collected, Collection
 from nemo_like.driver.interface import CanaryScores, Partitions, Rollout, WeightSync
@@ -31,6 +30,7 @@ from nemo_like.driver.run_journal import RunJournal
 from nemo_like.driver.step_checks import Sent
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.timers import StageTimer
+from nemo_like.plan.derived import groups_per_part
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 
 _UNDER_WAY = "under_way"  # in the saved state: the prompts of rollouts that no step has trained on

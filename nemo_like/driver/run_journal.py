@@ -28,10 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nemo_like.config.derived import JOURNAL_FOLDER, depends_on_timing
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.observability.disk import space_for
+from nemo_like.plan.derived import depends_on_timing
+from nemo_like.rollout.options import JOURNAL_FOLDER
 from nemo_like.rollout.prompts import PromptBatch, WantedGroups
 
 _DRIVER_FILE = "driver.jsonl"

@@ -28,32 +28,11 @@ from nemo_like.cluster.actor_errors import (
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.janitor import swept_directory
+from nemo_like.cluster.options import Placement, Stage, TimeoutAction, deadline_s
 from nemo_like.cluster.private_ray import temporary_parent, temporary_parent_note
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
-from nemo_like.config.derived import (
-    JOURNAL_FOLDER,
-    Stage,
-    deadline_s,
-    keeps_weights_asleep,
-    shares_gpus,
-)
-from nemo_like.config.gpu_stages import EngineHolds
-from nemo_like.config.host_memory import host_memory_problems
 from nemo_like.config.loader import to_yaml
-from nemo_like.config.memory_timetable import memory_problems
-from nemo_like.config.model_info import model_of, read_model_info
-from nemo_like.config.places import gpus_by_node, placement, weight_replicas
-from nemo_like.config.plan import checkpoint_bytes, weight_bytes
-from nemo_like.config.roles import Role, ray_cpus, roles
-from nemo_like.config.run_models import run_models
-from nemo_like.config.schema import (
-    Config,
-    Device,
-    EvaluationConfig,
-    Placement,
-    TimeoutAction,
-    Tripwires,
-)
+from nemo_like.configuration import Config
 from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.data_plane.partition_control import ObservedPartitionControl, PartitionControl
@@ -67,6 +46,7 @@ from nemo_like.driver.final_export import FinalExport
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
 from nemo_like.driver.holding import HeldDirectories
 from nemo_like.driver.observation import StepObservation
+from nemo_like.driver.options import EvaluationConfig
 from nemo_like.driver.processes import Actors, Starter, write_process_ids
 from nemo_like.driver.recovery import ActorRecovery, Recoverable
 from nemo_like.driver.reward_watch import RewardWatch
@@ -79,14 +59,26 @@ from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.driver.validation import ValidationSet, reached_goal, validation_sets
 from nemo_like.environments.interface import EnvironmentCheckFailed
 from nemo_like.generation.engine_journal import EngineJournal
+from nemo_like.generation.gpu_stages import EngineHolds
+from nemo_like.models.model_info import model_of, read_model_info
 from nemo_like.observability.disk import DiskFull, full_directory, space_for
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer
+from nemo_like.plan.derived import keeps_weights_asleep, shares_gpus
+from nemo_like.plan.host_memory import host_memory_problems
+from nemo_like.plan.memory_timetable import memory_problems
+from nemo_like.plan.places import gpus_by_node, placement, weight_replicas
+from nemo_like.plan.plan import checkpoint_bytes, weight_bytes
+from nemo_like.plan.roles import Role, ray_cpus, roles
+from nemo_like.plan.run_models import run_models
 from nemo_like.policy.group import PolicyWorkerGroup, TeacherWorkerGroup, ValueWorkerGroup, WorkerGroup
+from nemo_like.policy.options import Device
+from nemo_like.rollout.options import JOURNAL_FOLDER
 from nemo_like.rollout.prompts import RolloutMode, RolloutParts, SourceReports
 from nemo_like.rollout.rollout_handle import RolloutHandle
 from nemo_like.tripwires.canary_checks import canary_tokens
+from nemo_like.tripwires.options import Tripwires
 from nemo_like.weight_sync.shared_gpus import SharedGpus
 from nemo_like.weight_sync.sync import EngineWeights, NoEngines
 

@@ -17,7 +17,9 @@ from types import MappingProxyType
 from typing import Any
 
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, KLToGo, TokenSums
+from nemo_like.algorithms.loss_traits import is_advantage_alone
 from nemo_like.algorithms.masking import mask_logprob_mismatch, mask_truncated
+from nemo_like.algorithms.options import GRPOConfig, LossConfig, RewardShapingConfig
 from nemo_like.algorithms.rewards import (
     Outcome,
     ResponseEnds,
@@ -48,8 +50,6 @@ from nemo_like.batch.tags import (
     TOKEN_SCALE,
     reward_component,
 )
-from nemo_like.config.derived import is_advantage_alone
-from nemo_like.config.schema import GRPOConfig, LossConfig, RewardShapingConfig
 from nemo_like.driver.run_failures import RunFailed
 
 

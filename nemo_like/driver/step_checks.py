@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from nemo_like.algorithms.loss_traits import clips_ratio, has_teacher
 from nemo_like.algorithms.rewards import Outcome
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import (
@@ -28,8 +29,7 @@ from nemo_like.batch.tags import (
     SHAPED_REWARD,
     reward_component,
 )
-from nemo_like.config.derived import clips_ratio, has_teacher
-from nemo_like.config.schema import Config, Tripwires
+from nemo_like.configuration import Config
 from nemo_like.driver.collection import Collected
 from nemo_like.driver.reports import StepResults, critic_metrics
 from nemo_like.driver.run_failures import RunFailed
@@ -60,6 +60,7 @@ from nemo_like.tripwires.learning_signal import (
     step_signal,
 )
 from nemo_like.tripwires.measured import Measured
+from nemo_like.tripwires.options import Tripwires
 from nemo_like.tripwires.reference_advantages import Rewarded, reference_advantages
 from nemo_like.tripwires.rollout_checks import judged_alarms, rollout_alarms
 from nemo_like.tripwires.update_checks import (

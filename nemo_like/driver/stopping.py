@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType, MappingProxyType
 
-from nemo_like.config.schema import CheckpointingConfig
+from nemo_like.checkpoint.options import CheckpointingConfig
 from nemo_like.config.units import parse_duration_s
 from nemo_like.driver.run_failures import CallbackFailed
 

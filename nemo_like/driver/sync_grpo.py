@@ -25,9 +25,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from nemo_like.algorithms.options import Overlap
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.config.derived import dumps_rollouts_of
-from nemo_like.config.schema import Config, Overlap
+from nemo_like.configuration import Config
 from nemo_like.driver.checkpoints import RunCheckpoints, saved_groups
 from nemo_like.driver.estimated import Estimated, first_update, in_update_order, joined, num_accumulated
 from nemo_like.driver.interface import (
@@ -64,6 +64,7 @@ from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.timers import SlowestPass, StageTimer
 from nemo_like.policy.policy_columns import scored_in_step
 from nemo_like.policy.results import ScoredBatch, TrainUpdate
+from nemo_like.rollout.options import dumps_rollouts_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

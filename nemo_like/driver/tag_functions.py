@@ -18,6 +18,8 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from nemo_like.algorithms.estimators import KLToGo, build_estimator
+from nemo_like.algorithms.named_functions import FunctionRole, is_own_function, load_function
+from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.algorithms.rewards import Outcome
 from nemo_like.algorithms.sample_filters import RolledOut, build_filter
 from nemo_like.batch.meta import KVBatchMeta
@@ -30,8 +32,6 @@ from nemo_like.batch.tags import (
     SHAPED_REWARD,
     tags_read_by,
 )
-from nemo_like.config.named_functions import FunctionRole, is_own_function, load_function
-from nemo_like.config.schema import GRPOConfig
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stages import masked, token_sums, with_advantages
 

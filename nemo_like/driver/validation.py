@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from nemo_like.algorithms.held_out import Answers, held_out_metrics
+from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import ANSWER_ID, GROUP_ID, IS_JUDGED, IS_TRUNCATED, NUM_RESPONSE_TOKENS, REWARD
-from nemo_like.config.schema import GRPOConfig
 from nemo_like.data.interface import SourceReport
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult

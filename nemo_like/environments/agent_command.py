@@ -22,10 +22,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from nemo_like.cluster.proxies import no_proxy
-from nemo_like.config.environment_options import AgentOptions, SandboxMode
 from nemo_like.data.messages import as_record
 from nemo_like.environments.cpu_account import ControlGroup
 from nemo_like.environments.interface import AgentAccess, FailureKind, Turn
+from nemo_like.environments.kind_options import AgentOptions, SandboxMode
 from nemo_like.environments.sandbox import CommandPlace, ProgramLimits, Sandbox, check_sandbox
 from nemo_like.environments.time_limit import until_cpu_is_used_up
 

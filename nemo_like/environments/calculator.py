@@ -12,8 +12,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from nemo_like.config.environment_options import CalculatorOptions
 from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.kind_options import CalculatorOptions
 from nemo_like.environments.latex_quantities import plain_quantity
 from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
 

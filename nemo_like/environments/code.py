@@ -6,9 +6,9 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from nemo_like.config.environment_options import CodeOptions, SandboxMode
 from nemo_like.environments.inside.harness import TestOutcome
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
+from nemo_like.environments.kind_options import CodeOptions, SandboxMode
 from nemo_like.environments.per_turn import extract_answer
 from nemo_like.environments.programs import Harness, passes_beside, run_program
 from nemo_like.environments.sandbox import ProgramLimits, Sandbox, check_sandbox

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from nemo_like.config.environment_options import HUB_MODULES, options_of
-from nemo_like.config.schema import DatasetConfig, EnvConfig, EnvironmentKind
 from nemo_like.data.interface import PromptExample, Split
 from nemo_like.data.messages import BadMessage, conversation_of
+from nemo_like.data.options import DatasetConfig
 from nemo_like.environments.hub import EPISODE_KEY
 from nemo_like.environments.hub_process import listed_problems
+from nemo_like.environments.kind_options import HUB_MODULES, options_of
+from nemo_like.environments.options import EnvConfig, EnvironmentKind
 
 # Seeds so far apart that training and validation share no problem. Tasks of a taskset are counted instead.
 _DEFAULT_SEEDS: dict[Split, int] = {"train": 0, "validation": 1_000_000_000}

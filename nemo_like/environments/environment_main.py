@@ -21,11 +21,11 @@ from dataclasses import replace
 from typing import Any, BinaryIO
 
 from nemo_like.batch.columns import Column, Layout
-from nemo_like.config.schema import EnvConfig
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.frames import LENGTH_BYTES, CallRaised, Ready, Refused, frame
 from nemo_like.environments.guardian import run_guarded
 from nemo_like.environments.interface import Environment, Feedback, Turn
+from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import build_environment, written_columns
 from nemo_like.observability.printable import accept_all_characters
 

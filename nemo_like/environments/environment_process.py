@@ -19,9 +19,9 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from nemo_like.batch.columns import Column
-from nemo_like.config.schema import EnvConfig
 from nemo_like.environments.frames import LENGTH_BYTES, CallRaised, Refused, frame
 from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import build_environment, is_harmless, start_timeout_s, written_columns
 from nemo_like.observability.caches import inductor_cache
 

@@ -12,10 +12,10 @@ import os
 import uuid
 from collections.abc import Sequence
 
-from nemo_like.config.environment_options import HubOptions
-from nemo_like.config.schema import EnvironmentKind
 from nemo_like.environments.hub_process import HubCallFailed, HubDied, HubProcess
 from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.kind_options import HubOptions
+from nemo_like.environments.options import EnvironmentKind
 
 # The field of a problem's data by which its episode begins.
 EPISODE_KEY = "episode"

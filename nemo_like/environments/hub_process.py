@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from nemo_like.config.environment_options import HubOptions
 from nemo_like.environments.interface import Failure, FailureKind
+from nemo_like.environments.kind_options import HubOptions
 
 _MAIN = Path(__file__).with_name("hubs") / "hub_main.py"
 _LONGEST_LINE = 256 << 20  # bytes

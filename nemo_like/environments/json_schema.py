@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 from jsonschema.protocols import Validator
 
-from nemo_like.config.environment_options import JsonSchemaOptions
 from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.kind_options import JsonSchemaOptions
 from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
 
 

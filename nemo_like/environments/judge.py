@@ -17,11 +17,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import openai
 
-from nemo_like.config.environment_options import EndpointOptions, JudgeOptions, PreferenceOptions
 from nemo_like.data.interface import Prompt
 from nemo_like.data.messages import as_text
 from nemo_like.environments.feedback import encodable
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
+from nemo_like.environments.kind_options import EndpointOptions, JudgeOptions, PreferenceOptions
 from nemo_like.environments.per_turn import extract_answer, raised
 
 _MAX_SHOWN_CHARACTERS = 300  # of a verdict, and of what a server said

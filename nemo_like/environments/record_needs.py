@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from nemo_like.config.environment_options import (
+from nemo_like.data.interface import PromptExample
+from nemo_like.environments.hub import EPISODE_KEY
+from nemo_like.environments.kind_options import (
     HUB_MODULES,
     JudgeOptions,
     RewardModelOptions,
     options_of,
 )
-from nemo_like.config.schema import EnvConfig, EnvironmentKind
-from nemo_like.data.interface import PromptExample
-from nemo_like.environments.hub import EPISODE_KEY
+from nemo_like.environments.options import EnvConfig, EnvironmentKind
 
 Check = Callable[[PromptExample], None]
 

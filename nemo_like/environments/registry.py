@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 
 from nemo_like.batch.columns import Column, declared_by
-from nemo_like.config.environment_options import HUB_MODULES, options_of
-from nemo_like.config.schema import EnvConfig, EnvironmentKind
 from nemo_like.environments.interface import Environment
+from nemo_like.environments.kind_options import HUB_MODULES, options_of
+from nemo_like.environments.options import EnvConfig, EnvironmentKind
 
 _PACKAGE = "nemo_like.environments"
 

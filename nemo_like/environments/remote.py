@@ -26,10 +26,10 @@ from tenacity import (
     wait_exponential,
 )
 
-from nemo_like.config.environment_options import HttpOptions
 from nemo_like.data.messages import as_record
 from nemo_like.environments.feedback import Malformed, as_number
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
+from nemo_like.environments.kind_options import HttpOptions
 
 _ENTRY = ("rewards", "observation", "images", "is_done", "metrics", "state", "failure")
 _MAX_SHOWN_CHARACTERS = 300  # of what was sent and of what came back

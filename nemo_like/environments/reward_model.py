@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
-from nemo_like.config.environment_options import RewardModelOptions
 from nemo_like.data.chat_rendering import ChatRendering
 from nemo_like.data.interface import Message, Prompt
 from nemo_like.data.messages import with_response
 from nemo_like.data.special_tokens import SpecialTokens
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
+from nemo_like.environments.kind_options import RewardModelOptions
 from nemo_like.environments.per_turn import raised
 
 _ARCHITECTURE = "ForSequenceClassification"

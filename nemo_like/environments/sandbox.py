@@ -29,7 +29,7 @@ from itertools import count
 from pathlib import Path
 from random import SystemRandom
 
-from nemo_like.config.sandbox_rules import bubblewrap_failure
+from nemo_like.environments.bubblewrap import bubblewrap_failure
 from nemo_like.environments.cpu_account import ControlGroup, control_group
 from nemo_like.environments.inside.confine import KEEP_USER
 from nemo_like.environments.syscalls import filter_program

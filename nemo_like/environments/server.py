@@ -14,11 +14,11 @@ from dataclasses import replace
 from nemo_like.batch.columnar import Columnar
 from nemo_like.batch.columns import Column
 from nemo_like.cluster.breakdown import breaking_down
-from nemo_like.config.schema import EnvConfig
 from nemo_like.config.secrets import without_referred
 from nemo_like.environments.environment_process import RewardRaised, Worker, WorkerDied, start_worker
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
+from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import max_processes
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from nemo_like.config.environment_options import SlidingPuzzleOptions
 from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.kind_options import SlidingPuzzleOptions
 from nemo_like.environments.per_turn import PerTurnEnvironment
 
 BLANK = "-"

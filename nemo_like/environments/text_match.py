@@ -7,8 +7,8 @@ import string
 from collections import Counter
 from functools import partial
 
-from nemo_like.config.environment_options import ExactMatchOptions, MatchOptions, NoOptions, RegexOptions
 from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.kind_options import ExactMatchOptions, MatchOptions, NoOptions, RegexOptions
 from nemo_like.environments.latex_quantities import plain_quantity
 from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from nemo_like.config.schema import EnvConfig, EnvironmentKind
 from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.options import EnvConfig, EnvironmentKind
 
 
 class Answering(Protocol):

@@ -6,9 +6,9 @@ import re
 from functools import cache, partial
 from typing import Any
 
-from nemo_like.config.environment_options import MatchOptions
 from nemo_like.data.messages import question_of
 from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.kind_options import MatchOptions
 from nemo_like.environments.latex_quantities import plain_numbers
 from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
 

@@ -12,10 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nemo_like.config.schema import EnvConfig
-from nemo_like.config.tasks import component_weights
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import Failure, FailureKind, Feedback, Turn
+from nemo_like.environments.options import EnvConfig, component_weights
 from nemo_like.environments.pool import EnvironmentPool
 
 

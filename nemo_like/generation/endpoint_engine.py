@@ -16,13 +16,13 @@ import numpy as np
 import openai
 
 from nemo_like.batch.tags import AS_LOADED
-from nemo_like.config.gpu_stages import EngineHolds
-from nemo_like.config.schema import EvaluationConfig
 from nemo_like.config.secrets import as_written
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.messages import as_openai, is_begun
 from nemo_like.data.tokenizer import Tokenizer
+from nemo_like.driver.options import EvaluationConfig
+from nemo_like.generation.gpu_stages import EngineHolds
 from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, Response, ResultSink
+from nemo_like.generation.sampling import SamplingSettings
 
 _MAX_SHOWN_CHARACTERS = 500
 # What a server that asks for no key is sent, so that the client does not look for one of somebody else.

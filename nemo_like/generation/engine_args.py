@@ -6,12 +6,13 @@ from typing import Any
 
 from vllm import EngineArgs
 
-from nemo_like.config.derived import EngineAdapter
-from nemo_like.config.model_arithmetic import CPU_BLOCK_TOKENS
-from nemo_like.config.model_info import has_vision_tower
-from nemo_like.config.schema import Device, GenerationConfig, Precision, Quantization
-from nemo_like.config.speculation import speculation, with_absolute_draft
+from nemo_like.generation.engine_adapter import EngineAdapter
+from nemo_like.generation.options import GenerationConfig, Quantization
+from nemo_like.generation.speculation import speculation, with_absolute_draft
 from nemo_like.generation.worker_extension import WorkerExtension
+from nemo_like.models.model_arithmetic import CPU_BLOCK_TOKENS
+from nemo_like.models.model_info import has_vision_tower
+from nemo_like.policy.options import Device, Precision
 
 _MIN_BATCHED_TOKENS = 8192
 # vLLM's name of what it does to 16-bit weights whenever they are loaded.

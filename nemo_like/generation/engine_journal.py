@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any
 from nemo_like.observability.disk import space_for
 
 if TYPE_CHECKING:
-    from nemo_like.config.schema import GenerationConfig, WeightUpdates
-    from nemo_like.config.tasks import SamplingSettings
+    from nemo_like.algorithms.options import WeightUpdates
     from nemo_like.generation.interface import GroupRequest
+    from nemo_like.generation.options import GenerationConfig
+    from nemo_like.generation.sampling import SamplingSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from nemo_like.config.schema import WeightUpdates
+from nemo_like.algorithms.options import WeightUpdates
 from nemo_like.generation.engine_journal import (
     JournalError,
     JournalEvent,

@@ -13,7 +13,6 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from nemo_like.batch.columns import POLICY_VERSIONS
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.generation.engine_journal import request_digest
 from nemo_like.generation.engine_routes import ResponseRoutes
 from nemo_like.generation.interface import (
@@ -26,6 +25,7 @@ from nemo_like.generation.interface import (
     Response,
     ResultSink,
 )
+from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.generation.unmasked_logprobs import FORCED_RANK
 
 

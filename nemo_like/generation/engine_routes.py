@@ -15,9 +15,9 @@ from vllm import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from vllm.outputs import CompletionOutput
 
 from nemo_like.batch.columns import Column
-from nemo_like.config.schema import Device
 from nemo_like.generation.interface import GenerationError, GroupRequest
 from nemo_like.generation.worker_calls import call_workers
+from nemo_like.policy.options import Device
 
 _KEY = "policy.megatron_cfg.router_replay=true"
 

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
-from nemo_like.config.schema import Device
 from nemo_like.observability.caches import INDUCTOR, cache_directory
+from nemo_like.policy.options import Device
 
 # An engine that takes weights while samples are under way runs these in threads (``ActorSpec.in_threads``),
 # since other calls must get through meanwhile.

@@ -13,10 +13,11 @@ import numpy as np
 
 from nemo_like.batch.columns import POLICY_VERSIONS
 from nemo_like.cluster.actor_errors import Overdue
-from nemo_like.config.gpu_stages import EngineHolds
-from nemo_like.config.schema import Tripwires, WeightTransport
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.interface import Prompt
+from nemo_like.generation.gpu_stages import EngineHolds
+from nemo_like.generation.options import WeightTransport
+from nemo_like.generation.sampling import SamplingSettings
+from nemo_like.tripwires.options import Tripwires
 from nemo_like.weight_transport.buckets import TensorSpec
 from nemo_like.weight_transport.connections import Endpoint, Transfer
 

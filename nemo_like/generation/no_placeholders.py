@@ -14,7 +14,7 @@ from vllm.v1.sample.logits_processor import BatchUpdate
 from vllm.v1.sample.logits_processor import LogitsProcessor as ForFirstRunner
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as ForSecondRunner
 
-from nemo_like.config.model_info import placeholder_ids
+from nemo_like.models.model_info import placeholder_ids
 
 
 class NoPlaceholders(ForFirstRunner, ForSecondRunner):

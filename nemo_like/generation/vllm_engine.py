@@ -35,24 +35,14 @@ from vllm import LLMEngine, RequestOutput
 from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 
+from nemo_like.algorithms.options import WeightUpdates
 from nemo_like.batch.columns import Column
 from nemo_like.batch.tags import AS_LOADED
 from nemo_like.cluster.breakdown import break_down, in_short, is_out_of_memory, is_own
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
-from nemo_like.config.derived import EngineAdapter
-from nemo_like.config.gpu_stages import EngineHolds
-from nemo_like.config.model_info import has_vision_tower
-from nemo_like.config.schema import (
-    Device,
-    GenerationConfig,
-    KvCacheAfterUpdate,
-    Precision,
-    WeightUpdates,
-)
-from nemo_like.config.speculation import speculation
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.images import decoded
+from nemo_like.generation.engine_adapter import EngineAdapter
 from nemo_like.generation.engine_args import engine_args
 from nemo_like.generation.engine_journal import (
     EngineJournal,
@@ -80,6 +70,7 @@ from nemo_like.generation.engine_requests import (
 )
 from nemo_like.generation.engine_routes import NO_ROUTES, EngineRoutes
 from nemo_like.generation.engine_tally import EngineActivity, EngineTally
+from nemo_like.generation.gpu_stages import EngineHolds
 from nemo_like.generation.interface import (
     EngineOverdue,
     EngineStats,
@@ -90,13 +81,18 @@ from nemo_like.generation.interface import (
     WeightEndpoint,
     WeightGroup,
 )
+from nemo_like.generation.options import GenerationConfig, KvCacheAfterUpdate
 from nemo_like.generation.prefix_cache import drop_keys_and_values
 from nemo_like.generation.prompt_scores import PromptScores, packed_scores, scoring_params
+from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.generation.shared_names import remove_names, track_names
 from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
+from nemo_like.generation.speculation import speculation
 from nemo_like.generation.without_torchvision import is_needed, patch_vllm
 from nemo_like.generation.worker_calls import call_workers
+from nemo_like.models.model_info import has_vision_tower
 from nemo_like.observability.trace import span
+from nemo_like.policy.options import Device, Precision
 from nemo_like.weight_transport.connections import Transfer
 
 _T = TypeVar("_T")

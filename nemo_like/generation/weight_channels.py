@@ -8,8 +8,8 @@ from typing import Protocol
 
 import torch
 
-from nemo_like.config.schema import WeightTransport
 from nemo_like.generation.interface import WeightGroup
+from nemo_like.generation.options import WeightTransport
 from nemo_like.weight_transport.bucket_stream import BucketReceiver, IncomingBuckets
 from nemo_like.weight_transport.connections import SenderConnection, Transfer, Word
 from nemo_like.weight_transport.cuda_memory import map_ticket

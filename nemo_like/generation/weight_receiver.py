@@ -20,11 +20,11 @@ from safetensors.torch import save_file
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from nemo_like.config.schema import Tripwires
 from nemo_like.generation.expert_stacks import ExpertStacks, repack_experts
 from nemo_like.generation.interface import WeightGroup
 from nemo_like.generation.weight_channels import IncomingWeights, NamedTensors, join
 from nemo_like.tripwires.dues import is_due
+from nemo_like.tripwires.options import Tripwires
 from nemo_like.tripwires.weight_digests import WeightsDigest
 from nemo_like.weight_transport.changes import ChangeDecoder
 from nemo_like.weight_transport.connections import Transfer, Word

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol, TextIO
 
-from nemo_like.config.schema import ConsoleMode
 from nemo_like.config.secrets import masked
+from nemo_like.observability.options import ConsoleMode
 from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.observability.progress import (
     RunProgress,

@@ -10,7 +10,6 @@ from shlex import quote
 from types import TracebackType
 from typing import Any, TextIO
 
-from nemo_like.config.schema import LoggerConfig, WandbMode
 from nemo_like.config.secrets import as_written
 from nemo_like.observability.background import BackgroundLogger
 from nemo_like.observability.console import make_console
@@ -19,6 +18,7 @@ from nemo_like.observability.events import EventKind, EventsFile
 from nemo_like.observability.jsonl import MetricsFile, read_metrics
 from nemo_like.observability.learning_curve import CurvePoints, write_learning_curve
 from nemo_like.observability.mlflow_logger import MlflowRecorder, tracking_uri
+from nemo_like.observability.options import LoggerConfig, WandbMode
 from nemo_like.observability.progress import RunProgress
 from nemo_like.observability.prometheus_endpoint import PrometheusRecorder
 from nemo_like.observability.report.report_recorder import ReportRecorder

@@ -9,8 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nemo_like.config.derived import mlflow_directory
-from nemo_like.config.schema import MlflowConfig
+from nemo_like.observability.options import MlflowConfig, mlflow_directory
 from nemo_like.observability.summary import SampleAnswer
 
 # How many of them one request may carry.

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nemo_like.config.schema import PrometheusConfig
 from nemo_like.observability.metric_meanings import meaning_of
+from nemo_like.observability.options import PrometheusConfig
 from nemo_like.observability.summary import SampleAnswer
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from nemo_like.config.schema import WandbConfig, WandbMode
+from nemo_like.observability.options import WandbConfig, WandbMode
 from nemo_like.observability.summary import SampleAnswer
 
 

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from nemo_like.config.schema import LoraConfig
 from nemo_like.observability.disk import give_usual_mode
+from nemo_like.policy.options import LoraConfig
 
 if TYPE_CHECKING:
     from peft import PeftConfig

@@ -23,7 +23,7 @@ from nemo_like.algorithms.logprobs import LogprobSettings
 from nemo_like.batch.columns import BRANCH_STARTS, INPUT_IDS, RESPONSE_MASK, TEACHER_TOPK_IDS, Column, Layout
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.batch.micro_batches import model_length
-from nemo_like.config.recordings import ROUTED_EXPERTS
+from nemo_like.batch.recordings import ROUTED_EXPERTS
 from nemo_like.policy.devices import on_device
 from nemo_like.policy.image_inputs import BatchImages, ImageInputs, RopeIndex
 from nemo_like.policy.shared_prompts import SharedPrompts, SharedRow, pieces

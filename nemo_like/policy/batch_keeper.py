@@ -18,7 +18,6 @@ from torch import Tensor
 
 from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK, Column
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.config.schema import ReplicaFetch
 from nemo_like.data_plane.connection import reconnected
 from nemo_like.data_plane.interface import ColumnData, DataPlane
 from nemo_like.data_plane.operations import Operation
@@ -27,6 +26,7 @@ from nemo_like.data_plane.storage_errors import DataPlaneError
 from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.interface import WORKER_TAGS
+from nemo_like.policy.options import ReplicaFetch
 from nemo_like.policy.replica import Replica
 
 # What a batch without samples begins with.

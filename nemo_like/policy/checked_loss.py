@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nemo_like.algorithms.loss_traits import is_own_loss
 from nemo_like.algorithms.losses import LOGGED_MEANS, LossTerms, LossTokens
+from nemo_like.algorithms.named_functions import FunctionRole, load_function
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import Column, Layout, declared_by
 from nemo_like.cluster.breakdown import is_out_of_memory
-from nemo_like.config.derived import is_own_loss
-from nemo_like.config.named_functions import FunctionRole, load_function
-from nemo_like.config.schema import LossConfig
 from nemo_like.policy.train_metrics import KNOWN_MEANS
 
 # Of a sum over tokens with values of about 1, relative to the sum of their weights.

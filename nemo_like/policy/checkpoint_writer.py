@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from nemo_like.checkpoint.digests import share_digests
-from nemo_like.config.schema import CheckpointWriting
+from nemo_like.checkpoint.options import CheckpointWriting
 
 _PLAIN_COPY = StagingOptions(
     use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False

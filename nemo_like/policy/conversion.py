@@ -6,8 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from nemo_like.config.schema import Device, LossConfig, PolicyConfig
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.policy.options import Device, PolicyConfig
 from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.policy.worker import PolicyWorker
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from nemo_like.config.schema import Device, Precision
+from nemo_like.policy.options import Device, Precision
 
 _T = TypeVar("_T")
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from nemo_like.algorithms.distillation import forward_kl, jensen_shannon, reverse_kl, sampled_reverse_kl
 from nemo_like.algorithms.losses import LossTerms, LossTokens, TokenMean, logs, policy_loss
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     TEACHER_LOGPROBS,
     TEACHER_TOPK_LOGPROBS,
@@ -26,7 +27,6 @@ from nemo_like.batch.columns import (
     reads_by_arguments,
     teacher_topk_columns,
 )
-from nemo_like.config.schema import LossConfig
 
 _MEAN = "teacher_divergence"
 

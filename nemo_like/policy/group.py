@@ -34,19 +34,20 @@ from nemo_like.batch.tags import (
     TASK,
     Tag,
 )
+from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.cluster.actor_errors import StageTimeout
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.cluster.options import Stage
 from nemo_like.cluster.pickled import Pickled
-from nemo_like.config.derived import Stage
-from nemo_like.config.schema import CheckpointWriting, PolicyConfig, TeacherConfig
 from nemo_like.data_plane.operations import Operation
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.data_plane.storage_errors import listed
 from nemo_like.observability.metrics import Metric, merge, summed
 from nemo_like.policy.accumulated_samples import AccumulatedSamples
 from nemo_like.policy.interface import POLICY_TAGS, TRIPWIRE_TAGS, VALUE_TAGS
+from nemo_like.policy.options import PolicyConfig, TeacherConfig
 from nemo_like.policy.parallelism import (
     FIRST_REPLICA,
     gathers_weights,

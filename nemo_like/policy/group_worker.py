@@ -29,13 +29,13 @@ from nemo_like.batch.meta import KVBatchMeta, Schedule
 from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.imports import lasting_imports
-from nemo_like.config.schema import Device, PolicyBackend, PolicyConfig, ReplicaFetch
 from nemo_like.data_plane.connection import connect
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.policy.batch_keeper import BatchKeeper
 from nemo_like.policy.interface import TrainingBackend
 from nemo_like.policy.objective import Objective
+from nemo_like.policy.options import Device, PolicyBackend, PolicyConfig, ReplicaFetch
 from nemo_like.policy.replica import Replica
 from nemo_like.weight_transport.process_groups import Rendezvous, file_store, joined_store
 

@@ -9,7 +9,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from nemo_like.config.value_rules import VALUE_HEAD
+from nemo_like.models.model_info import VALUE_HEAD
 
 
 class HFCheckpoint:

@@ -21,7 +21,7 @@ from nemo_like.batch.tags import (
     Tag,
 )
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import LoraSync
+from nemo_like.generation.options import LoraSync
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.parallelism import FIRST_REPLICA
 from nemo_like.weight_transport.buckets import SentAdapter, TensorSpec

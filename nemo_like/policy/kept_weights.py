@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from nemo_like.config.schema import ReferencePlacement
+from nemo_like.policy.options import ReferencePlacement
 from nemo_like.policy.parking import HostMemory
 
 

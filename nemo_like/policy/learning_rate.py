@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from nemo_like.config.schema import LRDecayStyle, SchedulerConfig
+from nemo_like.policy.options import LRDecayStyle, SchedulerConfig
 
 
 def learning_rate(update: int, peak: float, cfg: SchedulerConfig) -> float:

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from nemo_like.algorithms.divergence import divergences
 from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores
+from nemo_like.algorithms.loss_traits import scores_prev_logprobs
 from nemo_like.algorithms.losses import GlobalCounts, LossTokens, TokenMean, token_weights
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     GENERATION_LOGPROBS,
     PREV_LOGPROBS,
@@ -29,8 +31,6 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.batch.meta import GlobalBatch
 from nemo_like.batch.tags import SAMPLE_MASK
-from nemo_like.config.derived import scores_prev_logprobs
-from nemo_like.config.schema import LossConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.checked_loss import CheckedLoss, own_means, own_reads
 from nemo_like.policy.policy_columns import training_reads

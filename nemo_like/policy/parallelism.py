@@ -13,8 +13,8 @@ from nemo_like.batch.micro_batches import (
 )
 from nemo_like.batch.prompt_sharing import PromptSharing
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
-from nemo_like.config.derived import dynamic_length_multiple, length_multiple
-from nemo_like.config.schema import MicroBatchOrder, PolicyBackend, PolicyConfig
+from nemo_like.policy.layout import dynamic_length_multiple, length_multiple
+from nemo_like.policy.options import MicroBatchOrder, PolicyBackend, PolicyConfig
 
 # The data-parallel replicas whose weights are sent, unless engines on several nodes have one each.
 FIRST_REPLICA = (0,)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nemo_like.algorithms.loss_traits import scores_prev_logprobs
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     ENTROPIES,
     GENERATION_LOGPROBS,
@@ -18,9 +20,9 @@ from nemo_like.batch.columns import (
     Declaration,
 )
 from nemo_like.batch.routed_experts import replayed_columns
-from nemo_like.config.derived import dumps_rollouts_of, scores_prev_logprobs
-from nemo_like.config.model_info import has_vision_tower
-from nemo_like.config.schema import LossConfig, PolicyConfig, RolloutConfig
+from nemo_like.models.model_info import has_vision_tower
+from nemo_like.policy.options import PolicyConfig
+from nemo_like.rollout.options import RolloutConfig, dumps_rollouts_of
 
 
 def scored_columns(loss: LossConfig) -> tuple[Column, ...]:

@@ -12,9 +12,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from nemo_like.algorithms.losses import kl_to_go, kl_to_reference
+from nemo_like.algorithms.options import KLType
 from nemo_like.batch.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, RESPONSE_MASK
 from nemo_like.batch.tags import KL_SQUARE_SUM, KL_SUM
-from nemo_like.config.schema import KLType
 from nemo_like.policy.batch import PolicyBatch
 
 

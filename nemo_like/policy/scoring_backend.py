@@ -15,10 +15,10 @@ from torch import Tensor
 
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.batch.meta import Schedule
-from nemo_like.config.schema import PolicyConfig
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.kept_weights import KeptWeights, reference_in_place
 from nemo_like.policy.objective import Objective
+from nemo_like.policy.options import PolicyConfig
 from nemo_like.policy.temperature import ScoringModel, at_temperature_one
 
 

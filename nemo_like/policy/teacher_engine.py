@@ -9,21 +9,23 @@ from dataclasses import replace
 
 import numpy as np
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     INPUT_IDS,
     RESPONSE_MASK,
     Declaration,
 )
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.config.schema import GenerationConfig, LossConfig, TeacherConfig
-from nemo_like.config.speculation import ARGUMENT
 from nemo_like.data_plane.connection import connect, reconnected
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.generation.options import GenerationConfig
+from nemo_like.generation.speculation import ARGUMENT
 from nemo_like.generation.vllm_engine import VllmEngine
 from nemo_like.observability.trace import span
 from nemo_like.policy.checked_loss import own_reads
 from nemo_like.policy.group_worker import Stopwatch
+from nemo_like.policy.options import TeacherConfig
 from nemo_like.policy.results import WorkerScores
 from nemo_like.policy.teacher_columns import by_column, num_most_likely, teacher_columns, teacher_declaration
 

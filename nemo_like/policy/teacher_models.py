@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import TASK
-from nemo_like.config.schema import TeacherConfig
+from nemo_like.policy.options import TeacherConfig
 
 
 def models_of_samples(cfg: TeacherConfig, batch: KVBatchMeta) -> list[str]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nemo_like.algorithms.logprobs import LogprobSettings
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     INPUT_IDS,
     RESPONSE_MASK,
@@ -17,14 +18,14 @@ from nemo_like.batch.columns import (
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
-from nemo_like.config.derived import further_models
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.schema import LossConfig, TeacherConfig
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.trace import span
 from nemo_like.policy.checked_loss import own_reads
 from nemo_like.policy.group_worker import GroupWorker, Stopwatch, schedule_of
+from nemo_like.policy.layout import further_models
+from nemo_like.policy.options import TeacherConfig
 from nemo_like.policy.results import WorkerScores
 from nemo_like.policy.teacher_columns import by_column, num_most_likely, teacher_columns, teacher_declaration
 from nemo_like.policy.teacher_models import models_of_samples

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import TOKEN_ADVANTAGES
 from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, TOKEN_SCALE
-from nemo_like.config.schema import LossConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.reward_kl import reward_kl
 

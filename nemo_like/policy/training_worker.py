@@ -14,9 +14,9 @@ from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import GROUP_ID
 from nemo_like.checkpoint.digests import differing_files, own_share
+from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import CheckpointWriting
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span

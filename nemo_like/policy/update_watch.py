@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.algorithms.loss_traits import has_reference_loss, scores_prev_logprobs
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     GENERATION_LOGPROBS,
     PREV_LOGPROBS,
@@ -23,8 +25,6 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.batch.meta import GlobalBatch
 from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK, TOKEN_SCALE, Tag
-from nemo_like.config.derived import has_reference_loss, scores_prev_logprobs
-from nemo_like.config.schema import LossConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, kl_to_go, reference_terms

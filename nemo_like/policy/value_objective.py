@@ -14,9 +14,9 @@ from nemo_like.algorithms.value_loss import value_loss
 from nemo_like.batch.columns import RETURNS, VALUES
 from nemo_like.batch.meta import GlobalBatch
 from nemo_like.batch.tags import SAMPLE_MASK
-from nemo_like.config.schema import ValueConfig
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.objective import LossFunction, Objective
+from nemo_like.policy.options import ValueConfig
 from nemo_like.policy.train_metrics import TrainMetrics
 from nemo_like.policy.update_watch import UpdateWatch
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nemo_like.algorithms.generalised_advantages import generalised_advantages
 from nemo_like.algorithms.losses import kl_to_reference
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     INPUT_IDS,
     RESPONSE_MASK,
@@ -29,13 +30,13 @@ from nemo_like.batch.tags import (
 )
 from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
-from nemo_like.config.schema import LossConfig, ValueConfig
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.metrics import Metric, mean
 from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.group_worker import Stopwatch, schedule_of
+from nemo_like.policy.options import ValueConfig
 from nemo_like.policy.policy_columns import kl_reads, value_declarations
 from nemo_like.policy.results import WorkerScores
 from nemo_like.policy.training_worker import TrainingWorker

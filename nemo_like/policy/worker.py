@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     ENTROPIES,
     INPUT_IDS,
@@ -31,9 +32,9 @@ from nemo_like.batch.tags import (
 from nemo_like.cluster.breakdown import breaking_down, is_out_of_memory
 from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
 from nemo_like.cluster.imports import load_target
-from nemo_like.config.schema import LoraSync, LossConfig, PolicyConfig, Tripwires
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.generation.options import LoraSync
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
@@ -42,6 +43,7 @@ from nemo_like.policy.group_worker import Stopwatch, schedule_of
 from nemo_like.policy.interface import WeightSender, WeightSenderSpec, is_weight_sender
 from nemo_like.policy.mismatch import logprob_mismatch
 from nemo_like.policy.objective import PolicyObjective
+from nemo_like.policy.options import PolicyConfig
 from nemo_like.policy.parallelism import FIRST_REPLICA, gathers_weights, logprob_strategy
 from nemo_like.policy.policy_columns import (
     model_reads,
@@ -53,6 +55,7 @@ from nemo_like.policy.results import WorkerScores
 from nemo_like.policy.reward_kl import reward_kl_tags
 from nemo_like.policy.training_worker import TrainingWorker, naming_samples
 from nemo_like.policy.worker_watch import WorkerWatch
+from nemo_like.tripwires.options import Tripwires
 from nemo_like.weight_transport.buckets import SentAdapter
 
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     BRANCH_STARTS,
     GENERATION_LOGPROBS,
@@ -23,12 +24,13 @@ from nemo_like.batch.columns import (
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, SAMPLE_DIGEST
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import LossConfig, PolicyConfig, Tripwires
 from nemo_like.observability.metrics import Metric, maximum, summed
 from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.options import PolicyConfig
 from nemo_like.policy.update_watch import Internals, UpdateWatch
 from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.measured import Measured
+from nemo_like.tripwires.options import Tripwires
 from nemo_like.tripwires.sample_checks import SampleTags, num_wrong_samples
 
 # Of each tensor of weights so many elements are compared, evenly spread.

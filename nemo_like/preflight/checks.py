@@ -4,7 +4,7 @@
         ──▶ targets    ├── each in a child process, all at once ──▶ problems, or notes for the plan
         ──▶ adapters  ─┘
 
-``config.rules`` has the quick checks, which come first. What a slow check loads stays in its child process.
+``rules.rules`` has the quick checks, which come first. What a slow check loads stays in its child process.
 """
 
 from __future__ import annotations
@@ -22,27 +22,17 @@ from nemo_like.batch.columns import (
     Declaration,
     gather_columns,
 )
-from nemo_like.config.data_rules import is_here
-from nemo_like.config.environment_options import RewardModelOptions, options_of
-from nemo_like.config.hub_rules import has_interpreter
-from nemo_like.config.library_arguments import PassedArguments, passed_to_engines, passed_to_workers
-from nemo_like.config.machine_rules import Machine
-from nemo_like.config.model_info import model_of, shipped_shape
-from nemo_like.config.overlap_rules import staleness_notes
+from nemo_like.batch.recordings import read_manifest
 from nemo_like.config.problems import ConfigError, Problem, without_secrets
-from nemo_like.config.recordings import read_manifest
-from nemo_like.config.roles import worker_groups
-from nemo_like.config.schema import (
-    Config,
-    DatasetConfig,
-    DatasetKind,
-    Device,
-    EnvironmentKind,
-    LoraConfig,
-    PolicyBackend,
-)
-from nemo_like.config.speculation import ARGUMENT
-from nemo_like.config.tasks import data_sources, judging_environments, max_prompt_tokens, used_environments
+from nemo_like.configuration import Config
+from nemo_like.data.options import DatasetConfig, DatasetKind
+from nemo_like.data.sources import is_here
+from nemo_like.environments.kind_options import RewardModelOptions, options_of
+from nemo_like.environments.options import EnvironmentKind
+from nemo_like.generation.speculation import ARGUMENT
+from nemo_like.models.model_info import model_of, shipped_shape
+from nemo_like.plan.roles import worker_groups
+from nemo_like.policy.options import Device, LoraConfig, PolicyBackend
 from nemo_like.policy.policy_columns import (
     dumped_columns,
     model_reads,
@@ -61,6 +51,11 @@ from nemo_like.preflight.ray_packages import unloadable_ray_packages
 from nemo_like.preflight.taken_arguments import engine_argument_problem, worker_argument_problem
 from nemo_like.preflight.versions import installed_version, untested_versions
 from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_declarations
+from nemo_like.rollout.tasks import data_sources, judging_environments, max_prompt_tokens, used_environments
+from nemo_like.rules.hub_rules import has_interpreter
+from nemo_like.rules.library_arguments import PassedArguments, passed_to_engines, passed_to_workers
+from nemo_like.rules.machine_rules import Machine
+from nemo_like.rules.overlap_rules import staleness_notes
 
 _SCAN_TIME_S = 60.0
 # What a child process may take for its imports on a busy machine, beyond the time of its work.
@@ -237,7 +232,7 @@ def _scan_request(cfg: Config) -> ScanRequest | None:
 
 
 def _is_made_here(source: DatasetConfig) -> bool:
-    """Return whether a source is generated sums alone, whose lengths ``config.rules`` knows unread."""
+    """Return whether a source is generated sums alone, whose lengths ``rules.rules`` knows unread."""
     is_plain = source.prompt_template is None and not source.use_chat_template
     return source.kind is DatasetKind.arithmetic and is_plain
 

@@ -6,10 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nemo_like.config.environment_options import options_of
 from nemo_like.config.problems import Problem
-from nemo_like.config.schema import DatasetConfig, EnvConfig, EnvironmentKind
 from nemo_like.data.interface import Message, PromptExample
+from nemo_like.data.options import DatasetConfig
 from nemo_like.data.template_turns import (
     MADE_UP_CALL_ID,
     MADE_UP_TEXT,
@@ -17,6 +16,8 @@ from nemo_like.data.template_turns import (
     check_role,
     rendered_roles,
 )
+from nemo_like.environments.kind_options import options_of
+from nemo_like.environments.options import EnvConfig, EnvironmentKind
 from nemo_like.preflight.notes import Note, Seen
 
 if TYPE_CHECKING:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.config.problems import Problem
-from nemo_like.config.schema import DatasetConfig, DatasetKind, EnvConfig
-from nemo_like.config.tasks import source_name
 from nemo_like.data.images import ImageError
 from nemo_like.data.interface import PromptExample, Split
+from nemo_like.data.options import DatasetConfig, DatasetKind, source_name
 from nemo_like.data_plane.storage_errors import ColumnMismatch
+from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.record_needs import Check, check_of
 from nemo_like.preflight.conversations import ConversationCheck
 from nemo_like.preflight.notes import Note, Seen

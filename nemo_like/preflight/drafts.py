@@ -7,8 +7,9 @@ from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
 from importlib.util import find_spec
 
-from nemo_like.config.schema import Config, Device
-from nemo_like.config.speculation import ARGUMENT, KEY, DraftMethod, speculation
+from nemo_like.configuration import Config
+from nemo_like.generation.speculation import ARGUMENT, KEY, DraftMethod, speculation
+from nemo_like.policy.options import Device
 from nemo_like.preflight.notes import Note, Seen
 
 

@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from nemo_like.config.problems import Problem
-from nemo_like.config.schema import Config, Device
-from nemo_like.config.speculation import KEY, speculation
+from nemo_like.configuration import Config
+from nemo_like.generation.speculation import KEY, speculation
+from nemo_like.policy.options import Device
 from nemo_like.preflight.versions import installed_version
 
 _ROUTER_REPLAY = "policy.megatron_cfg.router_replay=true"

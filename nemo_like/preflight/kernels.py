@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.schema import Config, Device, PolicyBackend, Precision
+from nemo_like.configuration import Config
+from nemo_like.models.model_info import read_model_info
+from nemo_like.policy.options import Device, PolicyBackend, Precision
 
 
 def missing_kernels(cfg: Config) -> Iterator[str]:

@@ -9,7 +9,7 @@ from importlib.metadata import requires
 from packaging.requirements import Requirement
 
 from nemo_like.config.problems import Problem
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.preflight.versions import installed_version
 
 # What Ray's agent imports of OpenTelemetry, and the packages that this is in.

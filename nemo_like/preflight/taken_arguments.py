@@ -10,10 +10,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nemo_like.config.library_arguments import Library, PassedArguments
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.schema import Config, PolicyConfig
+from nemo_like.configuration import Config
+from nemo_like.models.model_info import read_model_info
+from nemo_like.policy.options import PolicyConfig
 from nemo_like.preflight.drafts import draft_problem, unknown_argument
+from nemo_like.rules.library_arguments import Library, PassedArguments
 
 
 def engine_argument_problem(cfg: Config, passed: PassedArguments, builds_config: bool) -> str | None:
@@ -36,8 +37,8 @@ def engine_argument_problem(cfg: Config, passed: PassedArguments, builds_config:
         return told
     if not builds_config:
         return None
-    from nemo_like.config.derived import engine_adapter
     from nemo_like.generation.engine_args import engine_args
+    from nemo_like.plan.derived import engine_adapter
 
     try:
         engine_args(

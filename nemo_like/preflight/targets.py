@@ -10,13 +10,14 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
+from nemo_like.algorithms.named_functions import SHIPPED, FunctionRole, is_own_function
 from nemo_like.batch.columns import ColumnError, Declaration, declared_by
 from nemo_like.batch.tags import tags_read_by
-from nemo_like.config.environment_options import options_of
 from nemo_like.config.import_path import load_by_path
-from nemo_like.config.named_functions import SHIPPED, FunctionRole, is_own_function
-from nemo_like.config.schema import Config, EnvironmentKind
-from nemo_like.config.tasks import used_environments
+from nemo_like.configuration import Config
+from nemo_like.environments.kind_options import options_of
+from nemo_like.environments.options import EnvironmentKind
+from nemo_like.rollout.tasks import used_environments
 
 # What may stand for a parameter of each annotated type.
 _PLAIN_TYPES: Mapping[str, tuple[type, ...]] = {

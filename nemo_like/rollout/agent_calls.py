@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.interface import Prompt
 from nemo_like.data.messages import as_openai
 from nemo_like.environments.interface import Failure, FailureKind
 from nemo_like.generation.interface import TOP_TOKEN_IDS, CallSampling, GroupRequest, Response
+from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.rollout.agent_engines import EngineCalls
 from nemo_like.rollout.agent_prompts import AgentPrompts, plain_messages
 from nemo_like.rollout.agent_request import BadRequest, PromptTooLong, check_token_ids

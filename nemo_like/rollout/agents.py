@@ -17,8 +17,6 @@ from typing import Protocol
 import numpy as np
 
 from nemo_like.batch.columns import BRANCH_STARTS
-from nemo_like.config.environment_options import AgentOptions, Credit
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.environments.interface import (
     UNSAID_SHARE,
@@ -29,7 +27,9 @@ from nemo_like.environments.interface import (
     Feedback,
     Turn,
 )
+from nemo_like.environments.kind_options import AgentOptions, Credit
 from nemo_like.generation.interface import FORCED, TOP_LOGPROBS, TOP_TOKEN_IDS, GroupResult
+from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.rollout.agent_calls import AgentSession, CallAnswerer
 from nemo_like.rollout.agent_endpoint import AgentEndpoint
 from nemo_like.rollout.agent_engines import EngineCalls

@@ -18,8 +18,8 @@ from typing import Any
 
 from nemo_like.batch.columns import IMAGE_COLUMNS, Column
 from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.recordings import ROUTED_EXPERTS
 from nemo_like.batch.tags import ADVANTAGE, GROUP_ID, OUTCOME, REWARD, SCALED_REWARD, SHAPED_REWARD
-from nemo_like.config.recordings import ROUTED_EXPERTS
 from nemo_like.data.images import Picture
 from nemo_like.data.interface import Prompt
 from nemo_like.data.messages import as_text

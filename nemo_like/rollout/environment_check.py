@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from nemo_like.config.schema import Config, DatasetConfig, EnvironmentKind
-from nemo_like.config.tasks import source_name
 from nemo_like.data.datasets import Sources
 from nemo_like.data.interface import PromptExample
+from nemo_like.data.options import DatasetConfig, source_name
 from nemo_like.environments.interface import EnvironmentCheckFailed, Turn
+from nemo_like.environments.options import EnvironmentKind
+from nemo_like.rollout.tasks import TaskGroups
 from nemo_like.rollout.turn_loop import Judge
 
 _MAX_SHOWN_CHARACTERS = 200
@@ -30,7 +31,7 @@ _REMEDIES = {
 
 
 async def check_environments(
-    cfg: Config,
+    cfg: TaskGroups,
     sources: Sequence[tuple[Sequence[DatasetConfig], Sources]],
     judges: Mapping[str, Judge],
     encode: Callable[[str], Sequence[int]],
@@ -63,7 +64,7 @@ def _first_examples(
 
 
 async def _problem(
-    cfg: Config,
+    cfg: TaskGroups,
     env: str,
     judge: Judge,
     source: str,

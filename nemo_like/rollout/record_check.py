@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 
-from nemo_like.config.schema import DatasetConfig
-from nemo_like.config.tasks import source_name
 from nemo_like.data.datasets import Sources
 from nemo_like.data.interface import PromptExample
+from nemo_like.data.options import DatasetConfig, source_name
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.column_values import column_value
 from nemo_like.rollout.rollout_columns import record_column

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from nemo_like.batch.columns import Column
+from nemo_like.batch.recordings import MANIFEST, RecordingManifest, read_manifest, rollout_file
 from nemo_like.batch.tags import IS_JUDGED, SAMPLE_MASK
-from nemo_like.config.recordings import MANIFEST, RecordingManifest, read_manifest, rollout_file
 from nemo_like.data_plane import codec
 from nemo_like.observability.disk import write_whole
 from nemo_like.observability.metrics import Metric, Reduction

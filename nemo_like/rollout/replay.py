@@ -15,9 +15,9 @@ from pathlib import Path
 
 from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.recordings import read_manifest, recorded_steps, rollout_file
 from nemo_like.checkpoint.digests import file_digest
 from nemo_like.cluster.actors import ActorHandle
-from nemo_like.config.recordings import read_manifest, recorded_steps, rollout_file
 from nemo_like.data.interface import SourceReport
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.metrics import Metric

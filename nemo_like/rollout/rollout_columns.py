@@ -22,16 +22,16 @@ from nemo_like.batch.columns import (
     Declaration,
     Layout,
 )
+from nemo_like.batch.recordings import RecordingManifest
 from nemo_like.batch.routed_experts import replayed_columns
-from nemo_like.config.data_rules import RECORD_COLUMN
-from nemo_like.config.model_info import has_vision_tower
-from nemo_like.config.recordings import RecordingManifest
-from nemo_like.config.schema import Config
-from nemo_like.config.tasks import data_sources, has_agents, judging_environments, task_environments
+from nemo_like.data.sources import RECORD_COLUMN
+from nemo_like.models.model_info import has_vision_tower
+from nemo_like.rollout.groups import RolloutGroups
+from nemo_like.rollout.tasks import data_sources, has_agents, judging_environments, task_environments
 
 
 def rollout_declarations(
-    cfg: Config, environments: Mapping[str, Sequence[Column]]
+    cfg: RolloutGroups, environments: Mapping[str, Sequence[Column]]
 ) -> tuple[Declaration, ...]:
     """Return what each part of a rollout writes; ``environments`` has each environment's columns by name.
 
@@ -65,7 +65,7 @@ def _check_judges(task: str, written: Mapping[str, Sequence[Column]]) -> None:
                 )
 
 
-def engine_columns(cfg: Config) -> tuple[Column, ...]:
+def engine_columns(cfg: RolloutGroups) -> tuple[Column, ...]:
     """Return the columns of an engine's results: the log-probs of every ``Response``, and those in its
     ``columns``."""
     of_versions = (POLICY_VERSIONS,) if cfg.grpo.max_staleness > 0 else ()
@@ -123,13 +123,13 @@ def record_column(name: str, text: str) -> Column:
     return Column(name, match["dtype"], layout, inner_shape=shape, per_prompt=not is_per_token)
 
 
-def _of_images(cfg: Config) -> Iterator[Declaration]:
+def _of_images(cfg: RolloutGroups) -> Iterator[Declaration]:
     """Yield the columns of images, which a model with a vision tower reads even where a prompt has none."""
     if has_vision_tower(cfg.policy.model_name):
         yield Declaration("images", writes=IMAGE_COLUMNS)
 
 
-def _of_records(cfg: Config) -> Iterator[Declaration]:
+def _of_records(cfg: RolloutGroups) -> Iterator[Declaration]:
     for key, source in data_sources(cfg):
         if source.columns:
             columns = [record_column(name, text) for name, text in source.columns.items()]

@@ -21,36 +21,28 @@ import numpy as np
 
 from nemo_like.batch.columns import INPUT_IDS, MESSAGES, ROLLOUT_COLUMNS, Column
 from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.recordings import RecordingManifest
 from nemo_like.batch.tags import ANSWER_ID, DIFFICULTY, MAX_RESPONSE_TOKENS, SAMPLE_DIGEST, TASK
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.breakdown import breaking_down, is_out_of_memory
+from nemo_like.cluster.options import deadline_s
 from nemo_like.cluster.placement import node_address
-from nemo_like.config.derived import asks_endpoint, deadline_s, dumps_rollouts_of
-from nemo_like.config.environment_options import options_of
-from nemo_like.config.recordings import RecordingManifest
-from nemo_like.config.response_limit import response_limit, session_limit
-from nemo_like.config.schema import Config, DatasetConfig, EnvironmentKind, Tripwires
-from nemo_like.config.tasks import (
-    SamplingSettings,
-    has_agents,
-    max_prompt_tokens,
-    task_environments,
-    training_sampling,
-    training_tasks,
-    used_environments,
-    validation_sampling,
-)
 from nemo_like.data.datasets import Sources, build_sources
 from nemo_like.data.encoder import PromptEncoder
 from nemo_like.data.interface import Encoded, PromptExample, Split
+from nemo_like.data.options import DatasetConfig
 from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.driver.options import asks_endpoint
 from nemo_like.environments.environment_data import EnvironmentProblems
 from nemo_like.environments.interface import Failure, FailureKind
+from nemo_like.environments.kind_options import options_of
+from nemo_like.environments.options import EnvironmentKind
 from nemo_like.environments.pool import EnvironmentPool
 from nemo_like.environments.registry import keeps_episodes
 from nemo_like.environments.tool_pool import tool_pools
 from nemo_like.environments.weighted_pool import weighted_pools
 from nemo_like.generation.interface import GroupResult
+from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.printable import printable
 from nemo_like.observability.rollout_times import append_rollout_times
@@ -66,7 +58,9 @@ from nemo_like.rollout.dumped_tokens import fetch_scores
 from nemo_like.rollout.engine_load import EngineLoad
 from nemo_like.rollout.environment_check import check_environments
 from nemo_like.rollout.flatten import FlatBatch, flatten
+from nemo_like.rollout.groups import RolloutGroups
 from nemo_like.rollout.message_log import messages_of
+from nemo_like.rollout.options import dumps_rollouts_of
 from nemo_like.rollout.prompts import (
     FailedReward,
     ProblemPlace,
@@ -80,15 +74,26 @@ from nemo_like.rollout.prompts import (
 )
 from nemo_like.rollout.record_check import check_records
 from nemo_like.rollout.recorder import RolloutRecorder
+from nemo_like.rollout.response_limit import response_limit, session_limit
 from nemo_like.rollout.rollout_columns import rollout_declarations, written_down
 from nemo_like.rollout.rollout_metrics import continued_metrics, rollout_metrics, staleness_metrics
 from nemo_like.rollout.rollout_watch import measured_rollout
 from nemo_like.rollout.sample_answers import sample_answer
 from nemo_like.rollout.sample_tags import answer_ids, component_tags
 from nemo_like.rollout.sample_times import times_of
+from nemo_like.rollout.tasks import (
+    has_agents,
+    max_prompt_tokens,
+    task_environments,
+    training_sampling,
+    training_tasks,
+    used_environments,
+    validation_sampling,
+)
 from nemo_like.rollout.token_allowance import TokenAllowance
 from nemo_like.rollout.turn_loop import Judge, Task, TurnLoop
 from nemo_like.tripwires.dues import is_due
+from nemo_like.tripwires.options import Tripwires
 from nemo_like.tripwires.sample_checks import sample_digests
 
 _log = logging.getLogger(__name__)
@@ -100,7 +105,7 @@ class SyncRolloutActor(DataPlaneUser):
     def __init__(
         self,
         *,
-        cfg: Config,
+        cfg: RolloutGroups,
         engines: Sequence[ActorHandle],
         environments: Mapping[str, Sequence[ActorHandle]],
         data_plane: DataPlaneSpec,
@@ -434,7 +439,7 @@ class SyncRolloutActor(DataPlaneUser):
             max_turns=cfg.max_turns,
             batch_size=cfg.batch_size,
             observation_role=cfg.observation_role,
-            is_said=asks_endpoint(self._cfg),
+            is_said=asks_endpoint(self._cfg.evaluation),
         )
 
     def _with_ends(self, sampling: SamplingSettings) -> SamplingSettings:
@@ -523,7 +528,7 @@ class SyncRolloutActor(DataPlaneUser):
         ]
 
 
-def _recorder(cfg: Config, run_directory: Path, columns: Iterable[Column]) -> RolloutRecorder:
+def _recorder(cfg: RolloutGroups, run_directory: Path, columns: Iterable[Column]) -> RolloutRecorder:
     manifest = RecordingManifest(
         num_prompts_per_step=cfg.grpo.num_prompts_per_step,
         num_generations_per_prompt=cfg.grpo.num_generations_per_prompt,

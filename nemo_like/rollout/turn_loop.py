@@ -19,12 +19,12 @@ from typing import Any, Protocol
 
 from nemo_like.batch.columnar import Columnar
 from nemo_like.cluster.actor_errors import Overdue
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.interface import Encoded, Observation, Prompt
 from nemo_like.data.template_turns import TurnError
 from nemo_like.data_plane.storage_errors import listed
 from nemo_like.environments.interface import UNNUMBERED, Failure, FailureKind, Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult, Response, VersionSpan
+from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.prompts import WantedGroups, piece_seed, turn_seed
 from nemo_like.rollout.token_allowance import TokenAllowance

@@ -7,9 +7,13 @@ or was loaded there in part, this check shows it first: the run would go on and 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
-from nemo_like.config.schema import Config, Device, Precision, Tripwires
+from nemo_like.algorithms.options import GRPOConfig
+from nemo_like.policy.options import Device, PolicyConfig, Precision
+from nemo_like.rollout.options import RolloutConfig
 from nemo_like.tripwires.alarm import Alarm
+from nemo_like.tripwires.options import DebugConfig, Tripwires
 
 # Limits on the mean of exp|generation - trainer log-prob| over tokens; rounding alone stays below them. In
 # float32 on the CPU, rounding gives 1.0000003 to 1.000002, and the smallest of the mistakes tried 1.00008.
@@ -25,7 +29,20 @@ _LOOK_AT = (
 )
 
 
-def mismatch_limit(cfg: Config) -> float:
+class AgreementGroups(Protocol):
+    """The groups of keys by which engine and trainer are compared."""
+
+    @property
+    def grpo(self) -> GRPOConfig: ...
+    @property
+    def policy(self) -> PolicyConfig: ...
+    @property
+    def rollout(self) -> RolloutConfig: ...
+    @property
+    def debug(self) -> DebugConfig: ...
+
+
+def mismatch_limit(cfg: AgreementGroups) -> float:
     """Return the token_mult_prob_error above which a step is worth an alarm.
 
     The limit depends on ``policy.device`` and ``policy.precision``, with which engines and workers compute. A
@@ -36,7 +53,7 @@ def mismatch_limit(cfg: Config) -> float:
     return _LIMITS.get((cfg.policy.device, cfg.policy.precision), _LIMIT_ELSEWHERE)
 
 
-def agreement_alarms(error: float | None, cfg: Config, *, has_experts: bool) -> Iterator[Alarm]:
+def agreement_alarms(error: float | None, cfg: AgreementGroups, *, has_experts: bool) -> Iterator[Alarm]:
     """Yield an alarm when a step's token_mult_prob_error is above its limit; None was not measured.
 
     Above grpo.max_token_mult_prob_error it ends the run, whatever ``debug.tripwires`` is. Where that is null,
@@ -69,7 +86,7 @@ def agreement_alarms(error: float | None, cfg: Config, *, has_experts: bool) -> 
     )
 
 
-def routing_alarms(share: float | None, cfg: Config) -> Iterator[Alarm]:
+def routing_alarms(share: float | None, cfg: AgreementGroups) -> Iterator[Alarm]:
     """Yield a warning when too large a ``share`` of the engines' choices of experts, over tokens and layers,
     are not those that the trainer's own routers make; None was not measured.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from nemo_like.config.schema import Device, PolicyConfig, Precision
+from nemo_like.policy.options import Device, PolicyConfig, Precision
 from nemo_like.tripwires.alarm import Alarm
 
 _NUM_TOKENS = 32

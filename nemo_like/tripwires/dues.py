@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nemo_like.config.schema import Tripwires
+from nemo_like.tripwires.options import Tripwires
 
 _FIRST = 3
 _PERIOD = 10

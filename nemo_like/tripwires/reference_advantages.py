@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from nemo_like.config.schema import AdvantageEstimatorName, GRPOConfig
+from nemo_like.algorithms.options import AdvantageEstimatorName, GRPOConfig
 
 _EPSILON = 1e-6
 _LEAST_VARIANCE = 1e-8

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nemo_like.config.schema import ImportanceSamplingType, KLType, LossConfig
+from nemo_like.algorithms.options import ImportanceSamplingType, KLType, LossConfig
 
 _LOG_RATIO_LIMIT = 20.0
 _KL_LIMIT = 10.0

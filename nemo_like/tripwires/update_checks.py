@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from nemo_like.config.schema import Device, LossConfig, LRDecayStyle, PolicyConfig, Precision, SchedulerConfig
+from nemo_like.algorithms.options import LossConfig
+from nemo_like.policy.options import Device, LRDecayStyle, PolicyConfig, Precision, SchedulerConfig
 from nemo_like.tripwires.alarm import Alarm
 from nemo_like.tripwires.measured import Measured
 

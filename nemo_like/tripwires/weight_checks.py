@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nemo_like.config.schema import OptimizerConfig, PolicyConfig, Precision
+from nemo_like.policy.options import OptimizerConfig, PolicyConfig, Precision
 from nemo_like.tripwires.alarm import Alarm
 from nemo_like.tripwires.measured import Measured
 

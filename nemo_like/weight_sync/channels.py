@@ -15,8 +15,9 @@ from typing import Protocol
 
 import torch
 
-from nemo_like.config.schema import Device, WeightTransport
 from nemo_like.generation.interface import WeightAddress
+from nemo_like.generation.options import WeightTransport
+from nemo_like.policy.options import Device
 from nemo_like.weight_transport.bucket_stream import NUM_BUFFERS, BucketSender, OutgoingBuckets
 from nemo_like.weight_transport.buckets import TensorSpec
 from nemo_like.weight_transport.connections import Receivers, Transfer

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nemo_like.config.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage
+from nemo_like.generation.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage
 
 
 class SharedGpus:

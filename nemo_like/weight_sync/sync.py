@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from nemo_like.config.gpu_stages import GpuStage
+from nemo_like.generation.gpu_stages import GpuStage
 from nemo_like.observability.metrics import Metric, maximum
 from nemo_like.tripwires.measured import WEIGHTS_DIGEST
 from nemo_like.weight_sync.shared_gpus import SharedGpus

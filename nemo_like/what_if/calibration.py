@@ -15,8 +15,9 @@ from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any
 
+from nemo_like.algorithms.options import WeightUpdates
 from nemo_like.config.resolved import read_resolved
-from nemo_like.config.schema import EnvironmentKind, WeightUpdates
+from nemo_like.environments.options import EnvironmentKind
 from nemo_like.observability.jsonl import read_metrics
 from nemo_like.observability.printable import warn_on_stderr
 from nemo_like.observability.rollout_times import RolloutTimes, SampleTimes, read_rollout_times

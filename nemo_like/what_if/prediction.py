@@ -7,8 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nemo_like.config.derived import policy_world_size
-from nemo_like.config.schema import Config, KvCacheAfterUpdate, Placement, WeightUpdates
+from nemo_like.algorithms.options import WeightUpdates
+from nemo_like.cluster.options import Placement
+from nemo_like.configuration import Config
+from nemo_like.generation.options import KvCacheAfterUpdate
+from nemo_like.policy.layout import policy_world_size
 from nemo_like.what_if.calibration import RecordedRun, UnfitRun, read_run
 from nemo_like.what_if.simulation import Simulation
 from nemo_like.what_if.workload import Mode, Pauses, Simulated, Split, StepWork

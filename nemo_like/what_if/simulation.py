@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from nemo_like.config.schema import WeightUpdates
+from nemo_like.algorithms.options import WeightUpdates
 from nemo_like.rollout.token_allowance import TokenAllowance
 from nemo_like.what_if.clock import Clock, Process, Signal
 from nemo_like.what_if.engine import SampledTokens, SimulatedEngine

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nemo_like.config.schema import WeightUpdates
+from nemo_like.algorithms.options import WeightUpdates
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,15 +28,14 @@ from nemo_like.batch.columnar import Columnar
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
-from nemo_like.config.environment_options import AgentOptions, options_of
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import Config
-from nemo_like.config.tasks import SamplingSettings
+from nemo_like.configuration import Config, load_config
 from nemo_like.data.interface import PromptExample
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.kind_options import AgentOptions, options_of
 from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.interface import GroupResult
+from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.generation.vllm_engine import VllmEngine
 from nemo_like.rollout.agents import AgentPlayer, Agents
 from nemo_like.rollout.conversation import Conversation, Limits

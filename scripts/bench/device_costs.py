@@ -43,14 +43,15 @@ from nemo_like.algorithms.logprobs import LogprobSettings, VocabularyShard, line
 from nemo_like.batch.columns import GENERATION_LOGPROBS, PREV_LOGPROBS
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.batch.tags import ADVANTAGE, SAMPLE_MASK
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import CheckpointWriting, Config, ReferencePlacement
+from nemo_like.checkpoint.options import CheckpointWriting
+from nemo_like.configuration import Config, load_config
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.kept_weights import KeptWeights
 from nemo_like.policy.megatron.backend import MegatronBackend
 from nemo_like.policy.megatron.optimizer import tensors_beside_model
 from nemo_like.policy.objective import PolicyObjective
+from nemo_like.policy.options import ReferencePlacement
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.parking import HostMemory
 from scripts.bench.arguments import at_least

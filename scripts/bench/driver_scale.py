@@ -44,8 +44,7 @@ from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import ParallelLayout
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config, load_config
 from nemo_like.driver.checkpoints import RunPosition
 from nemo_like.driver.rollout_schedule import RolloutSchedule
 from nemo_like.driver.step_checks import RunFacts, StepTripwires

@@ -20,14 +20,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nemo_like.config.loader import load_config
-from nemo_like.config.rules import validate
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config, load_config
 from nemo_like.driver.setup import run_checkpoints, started
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.sync_grpo import SyncGRPODriver
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
+from nemo_like.rules.rules import validate
 from scripts.bench.arguments import at_least
 
 NUM_THREADS = 2

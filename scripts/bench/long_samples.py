@@ -37,8 +37,7 @@ import torch.distributed as dist
 from nemo_like.batch.columns import PREV_LOGPROBS
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.batch.tags import ADVANTAGE, SAMPLE_MASK
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config, load_config
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.fsdp.backend import FSDPBackend
 from nemo_like.policy.megatron.backend import MegatronBackend

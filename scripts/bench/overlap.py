@@ -38,8 +38,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nemo_like.config.derived import JOURNAL_FOLDER
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
+from nemo_like.rollout.options import JOURNAL_FOLDER
 from nemo_like.what_if.prediction import WhatIf, what_if
 from scripts.bench.arguments import at_least
 from scripts.bench.overlap_bench.runs import (

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from nemo_like.algorithms.advantages import group_relative_advantages
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.data.datasets import build_dataset
 from nemo_like.data.interface import PromptExample
 from nemo_like.data.sampler import PromptSampler

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from nemo_like.config.schema import LossConfig, PolicyConfig
+from nemo_like.algorithms.options import LossConfig
+from nemo_like.policy.options import PolicyConfig
 
 
 class PlainModel:

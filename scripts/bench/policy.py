@@ -33,15 +33,16 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import PREV_LOGPROBS
 from nemo_like.batch.meta import MicroBatch, Schedule
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.batch.tags import ADVANTAGE, SAMPLE_MASK
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import Config, LossConfig, PolicyConfig
+from nemo_like.configuration import Config, load_config
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.megatron.backend import MegatronBackend
 from nemo_like.policy.objective import PolicyObjective
+from nemo_like.policy.options import PolicyConfig
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from scripts.bench.arguments import at_least
 from scripts.bench.plain_model import PlainModel

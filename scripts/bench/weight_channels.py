@@ -25,9 +25,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from nemo_like.config.schema import Device, WeightTransport
 from nemo_like.generation.interface import WeightGroup
+from nemo_like.generation.options import WeightTransport
 from nemo_like.generation.weight_channels import join
+from nemo_like.policy.options import Device
 from nemo_like.weight_sync.channels import MemoryChannel, WeightChannel, broadcast_channel, cuda_channel
 from nemo_like.weight_transport.buckets import TensorSpec
 from nemo_like.weight_transport.connections import Receivers, Transfer, Word

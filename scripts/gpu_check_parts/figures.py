@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from nemo_like.config.model_arithmetic import forward_flops_per_token, training_flops_per_token
-from nemo_like.config.model_info import ModelInfo
+from nemo_like.models.model_arithmetic import forward_flops_per_token, training_flops_per_token
+from nemo_like.models.model_info import ModelInfo
 from scripts.gpu_check_parts.run_files import Record
 from scripts.scale_plan.hardware import GPUS
 

@@ -6,8 +6,8 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nemo_like.config.gpu_stages import GpuStage
-from nemo_like.config.memory_timetable import MemoryTimetable
+from nemo_like.generation.gpu_stages import GpuStage
+from nemo_like.plan.memory_timetable import MemoryTimetable
 from scripts.gpu_check_parts.run_files import Span
 from scripts.gpu_check_parts.sampling import MemorySample
 from scripts.gpu_check_parts.settings import GIB

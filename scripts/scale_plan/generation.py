@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from nemo_like.config.model_arithmetic import (
+from nemo_like.models.model_arithmetic import (
     attention_flops_per_token,
     kv_bytes_per_token,
     layer_flops_per_token,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shape
-from nemo_like.config.schema import PolicyBackend
+from nemo_like.models.model_info import ModelInfo, read_model_info, shipped_shape
+from nemo_like.policy.options import PolicyBackend
 from scripts.scale_plan.hardware import GPUS, Assumptions, Gpu
 from scripts.scale_plan.lengths import Lengths
 from scripts.scale_plan.step import StepCost, step_cost

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from nemo_like.config.model_arithmetic import (
+from nemo_like.models.model_arithmetic import (
     BACKWARD_OVER_FORWARD,
     attention_flops_per_token,
     layer_flops_per_token,

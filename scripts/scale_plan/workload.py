@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from nemo_like.config.derived import policy_world_size, scores_prev_logprobs, shares_gpus
-from nemo_like.config.model_info import ModelInfo
-from nemo_like.config.plan import updates_per_step
-from nemo_like.config.schema import Config, PolicyBackend, PolicyConfig
+from nemo_like.algorithms.loss_traits import scores_prev_logprobs
+from nemo_like.configuration import Config
+from nemo_like.models.model_info import ModelInfo
+from nemo_like.plan.derived import shares_gpus
+from nemo_like.plan.plan import updates_per_step
+from nemo_like.policy.layout import policy_world_size
+from nemo_like.policy.options import PolicyBackend, PolicyConfig
 from scripts.scale_plan.hardware import Assumptions
 from scripts.scale_plan.lengths import Lengths
 

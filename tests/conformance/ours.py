@@ -15,8 +15,8 @@ from torch import Tensor
 
 from nemo_like.algorithms.estimators import AdvantageInputs, build_estimator
 from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.algorithms.options import GRPOConfig, ImportanceSamplingType, KLType, LossConfig
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, MicroBatchLayout, PromptRun, Schedule
-from nemo_like.config.schema import GRPOConfig, ImportanceSamplingType, KLType, LossConfig
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.train_metrics import TrainMetrics

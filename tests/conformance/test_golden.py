@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nemo_like.batch.meta import MicroBatchLayout
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
 from tests.conformance import generate, ours
 
 DEMO = Path(__file__).parents[2] / "configs" / "grpo_arithmetic_cpu.yaml"

@@ -14,7 +14,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.core_model_loading import revert_weight_conversion
 
-from nemo_like.config.schema import LossConfig, PolicyConfig, ValueConfig
+from nemo_like.algorithms.options import LossConfig
+from nemo_like.policy.options import PolicyConfig, ValueConfig
 from tests.functional.dense_reference import with_all_rows
 
 

@@ -14,8 +14,9 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from nemo_like.config.schema import KLType, LoraConfig, LossConfig, PolicyConfig
+from nemo_like.algorithms.options import KLType, LossConfig
 from nemo_like.policy.adapters import initial_value
+from nemo_like.policy.options import LoraConfig, PolicyConfig
 
 _ADAPTER = "default"
 

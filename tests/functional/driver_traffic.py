@@ -19,7 +19,7 @@ import ray
 from ray._private.serialization import SerializationContext
 
 from nemo_like.batch.columns import MESSAGES, OBSERVED_PIXEL_VALUES, PIXEL_VALUES
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
 from nemo_like.driver.setup import run_checkpoints, started
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.observability.logger import RunLogger

@@ -15,24 +15,23 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config, Qwen3MoeConfig
 
+from nemo_like.algorithms.options import WeightUpdates
 from nemo_like.batch.columns import Column
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.coordinates import ParallelLayout
-from nemo_like.config.derived import EngineAdapter
-from nemo_like.config.schema import (
-    Device,
+from nemo_like.generation.engine_adapter import EngineAdapter
+from nemo_like.generation.environment import WAITING_METHODS, engine_environment, unused_by_engines
+from nemo_like.generation.options import (
     GenerationConfig,
     KvCacheAfterUpdate,
     LoraSync,
-    Precision,
     SamplingConfig,
-    Tripwires,
     VllmConfig,
     WeightTransport,
-    WeightUpdates,
 )
-from nemo_like.generation.environment import WAITING_METHODS, engine_environment, unused_by_engines
 from nemo_like.observability.metrics import Metric
+from nemo_like.policy.options import Device, Precision
+from nemo_like.tripwires.options import Tripwires
 from nemo_like.weight_sync.sender import EngineWeightSender
 from nemo_like.weight_transport.buckets import SentAdapter, TensorSpec
 

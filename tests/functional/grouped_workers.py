@@ -15,12 +15,13 @@ from typing import Any
 
 import torch.distributed as dist
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import LossConfig, PolicyConfig
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.policy.group import PolicyWorkerGroup
+from nemo_like.policy.options import PolicyConfig
 from nemo_like.policy.worker import PolicyWorker
 from tests.functional.policy_fixtures import ready_worker
 

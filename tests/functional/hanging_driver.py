@@ -12,7 +12,7 @@ import ray
 
 from nemo_like.batch.columns import ROLLOUT_COLUMNS
 from nemo_like.cluster.lean_ray import few_services
-from nemo_like.config.schema import StorageBackend
+from nemo_like.data_plane.options import StorageBackend
 from tests.functional.data_plane_fixtures import TransferQueuePlanes, data_plane_config
 from tests.unit.data_plane.contract import put
 

@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 
 from nemo_like.cluster.runtime import free_port
-from nemo_like.config.schema import EnvConfig
 from nemo_like.data.interface import PromptExample
 from nemo_like.environments.environment_data import EnvironmentProblems
 from nemo_like.environments.interface import Exchange, Feedback, Turn
+from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.server import EnvironmentServer
 from tests.functional.runs import ROOT
 from tests.unit.data.test_mixture import source

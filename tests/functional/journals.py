@@ -9,9 +9,9 @@ from typing import Any
 
 import vllm
 
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.generation.engine_journal import journal_settings, request_digest
 from nemo_like.generation.interface import GroupRequest
+from nemo_like.generation.sampling import SamplingSettings
 
 
 def added(step: int, sampling: SamplingSettings, *requests: GroupRequest) -> dict[str, Any]:

@@ -18,8 +18,8 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from nemo_like.cluster.runtime import free_port
-from nemo_like.config.schema import Device
 from nemo_like.generation.environment import engine_environment
+from nemo_like.policy.options import Device
 from scripts.demo_model.tiny_tokenizer import save_tokenizer
 from scripts.demo_model.warm_start import tiny_config
 from tests.functional.reward_models import CHAT_TEMPLATE

@@ -8,8 +8,8 @@ from pathlib import Path
 from PIL import Image
 
 from nemo_like.algorithms.losses import LossTerms, LossTokens, policy_loss
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import MESSAGES, reads
-from nemo_like.config.schema import LossConfig
 from nemo_like.environments.interface import Feedback, Turn
 
 NO_PICTURE, MISSING = 3, "/no/such/picture.png"

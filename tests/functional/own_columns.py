@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from nemo_like.algorithms.losses import LossTerms, LossTokens, policy_loss
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import Column, Layout, reads, writes
-from nemo_like.config.schema import LossConfig
 from nemo_like.environments.interface import Feedback, Turn
 
 DESERVED = Column("deserved", "float32", Layout.per_token, "share of the advantage that a token deserves")

@@ -17,10 +17,10 @@ from nemo_like.algorithms.losses import (
     policy_loss,
     policy_ratio,
 )
+from nemo_like.algorithms.options import GRPOConfig, LossConfig
 from nemo_like.algorithms.sample_filters import RolledOut
 from nemo_like.batch.columns import reads
 from nemo_like.batch.tags import NUM_RESPONSE_TOKENS, reads_tags
-from nemo_like.config.schema import GRPOConfig, LossConfig
 from tests.functional.own_columns import DESERVED, LEVEL, weighted
 
 

@@ -19,6 +19,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     ENTROPIES,
     IMAGE_COLUMNS,
@@ -29,12 +30,12 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import (
+from nemo_like.data_plane.interface import DataPlane
+from nemo_like.policy.options import (
     Device,
     DynamicBatchingConfig,
     FsdpConfig,
     LoraConfig,
-    LossConfig,
     LRDecayStyle,
     MegatronConfig,
     MicroBatchOrder,
@@ -48,12 +49,11 @@ from nemo_like.config.schema import (
     SequencePackingConfig,
     TeacherConfig,
     TeacherScoring,
-    Tripwires,
     ValueConfig,
 )
-from nemo_like.data_plane.interface import DataPlane
 from nemo_like.policy.value_worker import ValueWorker
 from nemo_like.policy.worker import PolicyWorker
+from nemo_like.tripwires.options import Tripwires
 from tests.unit.algorithms.loss_cases import CONFIG
 
 VOCAB_SIZE = 96

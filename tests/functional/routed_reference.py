@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.routed_experts import routed_experts_column
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.schema import LossConfig, PolicyBackend, PolicyConfig
+from nemo_like.models.model_info import read_model_info
+from nemo_like.policy.options import PolicyBackend, PolicyConfig
 from tests.functional.dense_reference import DenseReference
 from tests.functional.policy_fixtures import GROUP_SIZE, random_batch
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     INPUT_IDS,
     RESPONSE_MASK,
@@ -22,11 +23,11 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import LossConfig, TeacherConfig
+from nemo_like.configuration import load_config
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.policy.group import TeacherWorkerGroup
+from nemo_like.policy.options import TeacherConfig
 from nemo_like.policy.results import WorkerScores
 from nemo_like.policy.teacher_engine import TeacherEngine
 from nemo_like.policy.teacher_worker import TeacherWorker

@@ -19,11 +19,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import KL_SCALE
+from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import CheckpointWriting, LossConfig, PolicyBackend, PolicyConfig
 from nemo_like.driver.stages import with_idle
+from nemo_like.policy.options import PolicyBackend, PolicyConfig
 from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.policy.policy_columns import scored_columns
 from nemo_like.policy.results import TrainUpdate

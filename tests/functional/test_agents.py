@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from nemo_like.cluster.actors import ActorSpec, Concurrency
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.config.environment_options import Credit
-from nemo_like.config.schema import EnvConfig, EnvironmentKind
+from nemo_like.environments.kind_options import Credit
+from nemo_like.environments.options import EnvConfig, EnvironmentKind
 from tests.functional.agent_host import POLICY_VERSION
 from tests.functional.generation_fixtures import AS_IN_TRAINING, TIMEOUT_S, engine_spec
 from tests.functional.runs import ROOT

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nemo_like.batch.columns import BRANCH_STARTS
-from nemo_like.config.schema import PolicyBackend, PolicyConfig
+from nemo_like.policy.options import PolicyBackend, PolicyConfig
 from tests.functional.dense_reference import DenseReference
 from tests.functional.policy_fixtures import policy_config, random_batch
 from tests.functional.test_policy_parity import (

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
 from nemo_like.observability.run_lock import DirectoryLock
 from tests.unit.config.checkpoints import DEMO, REPOSITORY, write_checkpoint
 from tests.unit.what_if.test_calibration import write_run

@@ -11,8 +11,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import Config, EnvironmentKind, Overlap
+from nemo_like.algorithms.options import Overlap
+from nemo_like.configuration import Config, load_config
+from nemo_like.environments.options import EnvironmentKind
 from tests.combinations_page import BASES, CELLS, Cell, of_pictures, with_stand_ins
 from tests.functional.conftest import SHAPES
 from tests.functional.runs import FinishedRun, run_grpo, running

@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM
 from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import LRDecayStyle, PolicyBackend, PolicyConfig
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import merge
 from nemo_like.policy.objective import PolicyObjective
+from nemo_like.policy.options import LRDecayStyle, PolicyBackend, PolicyConfig
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.conformance import generate, ours, reference
 from tests.functional.dense_reference import with_all_rows

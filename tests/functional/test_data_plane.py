@@ -12,8 +12,8 @@ import torch
 from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.config.schema import StorageBackend
 from nemo_like.data_plane.host import start_host
+from nemo_like.data_plane.options import StorageBackend
 from nemo_like.data_plane.partition_control import PartitionControl
 from nemo_like.data_plane.segments import PartitionInfo, Segment, Want
 from nemo_like.data_plane.storage_errors import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.schema import StorageBackend
+from nemo_like.data_plane.options import StorageBackend
 from tests.functional.data_plane_fixtures import mooncake, simple
 from tests.functional.runs import ROOT
 

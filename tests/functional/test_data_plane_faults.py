@@ -22,7 +22,7 @@ import ray
 
 from nemo_like.batch.columns import ROLLOUT_COLUMNS, Column, Layout
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.config.schema import StorageBackend
+from nemo_like.data_plane.options import StorageBackend
 from nemo_like.data_plane.storage_errors import CapacityExceeded, CorruptData, DataPlaneError, StorageFailed
 from tests.functional.data_plane_fixtures import (
     CONTROLLER,

@@ -12,8 +12,8 @@ import pytest
 
 from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.cluster.actors import ActorSpec, start_actor
-from nemo_like.config.schema import StorageBackend
 from nemo_like.data_plane.connection import connect
+from nemo_like.data_plane.options import StorageBackend
 from nemo_like.data_plane.spec import DataPlaneSpec
 from tests.functional.data_plane_fixtures import (
     CONTROLLER,

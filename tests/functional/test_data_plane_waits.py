@@ -13,7 +13,7 @@ import pytest
 from nemo_like.batch.columns import ROLLOUT_COLUMNS
 from nemo_like.cluster.actor_errors import StageTimeout
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.config.schema import StorageBackend
+from nemo_like.data_plane.options import StorageBackend
 from nemo_like.data_plane.storage_errors import TooManyPartitions
 from tests.functional.data_plane_fixtures import TransferQueuePlanes, data_plane_config
 from tests.unit.data_plane.contract import in_thread, put

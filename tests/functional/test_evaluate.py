@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from nemo_like.config.loader import load_config
-from nemo_like.config.tasks import SamplingSettings
+from nemo_like.configuration import load_config
 from nemo_like.generation.endpoint_engine import EndpointEngine
 from nemo_like.generation.interface import GroupRequest
+from nemo_like.generation.sampling import SamplingSettings
 from tests.functional.judge_servers import KEY, MODEL, JudgeServer, model_server
 from tests.functional.runs import (
     CONFIG,

@@ -26,10 +26,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.batch.micro_batches import sequence_packing
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
-from nemo_like.config.schema import LossConfig, PolicyBackend, PolicyConfig
+from nemo_like.policy.options import PolicyBackend, PolicyConfig
 from tests.functional.dense_reference import DenseReference
 from tests.functional.policy_fixtures import PAD_ID, VOCAB_SIZE, loss_config, policy_config, random_batch
 from tests.functional.worlds import run_world

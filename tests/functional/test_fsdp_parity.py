@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nemo_like.config.schema import PolicyBackend, PolicyConfig
+from nemo_like.policy.options import PolicyBackend, PolicyConfig
 from tests.functional.policy_fixtures import policy_config
 from tests.functional.test_policy_parity import (
     ADAPTERS,

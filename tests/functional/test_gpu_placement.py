@@ -16,11 +16,11 @@ from ray.cluster_utils import Cluster as RayNodes
 
 from nemo_like.cluster.actors import ActorSpec
 from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.options import Placement
 from nemo_like.cluster.placement import Bundle
-from nemo_like.config.loader import load_config
-from nemo_like.config.places import placement
-from nemo_like.config.schema import Config, Placement
+from nemo_like.configuration import Config, load_config
 from nemo_like.driver.bundles import bundles
+from nemo_like.plan.places import placement
 from tests.functional.gpu_probe import look
 from tests.unit.config.checkpoints import DEMO
 

@@ -9,14 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import POLICY_COLUMNS
 from nemo_like.batch.sharding import shard_for_training
 from nemo_like.batch.tags import IS_IDLE
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import LossConfig, PolicyBackend, PolicyConfig
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.driver.stages import with_idle
 from nemo_like.observability.metrics import Metric, merge
+from nemo_like.policy.options import PolicyBackend, PolicyConfig
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.functional.policy_fixtures import (
     MicroBatching,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
 from nemo_like.rollout.recorder import read_step
 from scripts.demo_model.shapes import SIDE, write_records
 from tests.functional import driver_traffic

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from nemo_like.config.schema import PolicyBackend, PolicyConfig
+from nemo_like.policy.options import PolicyBackend, PolicyConfig
 from tests.functional.image_models import DenseImageReference, image_batch, make_checkpoint
 from tests.functional.policy_fixtures import policy_config
 from tests.functional.test_policy_parity import (

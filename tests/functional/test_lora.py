@@ -13,9 +13,10 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.meta import Schedule
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import LossConfig, PolicyBackend, PolicyConfig, Precision
+from nemo_like.policy.options import PolicyBackend, PolicyConfig, Precision
 from nemo_like.policy.parallelism import parallel_layout
 from tests.functional.dense_reference import DenseReference
 from tests.functional.policy_fixtures import (

@@ -20,11 +20,11 @@ from PIL import Image
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
 
-from nemo_like.config.loader import load_config
-from nemo_like.config.metric_rules import training_metrics, validation_metrics
+from nemo_like.configuration import load_config
 from nemo_like.data.datasets import build_dataset
 from nemo_like.observability.jsonl import without_measurements
 from nemo_like.observability.metric_meanings import meaning_of
+from nemo_like.rules.metric_rules import training_metrics, validation_metrics
 from tests.functional.conftest import CHAT_TEMPLATE
 from tests.functional.mooncake_storage import in_mooncake
 from tests.functional.runs import (

@@ -8,9 +8,9 @@ from typing import Any
 import psutil
 import pytest
 
-from nemo_like.config.environment_options import options_of
 from nemo_like.environments.environment_data import EnvironmentProblems
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
+from nemo_like.environments.kind_options import options_of
 from nemo_like.environments.mcp_tools import McpEnvironment
 from nemo_like.environments.server import EnvironmentServer
 from nemo_like.environments.tool_pool import ToolPool

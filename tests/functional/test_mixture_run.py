@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
 from nemo_like.observability.jsonl import without_measurements
 from scripts.demo_model.tiny_tokenizer import save_tokenizer
 from scripts.demo_model.warm_start import tiny_mixture_config

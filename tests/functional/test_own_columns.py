@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nemo_like.config.recordings import read_manifest
+from nemo_like.batch.recordings import read_manifest
 from nemo_like.observability.jsonl import without_measurements
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 from nemo_like.rollout.recorder import read_rollout

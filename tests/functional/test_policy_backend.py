@@ -22,14 +22,14 @@ from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.meta import Chunk, KVBatchMeta, Schedule
 from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.schema import LRDecayStyle, PolicyBackend, PolicyConfig, Precision
 from nemo_like.data_plane.storage_errors import DataPlaneError, MissingData, StorageFailed
+from nemo_like.models.model_info import read_model_info
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.fsdp.backend import FSDPBackend
 from nemo_like.policy.megatron.backend import MegatronBackend
 from nemo_like.policy.megatron.model import transformer_config
 from nemo_like.policy.objective import PolicyObjective
+from nemo_like.policy.options import LRDecayStyle, PolicyBackend, PolicyConfig, Precision
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from nemo_like.policy.replica import Replica
 from tests.functional.policy_fixtures import (

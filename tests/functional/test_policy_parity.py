@@ -19,14 +19,15 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import ENTROPIES
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
-from nemo_like.config.schema import LossConfig, PolicyConfig, ReferencePlacement, ReplicaFetch
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.megatron.expert_load import load_metrics
+from nemo_like.policy.options import PolicyConfig, ReferencePlacement, ReplicaFetch
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.policy_columns import scored_columns
 from nemo_like.policy.results import WorkerScores, WorkerUpdate

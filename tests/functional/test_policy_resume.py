@@ -21,11 +21,12 @@ from safetensors.torch import load_file
 from nemo_like.batch.columns import PREV_LOGPROBS
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.plan import checkpoint_bytes
-from nemo_like.config.schema import CheckpointWriting, PolicyBackend, PolicyConfig, Precision
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.models.model_info import read_model_info
+from nemo_like.plan.plan import checkpoint_bytes
+from nemo_like.policy.options import PolicyBackend, PolicyConfig, Precision
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.worker import PolicyWorker
 from tests.functional.policy_fixtures import (

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nemo_like.config.schema import Device, Precision, Quantization
 from nemo_like.generation import weight_receiver
 from nemo_like.generation.engine_args import engine_args
+from nemo_like.generation.options import Quantization
 from nemo_like.generation.weight_receiver import TrainerWeightReceiver
+from nemo_like.policy.options import Device, Precision
 from tests.functional.generation_fixtures import engine_kwargs, make_checkpoint
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemo_like.config.recordings import read_manifest
+from nemo_like.batch.recordings import read_manifest
 from nemo_like.environments.interface import Turn
 from nemo_like.observability.jsonl import without_measurements
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode

@@ -11,15 +11,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from nemo_like.config.loader import load_config
-from nemo_like.config.machine_rules import Machine
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config, load_config
 from nemo_like.data.interface import Message, Prompt, PromptExample
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.record_needs import check_of
 from nemo_like.environments.server import EnvironmentServer
 from nemo_like.preflight.checks import preflight
+from nemo_like.rules.machine_rules import Machine
 from tests.functional.generation_fixtures import make_checkpoint
 from tests.functional.reward_models import decoder, encoder, without_tokenizer_key
 from tests.unit.config.checkpoints import DEMO, write_checkpoint

@@ -14,19 +14,19 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from nemo_like.batch.columns import Column, Layout
+from nemo_like.batch.recordings import ROUTED_EXPERTS
 from nemo_like.batch.routed_experts import routed_experts_column
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import ParallelLayout
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.recordings import ROUTED_EXPERTS
-from nemo_like.config.schema import Device, PolicyBackend
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.environments.interface import Feedback
 from nemo_like.generation import route_recorder
 from nemo_like.generation.engine_routes import EngineRoutes, ResponseRoutes
 from nemo_like.generation.interface import GenerationError, GroupRequest, GroupResult, Response
 from nemo_like.generation.route_recorder import RouteRecorder
+from nemo_like.generation.sampling import SamplingSettings
+from nemo_like.models.model_info import read_model_info
+from nemo_like.policy.options import Device, PolicyBackend
 from nemo_like.rollout.flatten import flatten
 from tests.functional.generation_fixtures import (
     MAX_LENGTH,

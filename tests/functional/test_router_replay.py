@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_like.config.schema import PolicyConfig
+from nemo_like.policy.options import PolicyConfig
 from tests.functional.policy_fixtures import policy_config
 from tests.functional.routed_reference import RoutedReference, routed_batch
 from tests.functional.test_policy_parity import (

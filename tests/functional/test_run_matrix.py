@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
 from scripts.demo_model.shapes import SIDE, write_records
 from tests.functional.image_models import make_checkpoint
 from tests.functional.matrix_of_runs import (

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
-from nemo_like.config.schema import StorageBackend
+from nemo_like.data_plane.options import StorageBackend
 from tests.functional.data_plane_fixtures import (
     TransferQueuePlanes,
     data_plane_config,

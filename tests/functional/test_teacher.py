@@ -16,13 +16,14 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nemo_like.algorithms.distillation import forward_kl, jensen_shannon, reverse_kl
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import LossConfig, PolicyBackend, PolicyConfig, ReferencePlacement
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.checked_loss import own_reads
 from nemo_like.policy.objective import PolicyObjective
+from nemo_like.policy.options import PolicyBackend, PolicyConfig, ReferencePlacement
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.functional import teachers
 from tests.functional.dense_reference import with_all_rows

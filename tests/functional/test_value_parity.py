@@ -21,12 +21,14 @@ import numpy as np
 import pytest
 import torch
 
+from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import TOKEN_ADVANTAGES, VALUE_COLUMNS
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import shard_for_training, shard_for_values
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import (
-    LossConfig,
+from nemo_like.observability.metrics import merge
+from nemo_like.policy.group import with_epochs
+from nemo_like.policy.options import (
     LRDecayStyle,
     OptimizerConfig,
     PolicyBackend,
@@ -34,8 +36,6 @@ from nemo_like.config.schema import (
     SchedulerConfig,
     ValueConfig,
 )
-from nemo_like.observability.metrics import merge
-from nemo_like.policy.group import with_epochs
 from nemo_like.policy.parallelism import parallel_layout, train_strategy, value_strategy
 from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.training_worker import TrainingWorker

@@ -18,8 +18,9 @@ import psutil
 import pytest
 
 from nemo_like.cluster.actor_errors import ActorBroken, ActorFailed
-from nemo_like.config.derived import EngineAdapter
-from nemo_like.config.schema import Precision, WeightTransport
+from nemo_like.generation.engine_adapter import EngineAdapter
+from nemo_like.generation.options import WeightTransport
+from nemo_like.policy.options import Precision
 from nemo_like.weight_sync.sync import EngineWeights
 from tests.functional.generation_fixtures import TIMEOUT_S, make_checkpoint
 from tests.functional.weight_setup import PROMPT, Processes, Setup, start

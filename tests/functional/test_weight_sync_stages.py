@@ -11,7 +11,7 @@ import pytest
 from ray.exceptions import RayError
 
 from nemo_like.cluster.actor_errors import ActorFailed
-from nemo_like.config.schema import WeightTransport
+from nemo_like.generation.options import WeightTransport
 from tests.functional.generation_fixtures import TIMEOUT_S, make_checkpoint
 from tests.functional.weight_setup import Setup, start
 

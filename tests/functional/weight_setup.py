@@ -11,9 +11,9 @@ import numpy as np
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.config.schema import WeightTransport
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.generation.interface import GroupRequest, GroupResult
+from nemo_like.generation.options import WeightTransport
+from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.observability.metrics import Metric, merge
 from tests.functional.generation_fixtures import TIMEOUT_S, collector_spec, engine_spec, stage_spec
 from tests.functional.renewed import renew, renewable

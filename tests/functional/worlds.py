@@ -19,7 +19,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from nemo_like.cluster.coordinates import ParallelLayout
-from nemo_like.config.schema import Device, PolicyBackend
+from nemo_like.policy.options import Device, PolicyBackend
 
 _WARM = "tests.functional.warm_ranks"
 _COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=60)

@@ -15,14 +15,16 @@ from transformers import AutoModelForCausalLM
 from nemo_like.cluster.actors import ActorHandle, ActorSpec
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import ParallelLayout
-from nemo_like.config.gpu_stages import EngineHolds
-from nemo_like.config.schema import Device, Precision, Tripwires, WeightTransport
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.generation.environment import engine_environment
+from nemo_like.generation.gpu_stages import EngineHolds
 from nemo_like.generation.interface import GroupRequest
+from nemo_like.generation.options import WeightTransport
+from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.generation.sleep import Sleeps
 from nemo_like.observability.metrics import Metric
+from nemo_like.policy.options import Device, Precision
 from nemo_like.tripwires.canary_checks import canary_tokens
+from nemo_like.tripwires.options import Tripwires
 from nemo_like.weight_sync.sender import EngineWeightSender
 from nemo_like.weight_transport.buckets import TensorSpec
 from tests.functional.generation_fixtures import (

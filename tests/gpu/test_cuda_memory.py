@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_like.config.schema import WeightTransport
+from nemo_like.generation.options import WeightTransport
 from nemo_like.weight_sync.channels import BucketChannel, cuda_channel
 from nemo_like.weight_transport.bucket_stream import BucketReceiver, BucketSender
 from nemo_like.weight_transport.connections import Endpoint, Receivers, SenderConnection, Transfer

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from nemo_like.cluster.actor_errors import ActorFailed
-from nemo_like.config.gpu_stages import EngineHolds
-from nemo_like.config.schema import Device
+from nemo_like.generation.gpu_stages import EngineHolds
+from nemo_like.policy.options import Device
 from tests.functional.generation_fixtures import make_checkpoint
 from tests.gpu.engine_fixtures import ENGINE_SHARE, World, start_world
 

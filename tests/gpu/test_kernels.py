@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch.nn.attention import varlen
 
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import Device, PolicyBackend, Precision
+from nemo_like.policy.options import Device, PolicyBackend, Precision
 from nemo_like.policy.parallelism import parallel_layout
 from tests.functional.policy_fixtures import (
     MicroBatching,

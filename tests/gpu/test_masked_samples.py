@@ -13,8 +13,8 @@ import pytest
 from transformers import AutoTokenizer
 
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.config.schema import Device
 from nemo_like.generation.interface import FORCED, CallSampling, GroupRequest
+from nemo_like.policy.options import Device
 from tests.functional.generation_fixtures import TIMEOUT_S, collector_spec
 from tests.gpu.engine_fixtures import World, bf16_engine_spec, trainer_spec
 

@@ -15,10 +15,11 @@ from transformers import AutoModelForCausalLM
 
 from nemo_like.batch.columns import POLICY_COLUMNS
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
+from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.schema import CheckpointWriting, Device, PolicyBackend, PolicyConfig, Precision
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.policy.fsdp.backend import FSDPBackend
+from nemo_like.policy.options import Device, PolicyBackend, PolicyConfig, Precision
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.worker import PolicyWorker
 from tests.functional.policy_fixtures import (

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from nemo_like.config.schema import Device, LossConfig, PolicyBackend, PolicyConfig, Precision
+from nemo_like.algorithms.options import LossConfig
+from nemo_like.policy.options import Device, PolicyBackend, PolicyConfig, Precision
 from nemo_like.policy.parallelism import parallel_layout
 from tests.functional.dense_reference import DenseReference
 from tests.functional.image_models import DenseImageReference, image_batch

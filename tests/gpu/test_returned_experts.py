@@ -9,13 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from nemo_like.batch.recordings import ROUTED_EXPERTS
 from nemo_like.batch.routed_experts import routed_experts_column
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.recordings import ROUTED_EXPERTS
-from nemo_like.config.schema import Device, PolicyBackend
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.generation.interface import GroupRequest, GroupResult
+from nemo_like.generation.sampling import SamplingSettings
+from nemo_like.models.model_info import read_model_info
+from nemo_like.policy.options import Device, PolicyBackend
 from tests.functional.generation_fixtures import TIMEOUT_S, collector_spec, make_checkpoint
 from tests.gpu.engine_fixtures import bf16_engine_spec
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from nemo_like.config.composition import Composition
-from nemo_like.config.loader import load_config, to_yaml
-from nemo_like.config.schema import Config
+from nemo_like.config.loader import to_yaml
 from nemo_like.config.search_path import SHIPPED
+from nemo_like.configuration import Config, load_config
 from tests.unit.config.checkpoints import DEMO, write_checkpoint
 
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 import run_grpo
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
 
 ROOT = Path(__file__).parents[2]
 PINNED_RAY = dict(

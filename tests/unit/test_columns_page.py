@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.batch.columns import declared_by
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import Turn
 from tests.functional import own_columns

@@ -11,10 +11,10 @@ from omegaconf import OmegaConf
 
 from nemo_like.config.arguments import read_arguments
 from nemo_like.config.composition import composing
-from nemo_like.config.loader import load_config
-from nemo_like.config.machine_rules import Machine
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.rules import validate
+from nemo_like.configuration import Config, load_config
+from nemo_like.rules.machine_rules import Machine
+from nemo_like.rules.rules import validate
 from tests.combinations_page import BASES, CELLS, ROOT, Cell, of_pictures, with_stand_ins
 from tests.unit.config.checkpoints import DEMO, SCORED, write_checkpoint
 
@@ -92,7 +92,7 @@ def composed(
         if not path.is_file():
             with composing(ROOT / BASES[column].configuration) as files:
                 base = [*there, SCORED, *with_stand_ins(BASES[column].arguments, stand_ins)]
-                arguments = read_arguments(files, base)
+                arguments = read_arguments(files, base, Config)
                 tree = files.compose(arguments.files, arguments.values)
             path.write_text(OmegaConf.to_yaml(OmegaConf.create(tree)))
         return path

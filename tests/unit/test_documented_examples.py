@@ -21,8 +21,8 @@ import yaml
 
 import run_grpo
 from nemo_like import GRPO
-from nemo_like.config.loader import load_config
-from nemo_like.config.recordings import MANIFEST, RecordingManifest, rollout_file
+from nemo_like.batch.recordings import MANIFEST, RecordingManifest, rollout_file
+from nemo_like.configuration import load_config
 from tests.tripwires.mutations import Group
 from tests.unit.config.checkpoints import write_checkpoint
 from tests.unit.documented import ROOT, Block, Command, blocks, commands

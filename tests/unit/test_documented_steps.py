@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
 from tests.unit.documented import ROOT, commands
 
 CHECKPOINT = re.compile(r"\bruns/(\w+)(?:/checkpoints/step_(\d+))?(?=\s)")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.frameworks.pages import table
-from nemo_like.config.frameworks.translation import FRAMEWORKS
 from nemo_like.config.frameworks.trl import TRL
+from nemo_like.conversion.pages import table
+from nemo_like.conversion.translation import FRAMEWORKS
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = {**FRAMEWORKS, "trl": TRL}

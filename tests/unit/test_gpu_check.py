@@ -15,16 +15,17 @@ from typing import Any
 
 import pytest
 
-from nemo_like.config.gpu_stages import GpuStage
-from nemo_like.config.loader import load_config, to_yaml
-from nemo_like.config.memory_timetable import Holding, MemoryTimetable
-from nemo_like.config.model_arithmetic import forward_flops_per_token, training_flops_per_token
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.roles import Role
-from nemo_like.config.schema import Config, Device, PolicyBackend, Precision
+from nemo_like.config.loader import to_yaml
+from nemo_like.configuration import Config, load_config
 from nemo_like.environments.interface import Turn
+from nemo_like.generation.gpu_stages import GpuStage
+from nemo_like.models.model_arithmetic import forward_flops_per_token, training_flops_per_token
+from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.trace import Span as RecordedSpan
 from nemo_like.observability.trace import chrome_trace
+from nemo_like.plan.memory_timetable import Holding, MemoryTimetable
+from nemo_like.plan.roles import Role
+from nemo_like.policy.options import Device, PolicyBackend, Precision
 from scripts import gpu_check
 from scripts.gpu_check_parts import (
     commands,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from nemo_like.config.loader import load_config
-from nemo_like.config.memory_timetable import format_timetable, gpu_bytes, memory_timetable
-from nemo_like.config.run_models import run_models
+from nemo_like.configuration import load_config
+from nemo_like.plan.memory_timetable import format_timetable, gpu_bytes, memory_timetable
+from nemo_like.plan.run_models import run_models
 from scripts.gpu_check_parts.commands import MODEL_CONFIG, PARTS
 from scripts.gpu_check_parts.judgement import (
     MAX_MISMATCH,

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import Turn
 

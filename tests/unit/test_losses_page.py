@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.rules import validate
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.preflight.targets import Target, TargetKind, inspected
+from nemo_like.rules.rules import validate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
 TABLE = PAGE.split("## Which recipe is which keys", 1)[1].split("\n## ", 1)[0]

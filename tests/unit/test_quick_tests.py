@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.schema import PolicyBackend, StorageBackend
+from nemo_like.data_plane.options import StorageBackend
+from nemo_like.policy.options import PolicyBackend
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = (

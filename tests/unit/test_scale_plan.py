@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from nemo_like.config.derived import policy_world_size
-from nemo_like.config.loader import load_config
-from nemo_like.config.model_arithmetic import forward_flops_per_token, weights_read
-from nemo_like.config.model_info import ModelInfo, read_model_info, shipped_shape
-from nemo_like.config.schema import PolicyBackend
+from nemo_like.configuration import load_config
+from nemo_like.models.model_arithmetic import forward_flops_per_token, weights_read
+from nemo_like.models.model_info import ModelInfo, read_model_info, shipped_shape
+from nemo_like.policy.layout import policy_world_size
+from nemo_like.policy.options import PolicyBackend
 from scripts import plan_scale
 from scripts.scale_plan.generation import decode, decode_step, kv_tokens, slowest_engine_lengths
 from scripts.scale_plan.hardware import GPUS, Assumptions, Gpu

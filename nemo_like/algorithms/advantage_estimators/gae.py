@@ -12,7 +12,7 @@ import math
 
 from nemo_like.algorithms.advantage_estimators.whitening import whitening_scale
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.algorithms.options import GRPOConfig
 
 
 def gae(inputs: AdvantageInputs, cfg: GRPOConfig) -> Advantages:

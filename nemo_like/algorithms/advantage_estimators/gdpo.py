@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from nemo_like.algorithms.advantages import group_relative_advantages
 from nemo_like.algorithms.estimators import AdvantageInputs
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.algorithms.options import GRPOConfig
 
 
 def gdpo(inputs: AdvantageInputs, cfg: GRPOConfig) -> list[float]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from nemo_like.algorithms.advantage_estimators.whitening import whitened_over_tokens
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.algorithms.options import GRPOConfig
 
 
 def reinforce_plus_plus(inputs: AdvantageInputs, cfg: GRPOConfig) -> Advantages:

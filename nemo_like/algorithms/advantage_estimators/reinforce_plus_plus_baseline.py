@@ -8,7 +8,7 @@ from __future__ import annotations
 from nemo_like.algorithms.advantage_estimators.whitening import whitened_over_tokens
 from nemo_like.algorithms.advantages import group_relative_advantages
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.algorithms.options import GRPOConfig
 
 
 def reinforce_plus_plus_baseline(inputs: AdvantageInputs, cfg: GRPOConfig) -> Advantages:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from nemo_like.algorithms.advantages import group_relative_advantages
 from nemo_like.algorithms.estimators import AdvantageInputs
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.algorithms.options import GRPOConfig
 
 
 def rloo(inputs: AdvantageInputs, cfg: GRPOConfig) -> list[float]:

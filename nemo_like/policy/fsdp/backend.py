@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from nemo_like.batch.meta import GlobalBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.model_info import placeholder_ids
-from nemo_like.config.schema import PolicyConfig
+from nemo_like.models.model_info import placeholder_ids
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.accumulation import check_accumulated, normalise_accumulated
 from nemo_like.policy.adapters import ADAPTER_DIRECTORY, ADAPTER_DTYPE, adapter_config, write_adapters
@@ -50,6 +49,7 @@ from nemo_like.policy.hf_checkpoint import value_head
 from nemo_like.policy.kept_weights import KeptWeights
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import LossFunction, Objective
+from nemo_like.policy.options import PolicyConfig
 from nemo_like.policy.parallelism import FIRST_REPLICA
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.scoring_backend import ScoringBackend

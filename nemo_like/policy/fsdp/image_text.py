@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from nemo_like.config.model_info import IMAGE_TEXT_MODEL_TYPES
+from nemo_like.models.model_info import IMAGE_TEXT_MODEL_TYPES
 from nemo_like.policy.batch import ModelInputs
 from nemo_like.policy.image_inputs import RopeIndex
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from nemo_like.config.adapter_layers import ALL_LINEAR, adapts_all_linear
-from nemo_like.config.schema import LoraConfig
+from nemo_like.models.adapter_layers import ALL_LINEAR, adapts_all_linear
 from nemo_like.policy.adapters import LORA_A, LORA_B, initial_value, peft_config, peft_name
+from nemo_like.policy.options import LoraConfig
 
 if TYPE_CHECKING:
     from peft import PeftConfig

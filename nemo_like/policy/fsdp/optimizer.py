@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from nemo_like.config.schema import PolicyConfig
+from nemo_like.policy.options import PolicyConfig
 
 # Keeps the clipping factor finite; the same constant as in torch.nn.utils.clip_grad_norm_.
 _NORM_EPSILON = 1e-6

@@ -22,10 +22,8 @@ from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.token_values import TokenValues
 from nemo_like.batch.meta import GlobalBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.adapter_layers import adapted_layers
-from nemo_like.config.derived import length_multiple
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.schema import PolicyConfig
+from nemo_like.models.adapter_layers import adapted_layers
+from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.accumulation import check_accumulated, normalise_accumulated
 from nemo_like.policy.adapters import (
@@ -42,6 +40,7 @@ from nemo_like.policy.export import complete_checkpoint, write_weights
 from nemo_like.policy.hf_checkpoint import HFCheckpoint, value_head
 from nemo_like.policy.interface import is_weight_sender
 from nemo_like.policy.kept_weights import KeptWeights
+from nemo_like.policy.layout import length_multiple
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
 from nemo_like.policy.megatron.convert import (
@@ -67,6 +66,7 @@ from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.megatron.router_replay import RouteReplay
 from nemo_like.policy.objective import Objective
+from nemo_like.policy.options import PolicyConfig
 from nemo_like.policy.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.scoring_backend import ScoringBackend

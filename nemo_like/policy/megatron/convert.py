@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.config.model_info import ModelInfo
+from nemo_like.models.model_info import ModelInfo
 from nemo_like.policy.hf_checkpoint import HFCheckpoint
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")

@@ -36,8 +36,7 @@ from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_shar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nemo_like.config.adapter_layers import adapted_layers
-from nemo_like.config.schema import LoraConfig
+from nemo_like.models.adapter_layers import adapted_layers
 from nemo_like.policy.adapters import LORA_A, LORA_B, initial_value, peft_name
 from nemo_like.policy.megatron.convert import (
     Cut,
@@ -50,6 +49,7 @@ from nemo_like.policy.megatron.convert import (
     rule_for,
     split,
 )
+from nemo_like.policy.options import LoraConfig
 
 _LINEAR_LAYERS = (
     "self_attention.linear_qkv",

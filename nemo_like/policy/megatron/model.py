@@ -29,8 +29,7 @@ from nemo_like.algorithms.logprobs import (
 )
 from nemo_like.algorithms.token_values import TokenValues, linear_values
 from nemo_like.cluster.coordinates import ParallelLayout
-from nemo_like.config.model_info import ModelInfo
-from nemo_like.config.schema import PolicyConfig, Precision
+from nemo_like.models.model_info import ModelInfo
 from nemo_like.policy.batch import ModelInputs
 from nemo_like.policy.devices import DTYPES
 from nemo_like.policy.megatron.convert import Cut, ModelPart, rule_for, single_experts
@@ -41,6 +40,7 @@ from nemo_like.policy.megatron.modules import (
     layer_spec,
     uses_transformer_engine,
 )
+from nemo_like.policy.options import PolicyConfig, Precision
 
 # The name of the last stage's parameter [vocabulary, H], or [1, H] in a critic's model.
 OUTPUT_LAYER = "output_layer.weight"

@@ -9,9 +9,9 @@ import torch
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from torch import Tensor
 
-from nemo_like.config.schema import PolicyConfig
 from nemo_like.policy.megatron.foreach import use_torch_kernels
 from nemo_like.policy.megatron.library_values import as_megatron_has_them
+from nemo_like.policy.options import PolicyConfig
 from nemo_like.policy.parallelism import shards_optimizer
 
 

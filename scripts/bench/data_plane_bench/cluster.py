@@ -17,9 +17,9 @@ import ray
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, start_actor
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.lean_ray import few_services
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import DataPlaneConfig, MooncakeConfig, StorageBackend
+from nemo_like.configuration import load_config
 from nemo_like.data_plane.mooncake import Master, environment
+from nemo_like.data_plane.options import DataPlaneConfig, MooncakeConfig, StorageBackend
 from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, DataPlaneSpec, host_actor
 from scripts.bench.data_plane_bench.flow import Cast
 from scripts.bench.data_plane_bench.planes import tensor_dtypes

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nemo_like.algorithms.losses import LossTokens
-from nemo_like.config.schema import KLType, LossConfig
+from nemo_like.algorithms.options import KLType, LossConfig
 
 CONFIG = LossConfig(
     kind="policy_gradient",

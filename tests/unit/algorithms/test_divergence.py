@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from nemo_like.algorithms.divergence import divergences
 from nemo_like.algorithms.losses import kl_to_reference
-from nemo_like.config.schema import KLType
+from nemo_like.algorithms.options import KLType
 
 # The engine samples a token that the trainer has nearly given up.
 ENGINE = torch.tensor([0.9, 0.1], dtype=torch.float64)

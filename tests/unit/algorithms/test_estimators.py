@@ -16,8 +16,8 @@ from nemo_like.algorithms.advantage_estimators import rloo as leave_one_out
 from nemo_like.algorithms.advantage_estimators.gae import gae
 from nemo_like.algorithms.advantage_estimators.gdpo import normalized_sum as gdpo
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, KLToGo, TokenSums, build_estimator
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import AdvantageEstimatorName, GRPOConfig
+from nemo_like.algorithms.options import AdvantageEstimatorName, GRPOConfig
+from nemo_like.configuration import load_config
 
 UNUSED: Any = None  # the section grpo, for estimators that read none of it
 REPOSITORY = Path(__file__).resolve().parents[3]

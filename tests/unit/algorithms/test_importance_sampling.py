@@ -15,7 +15,7 @@ from nemo_like.algorithms.importance_sampling import (
     sample_means,
 )
 from nemo_like.algorithms.losses import policy_loss
-from nemo_like.config.schema import ImportanceSamplingType, LossConfig
+from nemo_like.algorithms.options import ImportanceSamplingType, LossConfig
 from tests.unit.algorithms.loss_cases import CONFIG, sample_index, tokens
 
 CORRECTED = replace(CONFIG, use_importance_sampling_correction=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nemo_like.algorithms.losses import kl_to_reference
-from nemo_like.config.schema import KLType
+from nemo_like.algorithms.options import KLType
 
 # The estimate is beyond 10 from these log-ratios on: 10 itself, sqrt(20), and the root of e^x - 1 - x = 10.
 CLAMPED_FROM = {KLType.k1: 10.0, KLType.k2: math.sqrt(20), KLType.k3: 2.6107}

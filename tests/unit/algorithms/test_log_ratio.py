@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from nemo_like.algorithms.divergence import divergences
 from nemo_like.algorithms.losses import policy_loss
-from nemo_like.config.schema import ImportanceSamplingType, KLType, LossConfig
+from nemo_like.algorithms.options import ImportanceSamplingType, KLType, LossConfig
 from tests.unit.algorithms.loss_cases import CONFIG, tokens
 
 E20 = math.exp(20)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nemo_like.algorithms.losses import GlobalCounts, LossTerms, LossTokens, policy_loss, token_weights
-from nemo_like.config.schema import ImportanceSamplingType, LossConfig
+from nemo_like.algorithms.options import ImportanceSamplingType, LossConfig
 from tests.unit.algorithms.loss_cases import CONFIG, sample_index
 
 CORRECTED = replace(

@@ -20,8 +20,8 @@ from nemo_like.algorithms.losses import (
     policy_loss,
     token_weights,
 )
+from nemo_like.algorithms.options import KLType, LossConfig
 from nemo_like.algorithms.sapo import sapo
-from nemo_like.config.schema import KLType, LossConfig
 from tests.unit.algorithms.loss_cases import CONFIG, tokens
 
 

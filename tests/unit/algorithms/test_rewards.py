@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nemo_like.algorithms.options import RewardScalingConfig, RewardShapingConfig
 from nemo_like.algorithms.rewards import ResponseEnds, informative_groups, scaled_rewards, shaped_rewards
-from nemo_like.config.schema import RewardScalingConfig, RewardShapingConfig
 
 SCALING = RewardScalingConfig(
     enabled=True, source_min=0.0, source_max=4.0, target_min=-1.0, target_max=1.0, clamp=True

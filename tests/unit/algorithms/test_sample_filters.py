@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.algorithms.sample_filters import RolledOut, build_filter
-from nemo_like.config.schema import GRPOConfig
 
 CFG: Any = None  # the section grpo, of which these filters read nothing
 SAMPLES = RolledOut(

@@ -15,10 +15,13 @@ import pytest
 
 from nemo_like import GRPO
 from nemo_like.api.base_configuration import InputFiles, ProgramArguments, local_model, quoted
-from nemo_like.config.memory_timetable import memory_problems
+from nemo_like.cluster.options import Placement
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.run_models import run_models
-from nemo_like.config.schema import Config, DatasetKind, Device, Placement
+from nemo_like.configuration import Config
+from nemo_like.data.options import DatasetKind
+from nemo_like.plan.memory_timetable import memory_problems
+from nemo_like.plan.run_models import run_models
+from nemo_like.policy.options import Device
 from tests.unit.config.checkpoints import DEMO, REPOSITORY
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}]

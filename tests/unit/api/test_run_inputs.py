@@ -11,9 +11,9 @@ import pandas as pd
 import pytest
 
 from nemo_like.api.run_inputs import check_reward, checked_rows, write_reward, write_rows
-from nemo_like.config.loader import load_config
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.schema import DatasetConfig
+from nemo_like.configuration import load_config
+from nemo_like.data.options import DatasetConfig
 from nemo_like.environments.own_reward import loaded_reward
 from tests.unit.config.checkpoints import DEMO
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.loader import load_config, to_yaml
+from nemo_like.config.loader import to_yaml
 from nemo_like.config.problems import ConfigError
+from nemo_like.configuration import load_config
 from tests.unit.config.checkpoints import DEMO
 
 TWO = "data.train=[{name: easy, digits: 1}, {name: hard, weight: 3, options: {size: 9}}]"

@@ -10,21 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from nemo_like.algorithms.options import KLType
 from nemo_like.config.arguments import read_arguments
 from nemo_like.config.composition import composing
-from nemo_like.config.loader import load_config, to_dict, to_yaml
+from nemo_like.config.loader import to_dict, to_yaml
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.schema import (
-    Config,
-    Device,
-    KLType,
-    LRDecayStyle,
-    PolicyBackend,
-    PolicyConfig,
-    Tripwires,
-)
 from nemo_like.config.search_path import lists_from_text
 from nemo_like.config.secrets import ReferringText
+from nemo_like.configuration import Config, load_config
+from nemo_like.policy.options import Device, LRDecayStyle, PolicyBackend, PolicyConfig
+from nemo_like.tripwires.options import Tripwires
 
 CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 DEMO = CONFIGS / "grpo_arithmetic_cpu.yaml"
@@ -271,7 +266,7 @@ def test_an_argument_that_is_no_assignment_says_how_to_write_one(resolved_demo: 
 )
 def test_it_is_the_configuration_that_hydra_composes(arguments: list[str]) -> None:
     with composing(DEMO) as files:
-        read = read_arguments(files, arguments)
+        read = read_arguments(files, arguments, Config)
         assert not read.problems
         whole = hydra.compose(DEMO.stem, [*files.search_path, *read.for_hydra])
         composed = lists_from_text(OmegaConf.to_container(whole, resolve=False))

@@ -6,10 +6,9 @@ import pytest
 
 from nemo_like.config import fields
 from nemo_like.config.frameworks.entries import Always, Missing, NoEffect, heres
-from nemo_like.config.loader import load_config
 from nemo_like.config.other_frameworks import NAMES
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config, load_config
 
 DEMO = Path(__file__).parents[3] / "configs" / "grpo_arithmetic_cpu.yaml"
 

@@ -11,13 +11,14 @@ import pytest
 import yaml
 
 import run_grpo
-from nemo_like.config.loader import load_config, to_dict
-from nemo_like.config.model_info import read_model_info
-from nemo_like.config.places import gpus_by_node, placement
+from nemo_like.config.loader import to_dict
 from nemo_like.config.search_path import find_configuration
-from nemo_like.config.tasks import data_sources
+from nemo_like.configuration import load_config
 from nemo_like.data.interface import Message, PromptExample
 from nemo_like.data.mixture import templated
+from nemo_like.models.model_info import read_model_info
+from nemo_like.plan.places import gpus_by_node, placement
+from nemo_like.rollout.tasks import data_sources
 from tests.unit.config.checkpoints import REPOSITORY
 
 SHAPES = REPOSITORY / "recipes" / "shapes"

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from nemo_like.config.environment_options import HttpOptions, options_of
-from nemo_like.config.loader import load_config, to_dict, to_yaml
+from nemo_like.config.loader import to_dict, to_yaml
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.rules import validate
-from nemo_like.config.schema import Config
 from nemo_like.config.secrets import as_written, is_masked, masked, reference_of, referring
+from nemo_like.configuration import Config, load_config
+from nemo_like.environments.kind_options import HttpOptions, options_of
+from nemo_like.rules.rules import validate
 
 DEMO = Path(__file__).resolve().parents[3] / "configs" / "grpo_arithmetic_cpu.yaml"
 TOKEN = "hunter2-hunter2"

@@ -14,11 +14,11 @@ import datasets
 import pytest
 from PIL import Image
 
-from nemo_like.config.schema import DatasetConfig, DatasetKind
 from nemo_like.data.content_digest import DigestedDataset, made_contents, record_contents
 from nemo_like.data.datasets import build_sources
 from nemo_like.data.images import Picture
 from nemo_like.data.interface import Message, PromptExample
+from nemo_like.data.options import DatasetConfig, DatasetKind
 from tests.unit.data.test_datasets import config
 
 ROWS = [{"question": f"{number}+1", "solution": number + 1, "level": number % 3} for number in range(20)]

@@ -7,9 +7,9 @@ from dataclasses import replace
 import datasets
 import pytest
 
-from nemo_like.config.schema import DatasetConfig, DatasetKind
 from nemo_like.data.datasets import build_dataset
 from nemo_like.data.interface import Message, PromptExample
+from nemo_like.data.options import DatasetConfig, DatasetKind
 
 RECORDS = [
     {"question": "1+1", "solution": "2", "level": 1},

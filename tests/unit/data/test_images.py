@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.data.datasets import build_dataset
 from nemo_like.data.encoder import PromptEncoder
 from nemo_like.data.image_places import placed, with_marks

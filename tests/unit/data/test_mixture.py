@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_like.config.schema import DatasetConfig, DatasetKind
 from nemo_like.data.datasets import build_sources
 from nemo_like.data.interface import Message, Prompt, PromptExample, SourceReport
 from nemo_like.data.mixture import MixedDataset, Selection, TemplatedDataset, short_enough
+from nemo_like.data.options import DatasetConfig, DatasetKind
 
 
 class Listed:

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from nemo_like.config.end_tokens import shown_end_tokens
 from nemo_like.data.interface import Message
 from nemo_like.data.tokenizer import Tokenizer, UnreadablePrompt
+from nemo_like.models.end_tokens import shown_end_tokens
 from scripts.demo_model.tiny_tokenizer import save_tokenizer, vocabulary
 
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from nemo_like.cluster.placement import Bundle
-from nemo_like.config.loader import load_config
-from nemo_like.config.places import placement
+from nemo_like.configuration import load_config
 from nemo_like.driver.bundles import bundles
+from nemo_like.plan.places import placement
 from tests.unit.config.checkpoints import DEMO
 
 TP2_DP2 = ["policy.megatron_cfg.tensor_model_parallel_size=2", "policy.data_parallel_size=2"]

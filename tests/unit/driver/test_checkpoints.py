@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from nemo_like.checkpoint.digests import differing_files, file_digest, share_digests
+from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.checkpoint.store import CheckpointError
 from nemo_like.cluster.actor_errors import ActorFailed
-from nemo_like.config.schema import CheckpointWriting, Config
+from nemo_like.configuration import Config
 from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.checkpoints import RunCheckpoints, RunPosition, continuation

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import GROUP_ID, OUTCOME, REWARD, SCALED_REWARD
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.configuration import load_config
 from nemo_like.driver.collection import Collected, Collection
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode

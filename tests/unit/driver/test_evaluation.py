@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.configuration import load_config
 from nemo_like.driver.evaluation import ReportedGroup, evaluation_table, reported_groups
 from nemo_like.driver.validation import ValidationSet, validation_report
 from tests.unit.driver.test_validation import answered

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from nemo_like.batch.tags import ADVANTAGE
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
 from nemo_like.driver.reports import StepReport

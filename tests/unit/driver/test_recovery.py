@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from nemo_like.cluster.actor_errors import ActorBroken, ActorDied, ActorFailed
-from nemo_like.config.roles import Role
 from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.data_plane.storage_errors import CapacityExceeded, CorruptData, StorageFailed
@@ -18,6 +17,7 @@ from nemo_like.driver.processes import Actors
 from nemo_like.driver.recovery import ActorRecovery, Recoverable
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.observability.metrics import Metric
+from nemo_like.plan.roles import Role
 from nemo_like.rollout.prompts import RolloutMode, RolloutParts
 from nemo_like.weight_sync.sync import EngineWeights
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.algorithms.rewards import Outcome
 from nemo_like.batch.meta import Chunk, KVBatchMeta
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.configuration import load_config
 from nemo_like.driver.collection import Collected
 from nemo_like.driver.reports import CriticStep, critic_metrics, reward_metrics
 from nemo_like.driver.stages import with_outcome, with_shaped_rewards, without_mismatch, without_truncated

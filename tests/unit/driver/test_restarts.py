@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nemo_like.cluster.actor_errors import ActorBroken, ActorDied, ClusterError, StageTimeout
-from nemo_like.config.schema import TimeoutAction
+from nemo_like.cluster.options import TimeoutAction
 from nemo_like.driver import setup
 from nemo_like.driver.setup import RunEnd
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.rollout_schedule import RolloutSchedule
 from nemo_like.observability.timers import StageTimer

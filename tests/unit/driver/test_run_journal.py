@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.run_journal import RunJournal, Stretch
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, WantedGroups

@@ -10,6 +10,7 @@ import pytest
 
 from nemo_like.algorithms.advantage_estimators.gae import gae
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
+from nemo_like.algorithms.options import GRPOConfig, LossConfig
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.tags import (
     ADVANTAGE,
@@ -25,8 +26,7 @@ from nemo_like.batch.tags import (
     SHAPED_REWARD,
     TOKEN_SCALE,
 )
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import GRPOConfig, LossConfig
+from nemo_like.configuration import load_config
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stages import (
     kl_in_reward,

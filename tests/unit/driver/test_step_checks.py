@@ -12,7 +12,7 @@ import pytest
 
 from nemo_like.batch.columns import ROLLOUT_COLUMNS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
 from nemo_like.driver.collection import Collected
 from nemo_like.driver.estimated import Estimated
 from nemo_like.driver.reports import CriticStep, StepResults

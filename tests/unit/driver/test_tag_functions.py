@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from nemo_like.algorithms.estimators import AdvantageInputs
+from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.algorithms.sample_filters import RolledOut
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.tags import ADVANTAGE, NUM_TURNS, OUTCOME, SAMPLE_MASK, reads_tags, reward_component
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.configuration import load_config
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.tag_functions import with_estimated, without_refused
 

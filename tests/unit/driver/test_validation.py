@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.batch.meta import Chunk, KVBatchMeta
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.configuration import load_config
 from nemo_like.data.interface import SourceReport
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.validation import ValidationSet, reached_goal, validation_report, validation_sets

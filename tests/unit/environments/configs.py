@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from nemo_like.config.schema import EnvConfig
+from nemo_like.environments.options import EnvConfig
 from tests.unit.config.checkpoints import REPOSITORY
 
 

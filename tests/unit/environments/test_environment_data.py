@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_like.config.schema import DatasetKind
 from nemo_like.data.content_digest import digest_of
+from nemo_like.data.options import DatasetKind
 from nemo_like.environments.environment_data import EnvironmentProblems
 from tests.unit.data.test_datasets import config
 from tests.unit.environments.configs import env_config

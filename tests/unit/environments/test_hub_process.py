@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from nemo_like.config.schema import EnvironmentKind
 from nemo_like.environments import hub, hub_process
 from nemo_like.environments.hub import HubEnvironment
 from nemo_like.environments.hub_process import HubDied, HubProcess
 from nemo_like.environments.interface import Turn
+from nemo_like.environments.options import EnvironmentKind
 
 # Like hub_main.py, but for a package that answers every call before it reads the next one.
 ECHO = """

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from transformers import LlamaConfig
 
-from nemo_like.config.environment_options import RewardModelOptions, options_of
 from nemo_like.data.interface import Message, Prompt
 from nemo_like.data.messages import conversation_of
+from nemo_like.environments.kind_options import RewardModelOptions, options_of
 from nemo_like.environments.reward_model import ConversationEncoder
 from scripts.demo_model.tool_tokenizer import save_tokenizer as save_tool_tokenizer
 from tests.unit.data.tokenizers_at_tiny_size import BOS, BOS_ID, save_with_post_processor

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.interface import Prompt
 from nemo_like.data.messages import conversation_of
 from nemo_like.generation.endpoint_engine import EndpointEngine
 from nemo_like.generation.interface import GroupRequest, GroupResult
-from tests.unit.config.test_evaluation_rules import evaluation
+from nemo_like.generation.sampling import SamplingSettings
 from tests.unit.data.tokenizers_at_tiny_size import BOS, save_with_post_processor
 from tests.unit.json_server import json_server
+from tests.unit.rules.test_evaluation_rules import evaluation
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 CHAT: list[dict[str, Any]] = [

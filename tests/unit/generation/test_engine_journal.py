@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from nemo_like.config.schema import Config, WeightUpdates
-from nemo_like.config.tasks import SamplingSettings
+from nemo_like.algorithms.options import WeightUpdates
+from nemo_like.configuration import Config
 from nemo_like.generation.engine_journal import (
     JournalError,
     JournalWriter,
@@ -25,6 +25,7 @@ from nemo_like.generation.engine_journal import (
     request_digest,
 )
 from nemo_like.generation.interface import GroupRequest
+from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.observability.disk import DiskFull
 
 SETTINGS = {"seed": 0, "max_num_seqs": 8, "quantization": None}

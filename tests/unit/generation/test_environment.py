@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.schema import Device
 from nemo_like.generation.environment import engine_environment, unused_by_engines
+from nemo_like.policy.options import Device
 
 
 def test_an_engine_that_compiles_has_all_of_the_compiler() -> None:

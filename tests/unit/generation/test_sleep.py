@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.config.gpu_stages import EngineHolds
-from nemo_like.config.schema import Device
+from nemo_like.generation.gpu_stages import EngineHolds
 from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
+from nemo_like.policy.options import Device
 
 NOTHING, WEIGHTS, EVERYTHING = EngineHolds.nothing, EngineHolds.weights, EngineHolds.everything
 

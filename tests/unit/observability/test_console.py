@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.schema import ConsoleMode
 from nemo_like.observability.console import PlainConsole, make_console
 from nemo_like.observability.live_console import LiveConsole
+from nemo_like.observability.options import ConsoleMode
 from nemo_like.observability.progress import RunProgress
 from nemo_like.observability.run_panel import sparkline
 

@@ -8,7 +8,10 @@ import shlex
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from nemo_like.config.schema import (
+from nemo_like.observability.events import Event
+from nemo_like.observability.jsonl import read_metrics
+from nemo_like.observability.logger import RunLogger
+from nemo_like.observability.options import (
     ConsoleMode,
     LoggerConfig,
     MlflowConfig,
@@ -18,9 +21,6 @@ from nemo_like.config.schema import (
     WandbConfig,
     WandbMode,
 )
-from nemo_like.observability.events import Event
-from nemo_like.observability.jsonl import read_metrics
-from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer
 

@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from mlflow import MlflowClient
 
-from nemo_like.config.schema import MlflowConfig
 from nemo_like.observability.background import BackgroundLogger
 from nemo_like.observability.mlflow_logger import MlflowRecorder, mlflow_name
+from nemo_like.observability.options import MlflowConfig
 
 METRICS = {
     "train/env/sums/reward": 0.5,

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.config.schema import ConsoleMode
 from nemo_like.observability.console import PlainConsole, make_console
+from nemo_like.observability.options import ConsoleMode
 from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.observability.progress import RunProgress
 

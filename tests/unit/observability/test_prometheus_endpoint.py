@@ -12,8 +12,8 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from nemo_like.config.schema import PrometheusConfig
 from nemo_like.observability import prometheus_endpoint
+from nemo_like.observability.options import PrometheusConfig
 from nemo_like.observability.prometheus_endpoint import PrometheusRecorder
 
 

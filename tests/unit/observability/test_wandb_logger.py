@@ -10,8 +10,8 @@ import time
 import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
-from nemo_like.config.schema import WandbConfig, WandbMode
 from nemo_like.observability.background import BackgroundLogger
+from nemo_like.observability.options import WandbConfig, WandbMode
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.wandb_logger import WandbRecorder, end_processes, new_run_id
 
@@ -179,7 +179,7 @@ def test_neither_the_loggers_nor_their_back_ends_load_a_heavy_library(module, tm
 HIT_SERVICE = """
 import pathlib, sys
 import psutil
-from nemo_like.config.schema import WandbMode
+from nemo_like.observability.options import WandbMode
 from tests.unit.observability.test_wandb_logger import start
 
 logger = start(WandbMode.offline, pathlib.Path(sys.argv[1]), "abcdefgh")

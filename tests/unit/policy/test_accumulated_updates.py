@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.algorithms.options import KLType, LossConfig
 from nemo_like.algorithms.token_values import TokenValues
 from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import KLType, LossConfig
+from nemo_like.configuration import load_config
 from nemo_like.policy.accumulation import check_accumulated, normalise_accumulated
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.objective import Objective, PolicyObjective

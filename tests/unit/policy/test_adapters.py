@@ -7,7 +7,6 @@ import torch
 from peft import PeftConfig
 from safetensors.torch import load_file
 
-from nemo_like.config.schema import LoraConfig
 from nemo_like.policy.adapters import (
     LORA_A,
     LORA_B,
@@ -17,6 +16,7 @@ from nemo_like.policy.adapters import (
     peft_name,
     write_adapters,
 )
+from nemo_like.policy.options import LoraConfig
 
 LORA = LoraConfig(enabled=True, rank=2, alpha=6.0, dropout=0.1, target_modules=["q_proj", "v_proj"])
 LAYER = "model.layers.0.self_attn.q_proj"

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from nemo_like.config.schema import CheckpointWriting
+from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
 
 

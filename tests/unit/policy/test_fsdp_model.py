@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from nemo_like.algorithms.logprobs import LogprobSettings
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.policy.fsdp.attention import has_plain_attention
 from nemo_like.policy.fsdp.lora import add_adapters
 from nemo_like.policy.fsdp.model import ScoringCausalLM, empty_model, materialise

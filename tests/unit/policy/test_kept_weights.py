@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemo_like.config.schema import ReferencePlacement
 from nemo_like.policy.kept_weights import KeptWeights
+from nemo_like.policy.options import ReferencePlacement
 
 
 def parameters() -> list[torch.nn.Parameter]:

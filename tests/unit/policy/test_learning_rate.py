@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_like.config.schema import LRDecayStyle, SchedulerConfig
 from nemo_like.policy.learning_rate import learning_rate
+from nemo_like.policy.options import LRDecayStyle, SchedulerConfig
 
 
 def schedule(style: LRDecayStyle, *, warmup: int = 4, decay: int = 12) -> SchedulerConfig:

@@ -11,10 +11,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.config.schema import Device, Precision
 from nemo_like.policy.megatron import modules
 from nemo_like.policy.megatron.experts import GroupedExperts
 from nemo_like.policy.megatron.modules import groups_experts
+from nemo_like.policy.options import Device, Precision
 
 NUM_EXPERTS, HIDDEN, FFN = 3, 8, 16
 

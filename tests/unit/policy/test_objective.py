@@ -12,9 +12,9 @@ import torch
 
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.losses import LossTerms, LossTokens, TokenMean, logs, policy_loss
+from nemo_like.algorithms.options import KLType, LossConfig
 from nemo_like.batch.columns import Column, Layout, reads, teacher_topk_columns
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
-from nemo_like.config.schema import KLType, LossConfig
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.checked_loss import LossFailed, own_means, own_reads
 from nemo_like.policy.objective import PolicyObjective

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.batch.micro_batches import Prompt
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
 from nemo_like.policy.parallelism import logprob_strategy, train_strategy
 from tests.unit.config.checkpoints import PADDED
 

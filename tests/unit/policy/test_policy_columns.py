@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from nemo_like.batch.columns import ENTROPIES, PREV_LOGPROBS, REFERENCE_LOGPROBS, Column
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.policy.policy_columns import (
     dumped_columns,
     policy_declarations,

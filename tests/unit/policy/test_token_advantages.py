@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from nemo_like.algorithms.options import KLType, LossConfig
 from nemo_like.batch.columns import TOKEN_ADVANTAGES
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
-from nemo_like.config.schema import KLType, LossConfig
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.token_advantages import TokenAdvantages
 from tests.unit.algorithms.loss_cases import CONFIG

@@ -11,9 +11,9 @@ import torch
 
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.losses import LossTerms, LossTokens
+from nemo_like.algorithms.options import KLType, LossConfig
 from nemo_like.batch.columns import TOKEN_ADVANTAGES
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
-from nemo_like.config.schema import KLType, LossConfig
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.train_metrics import TrainMetrics

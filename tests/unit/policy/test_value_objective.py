@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from nemo_like.algorithms.token_values import TokenValues
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, MicroBatchLayout, Schedule
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import ValueConfig
+from nemo_like.configuration import load_config
 from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.options import ValueConfig
 from nemo_like.policy.train_metrics import TrainMetrics
 from nemo_like.policy.value_objective import ValueObjective
 

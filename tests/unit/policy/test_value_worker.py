@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from nemo_like.algorithms.options import KLType, LossConfig
 from nemo_like.batch.columns import (
     INPUT_IDS,
     PREV_LOGPROBS,
@@ -20,8 +21,7 @@ from nemo_like.batch.columns import (
     VALUES,
 )
 from nemo_like.cluster.coordinates import ParallelLayout
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import KLType, LossConfig
+from nemo_like.configuration import load_config
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.value_worker import ValueWorker

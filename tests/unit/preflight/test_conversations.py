@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.schema import Config, EnvConfig
+from nemo_like.configuration import Config
 from nemo_like.data.interface import Message, PromptExample
 from nemo_like.data.tokenizer import Tokenizer
+from nemo_like.environments.options import EnvConfig
 from nemo_like.preflight.conversations import ConversationCheck
 from scripts.demo_model.tiny_tokenizer import save_tokenizer
 from tests.unit.environments.configs import env_config

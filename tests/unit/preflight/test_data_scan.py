@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from nemo_like.config.schema import Config
-from nemo_like.config.tasks import data_sources, max_prompt_tokens
+from nemo_like.configuration import Config
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
+from nemo_like.rollout.tasks import data_sources, max_prompt_tokens
 from scripts.demo_model.shapes import write_records
 from scripts.demo_model.tiny_tokenizer import save_tokenizer
 from scripts.demo_model.tiny_vlm import VISION_TOKENS, image_processor, tiny_vlm_config

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.preflight import engine_features
 from nemo_like.preflight.engine_features import missing_engine_features
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from nemo_like.config.model_info import shipped_shape
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
+from nemo_like.models.model_info import shipped_shape
 from nemo_like.preflight import kernels
 from nemo_like.preflight.kernels import missing_kernels
 

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import pytest
 
-from nemo_like.config.machine_rules import Machine
 from nemo_like.config.problems import ConfigError
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.preflight import ray_packages
 from nemo_like.preflight.checks import preflight
 from nemo_like.preflight.ray_packages import unloadable_ray_packages
 from nemo_like.preflight.versions import installed_version
+from nemo_like.rules.machine_rules import Machine
 
 MODULE = "opentelemetry.exporter.prometheus"
 

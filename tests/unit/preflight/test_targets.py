@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.batch.columns import Column, Layout
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.preflight.targets import Target, TargetKind, inspected, problem_of, targets_of
 
 MODULE = """

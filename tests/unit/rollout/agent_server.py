@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import numpy as np
 
-from nemo_like.config.environment_options import AgentOptions, Credit, SandboxMode
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.kind_options import AgentOptions, Credit, SandboxMode
 from nemo_like.generation.interface import CallSampling, GroupRequest, GroupResult, Response
+from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.rollout.agent_calls import AgentSession
 from nemo_like.rollout.agents import AgentPlayer, Agents
 from nemo_like.rollout.conversation import Conversation

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.generation.interface import CallSampling, GroupRequest, GroupResult, Response
+from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.rollout.agent_calls import AgentSession, CallAnswerer, Wanted
 from nemo_like.rollout.agent_chat_api import wanted_chat, wanted_completion
 from nemo_like.rollout.agent_engines import EngineCalls

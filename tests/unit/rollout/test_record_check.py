@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config
 from nemo_like.data.datasets import Sources
 from nemo_like.data.interface import PromptExample, SourceReport
 from nemo_like.rollout.record_check import check_records

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nemo_like.batch.columns import ROLLOUT_COLUMNS, Column, Layout
-from nemo_like.config.recordings import RecordingManifest, read_manifest, recorded_steps
+from nemo_like.batch.recordings import RecordingManifest, read_manifest, recorded_steps
 from nemo_like.observability.metrics import maximum, mean
 from nemo_like.rollout.flatten import FlatBatch
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode

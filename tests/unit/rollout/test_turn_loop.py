@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from nemo_like.cluster.actor_errors import Overdue
-from nemo_like.config.tasks import SamplingSettings
 from nemo_like.data.images import Picture
 from nemo_like.data.interface import Encoded, Observation
 from nemo_like.environments.interface import Failure, FailureKind, Feedback, Turn
 from nemo_like.generation.interface import GroupRequest, GroupResult
+from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.rollout.conversation import Conversation, EndReason
 from nemo_like.rollout.prompts import WantedGroups, piece_seed, turn_seed
 from nemo_like.rollout.token_allowance import TokenAllowance

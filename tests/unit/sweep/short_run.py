@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
 
 
 def main() -> int:

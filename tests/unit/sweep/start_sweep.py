@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from nemo_like.config.loader import load_sweep
+from nemo_like.configuration import load_sweep
 from nemo_like.sweep.multirun import run_sweep
 
 SHORT_RUN = Path(__file__).with_name("short_run.py")

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.loader import load_sweep
 from nemo_like.config.problems import ConfigError
+from nemo_like.configuration import load_sweep
 from nemo_like.sweep.job import JobResult, read_results
 from tests.unit.config.checkpoints import DEMO, REPOSITORY
 

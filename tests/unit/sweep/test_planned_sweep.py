@@ -10,8 +10,8 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
 import run_grpo
-from nemo_like.config.loader import load_sweep
 from nemo_like.config.problems import ConfigError
+from nemo_like.configuration import load_sweep
 
 EXTRA = "pip install -e '.[sweep]'"
 Outcome = tuple[int, str, str]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.loader import load_config
+from nemo_like.configuration import load_config
 from nemo_like.tripwires.agreement import agreement_alarms, mismatch_limit, routing_alarms
 from nemo_like.tripwires.alarm import Alarm
 

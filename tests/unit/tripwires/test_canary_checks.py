@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import Precision
+from nemo_like.configuration import load_config
+from nemo_like.policy.options import Precision
 from nemo_like.tripwires.canary_checks import canary_alarms, canary_gap, canary_tokens
 
 POLICY = load_config(Path(__file__).resolve().parents[3] / "configs/grpo_arithmetic_cpu.yaml").policy

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from nemo_like.config.schema import Tripwires
 from nemo_like.tripwires.dues import is_due
+from nemo_like.tripwires.options import Tripwires
 
 
 def test_cheap_looks_at_the_first_three_and_at_every_tenth() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from nemo_like.algorithms.estimators import AdvantageInputs, KLToGo, build_estimator
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import GRPOConfig
+from nemo_like.algorithms.options import GRPOConfig
+from nemo_like.configuration import load_config
 from nemo_like.tripwires.reference_advantages import Rewarded, reference_advantages
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "grpo_arithmetic_cpu.yaml"

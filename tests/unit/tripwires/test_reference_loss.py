@@ -11,8 +11,8 @@ import torch
 
 from nemo_like.algorithms.losses import GlobalCounts, LossTokens, kl_to_reference, token_weights
 from nemo_like.algorithms.losses import kl_to_go as own_kl_to_go
-from nemo_like.config.named_functions import FunctionRole, load_function
-from nemo_like.config.schema import ImportanceSamplingType, KLType, LossConfig
+from nemo_like.algorithms.named_functions import FunctionRole, load_function
+from nemo_like.algorithms.options import ImportanceSamplingType, KLType, LossConfig
 from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, kl_to_go, reference_terms
 from tests.unit.algorithms.loss_cases import CONFIG
 

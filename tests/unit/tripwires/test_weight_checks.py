@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.loader import load_config
-from nemo_like.config.schema import PolicyConfig, Precision
+from nemo_like.configuration import load_config
+from nemo_like.policy.options import PolicyConfig, Precision
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.weight_checks import change_alarms, digest_alarms, largest_change, weight_alarms
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from nemo_like.cluster.coordinates import ParallelLayout
-from nemo_like.config.schema import Device, WeightTransport
+from nemo_like.generation.options import WeightTransport
+from nemo_like.policy.options import Device
 from nemo_like.weight_sync.sender import EngineWeightSender
 from nemo_like.weight_transport.shared_memory import Transfer
 

@@ -16,14 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_like.config.derived import keeps_weights_asleep
-from nemo_like.config.gpu_stages import EngineHolds, GpuStage, gpu_stages
-from nemo_like.config.loader import load_config
-from nemo_like.config.memory_timetable import CONTEXT_BYTES, GIB, MemoryTimetable, memory_timetable
-from nemo_like.config.run_models import run_models
-from nemo_like.config.schema import Config
+from nemo_like.configuration import Config, load_config
+from nemo_like.generation.gpu_stages import EngineHolds, GpuStage
 from nemo_like.generation.sleep import EngineMemory, Sleeps
 from nemo_like.observability.metrics import Metric
+from nemo_like.plan.derived import keeps_weights_asleep
+from nemo_like.plan.memory_timetable import CONTEXT_BYTES, GIB, MemoryTimetable, gpu_stages, memory_timetable
+from nemo_like.plan.run_models import run_models
 from nemo_like.weight_sync.shared_gpus import SharedGpus
 from nemo_like.weight_sync.sync import EngineWeights
 from tests.unit.config.checkpoints import REPOSITORY

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_like.config.schema import WeightUpdates
+from nemo_like.algorithms.options import WeightUpdates
 from nemo_like.what_if.clock import Clock, Process, Signal
 from nemo_like.what_if.engine import SampledTokens, SimulatedEngine
 from nemo_like.what_if.workload import EngineSpeed, Mode

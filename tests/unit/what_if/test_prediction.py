@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.schema import Config, WeightUpdates
+from nemo_like.algorithms.options import WeightUpdates
+from nemo_like.configuration import Config
 from nemo_like.what_if.calibration import UnfitRun
 from nemo_like.what_if.prediction import format_what_if, modes, splits, what_if
 from nemo_like.what_if.workload import GroupWork, Mode, SampleWork, Split, StepWork, TurnWork

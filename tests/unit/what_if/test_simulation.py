@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.config.schema import WeightUpdates
+from nemo_like.algorithms.options import WeightUpdates
 from nemo_like.what_if.simulation import Simulation
 from nemo_like.what_if.workload import (
     EngineSpeed,

@@ -1,0 +1,339 @@
+"""The keys of the algorithm, ``grpo``, and of the loss, ``loss_fn``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any
+
+from nemo_like.config.keys import Key
+
+
+class Overlap(Enum):
+    """What a step computes while its last samples are still generated."""
+
+    off = "off"  # nothing: scoring and training begin when all samples are there
+    exact = "exact"  # groups that have ended are scored, and their gradients accumulated
+
+
+class WeightUpdates(Enum):
+    """What happens to samples under way when an engine gets new weights; unused with max_staleness=0."""
+
+    between_samples = "between_samples"  # they end first, and no other begins before the weights are there
+    in_flight = "in_flight"  # they stop, and go on with the new weights
+
+
+class KLType(Enum):
+    """Estimator of KL(policy || reference) per token, J. Schulman, "Approximating KL divergence"."""
+
+    k1 = "k1"
+    k2 = "k2"
+    k3 = "k3"
+
+
+class ImportanceSamplingType(Enum):
+    """What happens to importance weights outside [min, max]."""
+
+    tis = "tis"  # they are clamped
+    icepop = "icepop"  # they are set to 0
+    seq_mask = "seq_mask"  # all weights of a sample are set to 0 when their geometric mean is outside
+
+
+class AdvantageEstimatorName(Enum):
+    """Advantage estimators by name; see docs/rewards.md for their formulas."""
+
+    grpo = "grpo"
+    rloo = "rloo"
+    reinforce_plus_plus = "reinforce_plus_plus"
+    reinforce_plus_plus_baseline = "reinforce_plus_plus_baseline"
+    gdpo = "gdpo"
+    gae = "gae"  # of a critic, the group value
+
+
+@dataclass(kw_only=True, slots=True)
+class AdvantageConfig:
+    name: Annotated[
+        str,
+        Key(
+            "grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, gdpo, gae with "
+            "the group value (docs/ppo.md), or package.module:function.",
+            "grpo",
+        ),
+    ]
+    arguments: Annotated[
+        dict[str, Any], Key("of the function that name chooses; the shipped ones have none", {})
+    ]
+    reward_weights: Annotated[
+        dict[str, float],
+        Key("gdpo: weight of each named reward component, for example {correct: 1.0, format: 0.2}", {}),
+    ]
+
+
+@dataclass(kw_only=True, slots=True)
+class RewardScalingConfig:
+    """A linear map of rewards from [source_min, source_max] to [target_min, target_max]."""
+
+    enabled: Annotated[bool, Key("", False)]
+    source_min: Annotated[float, Key("", 0.0)]
+    source_max: Annotated[float, Key("above source_min", 1.0)]
+    target_min: Annotated[float, Key("", 0.0)]
+    target_max: Annotated[float, Key("above target_min", 1.0)]
+    clamp: Annotated[
+        bool, Key("rewards outside the source range are mapped to the nearer end of the target range", True)
+    ]
+
+
+@dataclass(kw_only=True, slots=True)
+class RewardShapingConfig:
+    """What long and truncated responses lose: DAPO's overlong penalty, then the stop-properly penalty."""
+
+    enabled: Annotated[bool, Key("", False)]
+    max_response_length: Annotated[
+        int | None,
+        Key(
+            "Tokens of all turns that get the full penalty; null: the most that a sample may "
+            "have, max_new_tokens x max_turns of its task, and no more than a conversation "
+            "holds.",
+            None,
+        ),
+    ]
+    overlong_buffer_length: Annotated[
+        int | None,
+        Key(
+            "over so many tokens before max_response_length the penalty grows from 0; null: no penalty", None
+        ),
+    ]
+    overlong_buffer_penalty: Annotated[
+        float, Key("the full penalty for an overlong response, reward units", 1.0)
+    ]
+    stop_properly_penalty_coef: Annotated[
+        float | None, Key("a truncated response keeps this share of a reward above 0; null: all", None)
+    ]
+
+
+@dataclass(kw_only=True, slots=True)
+class GRPOConfig:
+    num_prompts_per_step: Annotated[int, Key("P", 32, at_least=1)]
+    num_generations_per_prompt: Annotated[
+        int,
+        Key(
+            "G, the group whose rewards are compared; at least 2, or 1 with gae or reinforce_plus_plus",
+            16,
+            at_least=1,
+        ),
+    ]
+    max_num_steps: Annotated[
+        int,
+        Key(
+            "steps of the run; each makes N / policy.train_global_batch_size updates per epoch",
+            1000,
+            at_least=1,
+        ),
+    ]
+    num_epochs_per_rollout: Annotated[
+        int, Key("how often a step trains on each of its samples", 1, at_least=1)
+    ]
+    overlap: Annotated[
+        Overlap,
+        Key(
+            "exact: groups that have ended are scored, and their gradients accumulated, while "
+            "others are still generated; the update is that of off, where scoring and "
+            "training begin when all groups are there (docs/async.md).",
+            Overlap.off,
+        ),
+    ]
+    max_staleness: Annotated[
+        int,
+        Key(
+            "policy versions by which rollouts may be ahead of training; 0: rollouts and training alternate",
+            0,
+            at_least=0,
+        ),
+    ]
+    weight_updates: Annotated[
+        WeightUpdates,
+        Key(
+            "With max_staleness above 0, what happens to samples under way when new weights "
+            "come. between_samples: they end first, and others wait; in_flight: they go on "
+            "with the new weights, see generation.kv_cache_after_update.",
+            WeightUpdates.between_samples,
+        ),
+    ]
+    seed: Annotated[int, Key("prompts, sampling and initialisation derive from it", 1, at_least=0)]
+    adv_estimator: Annotated[
+        AdvantageConfig,
+        Key("computes one advantage per sample from the rewards; docs/rewards.md has the formulas"),
+    ]
+    normalize_rewards: Annotated[
+        bool, Key("grpo: divide the advantage by the group's standard deviation", True)
+    ]
+    mix_groups_in_updates: Annotated[
+        bool, Key("an optimizer update takes few samples of many prompts, not all samples of a few", True)
+    ]
+    samples_kept_together: Annotated[
+        int,
+        Key(
+            "With mixed groups, an update takes this many samples of each of its prompts; see "
+            "policy.sequence_packing.share_prompts, which lets them share the prompt.",
+            1,
+            at_least=1,
+        ),
+    ]
+    use_leave_one_out_baseline: Annotated[
+        bool, Key("grpo: the baseline is the mean of the other G - 1 rewards, not of all G", False)
+    ]
+    reward_scaling: Annotated[
+        RewardScalingConfig, Key("comes first: a linear map of one range of rewards to another")
+    ]
+    reward_shaping: Annotated[
+        RewardShapingConfig, Key("comes second: what a long or truncated response loses")
+    ]
+    use_dynamic_sampling: Annotated[
+        bool, Key("comes third: sample other prompts for groups whose raw rewards are all equal", False)
+    ]
+    dynamic_sampling_max_gen_batches: Annotated[
+        int, Key("rollouts of P prompts each that one step may need at most", 10)
+    ]
+    overlong_filtering: Annotated[bool, Key("comes last: truncated samples do not train", False)]
+    sample_filters: Annotated[
+        list[str],
+        Key(
+            "Functions that say which samples train: different_rewards, not_truncated, or "
+            "package.module:function. They come before dynamic sampling, which replaces "
+            "groups of which they leave nothing to compare.",
+            [],
+        ),
+    ]
+    skip_idle_samples: Annotated[
+        bool, Key("leave samples without a gradient (advantage 0, or masked) out of training passes", False)
+    ]
+    seq_logprob_error_threshold: Annotated[
+        float | None,
+        Key(
+            "e.g. 1.5 masks samples on which engine and trainer disagree that much, as the "
+            "mean of exp|generation - prev|",
+            None,
+            above=1,
+            remedy="it bounds a mean of exp|difference|, which is never below 1; null switches it off",
+        ),
+    ]
+    max_token_mult_prob_error: Annotated[
+        float | None,
+        Key(
+            "For example 1.2 ends the run at a step at which engine and trainer disagree that "
+            "much; null: a warning only.",
+            None,
+            above=1,
+            remedy="it bounds a mean of exp|difference|, which is never below 1; null never ends a run",
+        ),
+    ]
+    val_period: Annotated[
+        int, Key("validate every so many steps; 0: only as the next two keys say", 10, at_least=0)
+    ]
+    val_at_start: Annotated[bool, Key("", True)]
+    val_at_end: Annotated[bool, Key("", True)]
+    max_val_samples: Annotated[int, Key("held-out prompts per validation and source", 256, at_least=1)]
+    num_val_generations_per_prompt: Annotated[
+        int, Key("responses to each of them; above 1 gives pass@k, mean@k and majority@k", 1, at_least=1)
+    ]
+    val_solved_reward: Annotated[float, Key("a response with at least this reward solves its prompt", 1.0)]
+    val_stop_metric: Annotated[
+        str, Key("the run ends when this metric of a validation ...", "validation/accuracy")
+    ]
+    val_stop_threshold: Annotated[float | None, Key("... is at least this; null: never", None)]
+
+
+@dataclass(kw_only=True, slots=True)
+class LossConfig:
+    kind: Annotated[
+        str,
+        Key(
+            "policy_gradient, sapo, gspo_token, or a loss of your own, package.module:name", "policy_gradient"
+        ),
+    ]
+    arguments: Annotated[
+        dict[str, Any],
+        Key("of the function that kind names; for sapo {tau_pos: 1.0, tau_neg: 1.05}; docs/losses.md", {}),
+    ]
+    ratio_clip_min: Annotated[
+        float, Key("the ratio is clipped below at 1 - ratio_clip_min", 0.2, above=0, below=1)
+    ]
+    ratio_clip_max: Annotated[
+        float,
+        Key(
+            'the ratio is clipped above at 1 + ratio_clip_max; larger than ratio_clip_min is "clip-higher"',
+            0.2,
+            above=0,
+        ),
+    ]
+    ratio_clip_c: Annotated[
+        float | None,
+        Key(
+            "dual clip, e.g. 3: where the advantage A < 0 the loss is at most -A * c",
+            None,
+            above=1,
+            remedy="3 is usual; null switches the dual clip off",
+        ),
+    ]
+    disable_ppo_ratio: Annotated[bool, Key("REINFORCE: neither ratio nor clipping", False)]
+    use_cispo: Annotated[bool, Key("CISPO: the clipped ratio, without gradient, weighs the log-prob", False)]
+    sequence_level_importance_ratios: Annotated[
+        bool, Key("GSPO: one ratio per sample; needs token_level_loss=false", False)
+    ]
+    force_on_policy_ratio: Annotated[
+        bool, Key("the ratio is 1, without a log-prob pass; allows one update per rollout only", False)
+    ]
+    use_generation_logprobs_as_prev: Annotated[
+        bool, Key("the ratio uses the engine's log-probs, without a log-prob pass either", False)
+    ]
+    token_level_loss: Annotated[
+        bool, Key("mean over all response tokens; false: over each sample's tokens, then over samples", True)
+    ]
+    sequence_length_normalizer: Annotated[
+        int | None,
+        Key(
+            "Dr.GRPO: divides a sample's token sum, of all turns; e.g. "
+            "${generation.max_new_tokens} where there is one turn.",
+            None,
+            at_least=1,
+        ),
+    ]
+    entropy_coef: Annotated[
+        float | None,
+        Key(
+            "entropy bonus, e.g. 0.001; 0 only reports the exact entropy, null does not compute it",
+            None,
+            at_least=0,
+        ),
+    ]
+    use_importance_sampling_correction: Annotated[
+        bool,
+        Key(
+            "Weigh token losses by w = exp(prev - generation log-prob), for the difference "
+            "between the engine that sampled and the trainer; GSPO: a sample's loss by the "
+            "product of its w.",
+            False,
+        ),
+    ]
+    truncated_importance_sampling_type: Annotated[
+        ImportanceSamplingType | None,
+        Key("tis clamps w, icepop sets it to 0, seq_mask masks whole samples", None),
+    ]
+    truncated_importance_sampling_ratio: Annotated[
+        float | None, Key("upper bound of w, e.g. 2", None, at_least=1)
+    ]
+    truncated_importance_sampling_ratio_min: Annotated[
+        float | None, Key("lower bound of w, e.g. 0.5", None, at_least=0, at_most=1)
+    ]
+    reference_policy_kl_penalty: Annotated[
+        float, Key("beta of the KL term; 0 keeps no reference model", 0.0, at_least=0)
+    ]
+    reference_policy_kl_type: Annotated[KLType, Key("estimator of the KL: k1, k2 or k3", KLType.k3)]
+    use_kl_in_reward: Annotated[
+        bool,
+        Key(
+            "Subtract the KL from the tokens' returns, not add it to the loss; for "
+            "reinforce_plus_plus and gae.",
+            False,
+        ),
+    ]

@@ -1,0 +1,50 @@
+"""The keys of checkpoints, ``checkpointing``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from nemo_like.config.keys import Key
+
+
+class CheckpointWriting(Enum):
+    """When a checkpoint is written to disk."""
+
+    background = "background"  # from a copy in host memory, while the next step runs
+    blocking = "blocking"  # before the next step begins
+
+
+@dataclass(kw_only=True, slots=True)
+class CheckpointingConfig:
+    enabled: Annotated[bool, Key("save policy, optimizer, prompt order and counters", True)]
+    resume_if_exists: Annotated[
+        bool, Key("a run of the same logger.run_name continues from its latest checkpoint", True)
+    ]
+    checkpoint_dir: Annotated[str | None, Key("null: RUN_DIR/checkpoints", None)]
+    save_period: Annotated[
+        int,
+        Key("save every so many steps; 0: only after the last step and when asked to stop", 20, at_least=0),
+    ]
+    writing: Annotated[
+        CheckpointWriting,
+        Key(
+            "from a copy in host memory, while the next step runs; or blocking: before the next step",
+            CheckpointWriting.background,
+        ),
+    ]
+    keep_top_k: Annotated[
+        int | None, Key("how many of the best to keep besides the latest; null keeps all", 1, at_least=1)
+    ]
+    metric_name: Annotated[
+        str | None,
+        Key('"best" is judged by this metric; null: the latest are the best', "validation/accuracy"),
+    ]
+    higher_is_better: Annotated[bool, Key("", True)]
+    checkpoint_must_save_by: Annotated[
+        str | None, Key("DD:HH:MM:SS after the start: save and stop before it, with exit code 75", None)
+    ]
+    export_final_hf: Annotated[
+        bool, Key("write final_hf/ into the run directory, for transformers and vLLM", True)
+    ]

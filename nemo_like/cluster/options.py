@@ -1,0 +1,125 @@
+"""The keys of machines, processes and deadlines, ``cluster``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from nemo_like.config.keys import Key
+
+
+class TimeoutAction(Enum):
+    """What a run does when a stage has missed its deadline."""
+
+    restart = "restart"  # start all processes anew from the latest checkpoint, see cluster.max_restarts
+    stop = "stop"  # end with an error
+
+
+class Placement(Enum):
+    """Whether engines and policy workers have resources of their own."""
+
+    separate = "separate"  # each has its own
+    colocated = "colocated"  # engines run on the nodes and processors, or the GPUs, of the policy workers
+
+
+@dataclass(kw_only=True, slots=True)
+class StageTimeoutsConfig:
+    """Deadlines of single stages, seconds; null: cluster.stage_timeout_s."""
+
+    weight_sync: Annotated[float | None, Key("", None, above=0)]
+    generation: Annotated[float | None, Key("includes the rewards", None, above=0)]
+    logprobs: Annotated[float | None, Key("", None, above=0)]
+    teacher_logprobs: Annotated[float | None, Key("of a teacher", None, above=0)]
+    values: Annotated[float | None, Key("of a critic", None, above=0)]
+    policy_training: Annotated[float | None, Key("", None, above=0)]
+    value_training: Annotated[float | None, Key("of a critic", None, above=0)]
+    checkpoint: Annotated[float | None, Key("saving, loading, exporting", None, above=0)]
+    validation: Annotated[float | None, Key("", None, above=0)]
+
+
+@dataclass(kw_only=True, slots=True)
+class ClusterConfig:
+    address: Annotated[
+        str | None, Key('null: a private Ray on this machine; "auto" or HOST:PORT joins one', None)
+    ]
+    num_cpus: Annotated[
+        int | None,
+        Key("logical CPUs of the private Ray; null: as many as the actors ask for", None, at_least=1),
+    ]
+    num_nodes: Annotated[
+        int, Key("machines that policy workers and engines are on; a private Ray has one", 1, at_least=1)
+    ]
+    gpus_per_node: Annotated[int, Key("NVIDIA GPUs of each machine", 0, at_least=0)]
+    gpu_memory_gib: Annotated[
+        float | None,
+        Key(
+            "memory of each GPU, to check the plan before the run; null: only the run checks it",
+            None,
+            above=0,
+        ),
+    ]
+    host_memory_gib: Annotated[float | None, Key("memory of each node with GPUs, likewise", None, above=0)]
+    placement: Annotated[
+        Placement,
+        Key(
+            "engines and policy workers have resources of their own; or colocated: they share them",
+            Placement.separate,
+        ),
+    ]
+    start_timeout_s: Annotated[
+        float, Key("deadline for Ray to start, and then for all processes to be ready", 300.0, above=0)
+    ]
+    stage_timeout_s: Annotated[
+        float, Key("deadline for each stage of a step that has none of its own below", 600.0, above=0)
+    ]
+    stage_timeouts_s: Annotated[StageTimeoutsConfig, Key("deadlines of single stages; null: stage_timeout_s")]
+    on_stage_timeout: Annotated[
+        TimeoutAction,
+        Key(
+            "restart all processes, see max_restarts; or stop: end the run with exit code 1",
+            TimeoutAction.restart,
+        ),
+    ]
+    max_recoveries: Annotated[
+        int,
+        Key(
+            "how often a dead process, not a policy worker, is replaced and the step done again",
+            10,
+            at_least=0,
+        ),
+    ]
+    max_restarts: Annotated[
+        int,
+        Key(
+            "How often all processes start again from the latest checkpoint, after one died "
+            "or missed a deadline. 0: such a failure ends the run",
+            2,
+            at_least=0,
+        ),
+    ]
+
+
+class Stage(Enum):
+    """The stages of a step that have deadlines, named like their keys in cluster.stage_timeouts_s."""
+
+    weight_sync = "weight_sync"
+    generation = "generation"
+    logprobs = "logprobs"
+    teacher_logprobs = "teacher_logprobs"
+    values = "values"
+    policy_training = "policy_training"
+    value_training = "value_training"
+    checkpoint = "checkpoint"
+    validation = "validation"
+
+
+def deadline_s(cfg: ClusterConfig, stage: Stage) -> float:
+    """Return a stage's deadline in seconds: its own, or the general one where it has none."""
+    own = getattr(cfg.stage_timeouts_s, stage.name)
+    return cfg.stage_timeout_s if own is None else float(own)
+
+
+def longest_deadline_s(cfg: ClusterConfig) -> float:
+    """Return the longest deadline of any stage in seconds, for whatever must outlast every stage."""
+    return max(deadline_s(cfg, stage) for stage in Stage)

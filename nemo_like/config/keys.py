@@ -1,0 +1,94 @@
+"""What is known of a key beside its type: a sentence, a default and limits.
+
+    lr: Annotated[float, Key("the peak", 1e-6, above=0)]
+
+The YAML files in ``configs/`` and the JSON schemas are written from these (``scripts/write_configs.py``). No
+code falls back on a default: what loads a configuration has every key's value from files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import TypeAdapter, ValidationError
+
+from nemo_like.config.problems import Problem
+
+MISSING = "???"  # in the place of a default: the key has to be set
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key's sentence, as the comment beside it in YAML; its default, which may be an interpolation; and the
+    limits of a number. ``remedy`` is for a number outside of them."""
+
+    about: str = ""
+    default: Any = MISSING
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    remedy: str = ""
+
+    @property
+    def limits(self) -> tuple[Ge | Gt | Le | Lt, ...]:
+        """The limits as pydantic takes them."""
+        given = ((Ge, self.at_least), (Gt, self.above), (Le, self.at_most), (Lt, self.below))
+        return tuple(kind(limit) for kind, limit in given if limit is not None)
+
+
+@cache
+def keys(group: type) -> dict[str, tuple[Any, Key]]:
+    """Return the type and the ``Key`` of each field of a group, in order; a group of keys has an empty one
+    where it brings none."""
+    annotated = get_type_hints(group, include_extras=True)
+    return {field.name: _split(annotated[field.name]) for field in fields(group)}
+
+
+def _split(annotation: Any) -> tuple[Any, Key]:
+    if get_origin(annotation) is not Annotated:
+        return annotation, Key()
+    kind, *more = get_args(annotation)
+    return kind, next((one for one in more if isinstance(one, Key)), Key())
+
+
+def beyond_limits(group: Any, prefix: str = "") -> Iterator[Problem]:
+    """Yield the problem of every number below an instance of a group that is beyond its limits. Null, and
+    what is in lists and in mappings of names to groups, has none."""
+    kind: type = type(group)
+    for name, (_, key) in keys(kind).items():
+        value = getattr(group, name)
+        if is_dataclass(value):
+            yield from beyond_limits(value, f"{prefix}{name}.")
+        elif value is not None and key.limits and not _is_within(value, key.limits):
+            yield Problem(key=f"{prefix}{name}={value}", rule=_asked(key), remedy=key.remedy)
+
+
+def _asked(key: Key) -> str:
+    """Return what the limits of a key ask of a number."""
+    limits = {
+        "at least": key.at_least,
+        "above": key.above,
+        "at most": key.at_most,
+        "below": key.below,
+    }
+    return "must be " + " and ".join(
+        f"{word} {limit:g}" for word, limit in limits.items() if limit is not None
+    )
+
+
+def _is_within(value: float, limits: tuple[Ge | Gt | Le | Lt, ...]) -> bool:
+    try:
+        _number(limits).validate_python(value)
+    except ValidationError:
+        return False
+    return True
+
+
+@cache
+def _number(limits: tuple[Ge | Gt | Le | Lt, ...]) -> TypeAdapter[float]:
+    return TypeAdapter(Annotated[(float, *limits)])

@@ -1,0 +1,66 @@
+"""The typed configuration of a run: the groups of keys that its parts have.
+
+The values are in ``configs/``, one commented default file per group. No field of a group has a default, so
+each default is written down in exactly one place. ``load_config`` merges YAML and overrides into these
+classes; ``rules`` checks the values, also where a rule spans several keys.
+
+A key has the name that NeMo-RL gives it, where NeMo-RL has such a key, so that runs can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_like.algorithms.options import GRPOConfig, LossConfig
+from nemo_like.checkpoint.options import CheckpointingConfig
+from nemo_like.cluster.options import ClusterConfig
+from nemo_like.config import loader
+from nemo_like.data.options import DataConfig
+from nemo_like.data_plane.options import DataPlaneConfig
+from nemo_like.driver.options import EvaluationConfig
+from nemo_like.environments.options import EnvConfig
+from nemo_like.generation.options import GenerationConfig
+from nemo_like.observability.options import LoggerConfig
+from nemo_like.policy.options import PolicyConfig, TeacherConfig, ValueConfig
+from nemo_like.rollout.options import RolloutConfig
+from nemo_like.tripwires.options import DebugConfig
+
+
+@dataclass(kw_only=True, slots=True)
+class Config:
+    grpo: GRPOConfig
+    loss_fn: LossConfig
+    policy: PolicyConfig
+    generation: GenerationConfig
+    rollout: RolloutConfig
+    data: DataConfig
+    env: dict[str, EnvConfig]  # by name; a run starts those that its sources in data name
+    logger: LoggerConfig
+    checkpointing: CheckpointingConfig
+    cluster: ClusterConfig
+    data_plane: DataPlaneConfig
+    debug: DebugConfig
+    value: ValueConfig | None  # left out where there is no critic
+    teacher: TeacherConfig | None  # left out where there is no teacher
+    evaluation: EvaluationConfig | None  # left out in runs that train or generate
+    vars: dict[str, Any]  # a configuration's own variables, for its interpolations: ${vars.name}
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Return the configuration of the file ``path`` with the arguments ``overrides`` applied.
+
+    Raises ConfigError, which lists the problems found.
+    """
+    return loader.load(path, overrides, Config)
+
+
+def load_sweep(path: str | Path, overrides: Sequence[str]) -> loader.Sweep:
+    """Return the runs that the arguments ``overrides`` ask for.
+
+    Raises ConfigError, which lists the problems found; what only some combinations of the alternatives have
+    is left to the runs themselves.
+    """
+    return loader.load_sweep(path, overrides, Config)

@@ -1,0 +1,1 @@
+"""Makes configurations of other frameworks ones of this framework."""

@@ -1,0 +1,33 @@
+"""Whether this machine can make sandboxes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+
+_TRIAL = ("bwrap", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc", "true")
+
+
+_TRIAL_TIMEOUT_S = 30.0
+
+
+@cache
+def bubblewrap_failure() -> str:
+    """Return why bubblewrap cannot make a sandbox here, and what to do; empty when it can."""
+    if shutil.which("bwrap") is None:
+        return (
+            "needs the program bwrap, which is not installed; on Debian, Ubuntu and Fedora it is the package "
+            "bubblewrap"
+        )
+    try:
+        done = subprocess.run(_TRIAL, capture_output=True, timeout=_TRIAL_TIMEOUT_S, check=False)
+        reason = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"needs bubblewrap, which does not start here: {error}"
+    if done.returncode == 0:
+        return ""
+    return (
+        f"needs bubblewrap to make namespaces, which the system does not permit ({reason}); permit user "
+        "namespaces, or in a container the capability SYS_ADMIN"
+    )

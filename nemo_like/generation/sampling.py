@@ -1,0 +1,20 @@
+"""How the responses of one task are sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSettings:
+    """How the responses of one task are sampled; part of every request to an engine."""
+
+    temperature: float  # 0 is greedy
+    top_p: float
+    top_k: int  # 0: all tokens
+    max_new_tokens: int  # per turn
+    # A response ends with one of these, which is no part of its text. The configuration's alone, until a
+    # rollout adds those of the checkpoint.
+    stop_token_ids: tuple[int, ...] = ()
+    min_p: float = 0.0
+    stop_strings: tuple[str, ...] = ()  # a response also ends with one of these, which stays in it

@@ -1,0 +1,48 @@
+"""The linear layers that low-rank adapters can stand beside, by the names they have in Hugging Face
+checkpoints, and what the adapters take."""
+
+from __future__ import annotations
+
+from nemo_like.models.model_info import ModelInfo
+from nemo_like.policy.options import LoraConfig
+
+ALL_LINEAR = "all-linear"  # in policy.lora.target_modules: every linear layer but the output layer
+ATTENTION_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj")
+FEED_FORWARD_LAYERS = ("gate_proj", "up_proj", "down_proj")
+ADAPTABLE_LAYERS = ATTENTION_LAYERS + FEED_FORWARD_LAYERS
+
+
+def adapted_layers(lora: LoraConfig) -> tuple[str, ...]:
+    """Return which of ADAPTABLE_LAYERS get adapters, in the order of the model."""
+    return tuple(
+        layer for layer in ADAPTABLE_LAYERS if layer in lora.target_modules or adapts_all_linear(lora)
+    )
+
+
+def adapts_all_linear(lora: LoraConfig) -> bool:
+    """Return whether every linear layer but the output layer gets an adapter."""
+    return lora.target_modules == [ALL_LINEAR]
+
+
+def num_adapter_parameters(model: ModelInfo, lora: LoraConfig) -> int:
+    """Return the number of scalars in the adapters of a model with the layers of Llama; for other models an
+    estimate, in which each named layer that Llama lacks is as large as a feed-forward layer.
+
+    An adapter is A [rank, inputs] and B [outputs, rank].
+    """
+    heads, groups = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
+    hidden, inner = model.hidden_size, model.intermediate_size
+    inputs_and_outputs = {
+        "q_proj": hidden + heads,
+        "k_proj": hidden + groups,
+        "v_proj": hidden + groups,
+        "o_proj": heads + hidden,
+        "gate_proj": hidden + inner,
+        "up_proj": hidden + inner,
+        "down_proj": inner + hidden,
+    }
+    layers = tuple(ADAPTABLE_LAYERS if adapts_all_linear(lora) else lora.target_modules)
+    if adapts_all_linear(lora) and model.num_experts is not None:
+        layers = ATTENTION_LAYERS  # a mixture's experts are no linear layers of their own
+    scalars = sum(inputs_and_outputs.get(layer, hidden + inner) for layer in layers)
+    return model.num_layers * lora.rank * scalars

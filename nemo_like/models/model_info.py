@@ -1,0 +1,342 @@
+"""The sizes and features of a model, read from its checkpoint directory without loading it or any library
+for it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.models.parameter_counts import ParameterCounts
+from nemo_like.policy.options import PolicyBackend, PolicyConfig, ValueConfig
+
+SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+# Models with a vision tower, which policy.backend=fsdp trains.
+IMAGE_TEXT_MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl")
+# The keys of config.json for the tokens that stand where an image or a video is. In a response such a token
+# would stand for a picture that is not there, so it is neither sampled nor scored.
+_PLACEHOLDERS = ("image_token_id", "video_token_id")
+
+# A directory for each model that recipes name, with its config.json and nothing else.
+_SHAPES = Path(__file__).resolve().parents[2] / "recipes" / "shapes"
+
+_KEY = "policy.model_name"
+_REQUIRED = (
+    "hidden_size",
+    "intermediate_size",
+    "max_position_embeddings",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "vocab_size",
+)
+_REQUIRED_OF_MIXTURES = ("moe_intermediate_size", "num_experts", "num_experts_per_tok")
+# The names that other models, or other versions of transformers, have for these sizes.
+_OTHER_NAMES = {
+    "hidden_size": ("n_embd", "d_model"),
+    "intermediate_size": ("n_inner", "ffn_dim"),
+    "max_position_embeddings": ("n_positions", "max_seq_len"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_experts": ("num_local_experts",),
+}
+# A model that leaves out the size of its feed-forward layers has this many times the hidden size.
+_USUAL_FFN_FACTOR = 4
+# The values that transformers takes where config.json has none.
+_USUAL_NORM_EPSILON = 1e-6
+_USUAL_ROPE_THETA = 10000.0
+# The one rope scaling that Megatron-core implements, that of Llama 3.1 (the factor is free).
+_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_UNSUPPORTED_FEATURES = ("attention_bias", "mlp_bias", "use_sliding_window")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """What config.json says of a causal language model."""
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int  # of one expert in a mixture
+    num_experts: int | None  # per layer; None: no mixture
+    num_experts_per_token: int  # 0: no mixture
+    normalises_chosen_experts: bool  # the weights of a token's chosen experts are scaled to sum to 1
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    has_tied_embeddings: bool
+    norm_epsilon: float
+    rope_theta: float
+    rope_scaling_factor: float | None  # of Llama 3.1's scaling; None with no scaling, or with another kind
+    num_stored_scalars: int | None  # counted in the weight files; None for a type whose sizes give them
+    placeholder_ids: tuple[int, ...] = ()  # tokens that are never sampled; none without a vision tower
+    has_value_head: bool = False  # a critic's one output is in the place of the output layer
+
+    @property
+    def has_vision_tower(self) -> bool:
+        """Whether the model reads images."""
+        return self.model_type in IMAGE_TEXT_MODEL_TYPES
+
+    @property
+    def has_qkv_bias(self) -> bool:
+        """Whether the projections to queries, keys and values have biases."""
+        return self.model_type == "qwen2"
+
+    @property
+    def has_qk_norm(self) -> bool:
+        """Whether queries and keys are normalised."""
+        return self.model_type in ("qwen3", "qwen3_moe")
+
+    def padded_vocab_size(self, tp: int) -> int:
+        """Return the rows of an embedding over ``tp`` ranks: the vocabulary, rounded up to a multiple."""
+        return -(-self.vocab_size // tp) * tp
+
+    @property
+    def _output_layer(self) -> int:
+        if self.has_value_head:
+            return self.hidden_size
+        return 0 if self.has_tied_embeddings else self.vocab_size * self.hidden_size
+
+    @property
+    def num_parameters(self) -> int:
+        """The number of scalars in the weights; tied embeddings count once."""
+        return self.parameters.total if self.num_stored_scalars is None else self.num_stored_scalars
+
+    @property
+    def parameters(self) -> ParameterCounts:
+        """The number of scalars in the weights by kind.
+
+        Where the weight files were counted, the kinds are estimates: a layer's feed-forward part gets its
+        share of what the other kinds, counted as in Llama, leave of the sum.
+        """
+        query, key_value = self.num_heads * self.head_size, 2 * self.num_kv_heads * self.head_size
+        biases = query + key_value if self.has_qkv_bias else 0
+        norms = 2 * self.head_size if self.has_qk_norm else 0
+        ffn = 3 * self.hidden_size * self.intermediate_size
+        embedding = self.vocab_size * self.hidden_size
+        num_experts = self.num_experts or 0
+        counts = ParameterCounts(
+            num_layers=self.num_layers,
+            input_embeddings=embedding,
+            output_layer=self._output_layer,
+            attention=self.hidden_size * (2 * query + key_value) + biases + norms,
+            dense_ffn=0 if num_experts else ffn,
+            expert=ffn if num_experts else 0,
+            num_experts=num_experts,
+            num_experts_per_token=self.num_experts_per_token,
+            router=num_experts * self.hidden_size,
+            layer_norms=2 * self.hidden_size,
+            final_norm=self.hidden_size,
+        )
+        if self.num_stored_scalars is None:
+            return counts
+        rest = self.num_stored_scalars - replace(counts, dense_ffn=0).total
+        return replace(counts, dense_ffn=max(0, rest // self.num_layers))
+
+
+def shipped_shape(model_name: str) -> Path | None:
+    """Return the shipped directory with the sizes of a model of this name; None when there is none.
+
+    It is for planning a run on a machine that does not have the model.
+    """
+    shape = _SHAPES / Path(model_name).name
+    return shape if (shape / "config.json").is_file() else None
+
+
+def model_of(group: PolicyConfig) -> ModelInfo:
+    """Return the sizes of the model of a group of training workers; where its directory is not here, the
+    shipped ones of its name. Raises ConfigError when there are none either."""
+    shape = None if Path(group.model_name).is_dir() else shipped_shape(group.model_name)
+    model = read_model_info(str(shape or group.model_name), group.backend)
+    return _as_critic(model) if isinstance(group, ValueConfig) else model
+
+
+def _as_critic(model: ModelInfo) -> ModelInfo:
+    """Return the sizes of a critic that is made of a language model."""
+    critic = replace(model, has_value_head=True, has_tied_embeddings=False)
+    if model.num_stored_scalars is None:
+        return critic
+    stored = model.num_stored_scalars - model.parameters.output_layer + critic.parameters.output_layer
+    return replace(critic, num_stored_scalars=stored)
+
+
+def read_model_info(model_name: str, backend: PolicyBackend) -> ModelInfo:
+    """Read a model's sizes from ``config.json`` in the directory ``model_name``.
+
+    Raises ConfigError when the file is missing or broken, or when it is for Megatron-core and describes a
+    model that is not supported there.
+    """
+    path = Path(model_name) / "config.json"
+    if not path.is_file():
+        raise _error(model_name, "has no config.json", "point it at a Hugging Face checkpoint directory")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise _error(model_name, f"has a config.json that is not valid JSON ({error})", "") from error
+    if not isinstance(content, dict):
+        raise _error(model_name, "has a config.json that is not a JSON object", "")
+    model_type = content.get("model_type")
+    if "vision_config" in content:
+        _check_vision_tower(model_name, str(model_type), backend)
+        content = _of_language_model(content)
+    content = _with_usual_names(content)
+    if backend is PolicyBackend.megatron and model_type not in SUPPORTED_MODEL_TYPES:
+        supported = ", ".join(SUPPORTED_MODEL_TYPES)
+        remedy = f"supported are {supported}; policy.backend=fsdp trains others too"
+        raise _error(model_name, f"is a model of type {model_type!r}", remedy)
+    required = _REQUIRED + (_REQUIRED_OF_MIXTURES if model_type == "qwen3_moe" else ())
+    bad = [name for name in required if not _is_size(content.get(name))]
+    if bad:
+        raise _error(model_name, f"has a config.json without a positive integer for {', '.join(bad)}", "")
+    for name in _UNSUPPORTED_FEATURES:
+        if backend is PolicyBackend.megatron and content.get(name):
+            raise _error(
+                model_name, f"has {name}=true, which is not supported", "use a checkpoint without it"
+            )
+    if backend is PolicyBackend.megatron and _has_layers_without_experts(content):
+        rule = "has layers without experts (mlp_only_layers or decoder_sparse_step), which is not supported"
+        raise _error(model_name, rule, "use a checkpoint with experts in every layer")
+    rope = _rope(content)
+    if backend is PolicyBackend.megatron and rope is None:
+        rule = f"has rope scaling {_rope_settings(content)}, which is not supported"
+        raise _error(model_name, rule, "use a checkpoint with none, or with that of Llama 3.1")
+    is_known = model_type in SUPPORTED_MODEL_TYPES
+    return _model_info(content, None if is_known else count_stored_scalars(Path(model_name)))
+
+
+def _check_vision_tower(model_name: str, model_type: str, backend: PolicyBackend) -> None:
+    """Raise ConfigError unless a model of this type, which has a vision tower, can be trained."""
+    rule = f"has a vision tower (it is of type {model_type!r})"
+    if model_type not in IMAGE_TEXT_MODEL_TYPES:
+        supported = f"use one of type {' or '.join(IMAGE_TEXT_MODEL_TYPES)}, or a model of text alone"
+        raise _error(model_name, f"{rule} that is not supported", supported)
+    if backend is PolicyBackend.megatron:
+        rule += ", which policy.backend=megatron does not train"
+        raise _error(model_name, rule, "set policy.backend=fsdp")
+
+
+def _of_language_model(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``content`` of an image-text model with the sizes of its language model in their usual places.
+
+    Checkpoints of earlier versions of transformers have them there already.
+    """
+    of_text = dict(content.get("text_config") or {})
+    of_text.pop("model_type", None)
+    return {**of_text, **content}
+
+
+def _has_layers_without_experts(content: Mapping[str, Any]) -> bool:
+    return bool(content.get("mlp_only_layers")) or content.get("decoder_sparse_step", 1) != 1
+
+
+def count_stored_scalars(path: Path) -> int:
+    """Count the scalars in a directory's safetensors files, from their headers alone."""
+    return sum(math.prod(shape) for shape in stored_shapes(path).values())
+
+
+def stored_shapes(path: Path) -> dict[str, list[int]]:
+    """Return the shapes of the tensors in a directory's safetensors files by name, from their headers alone.
+
+    A file whose header is not valid JSON has none.
+    """
+    shapes: dict[str, list[int]] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        with file.open("rb") as stream:
+            size = int.from_bytes(stream.read(8), "little")
+            try:
+                header = json.loads(stream.read(size))
+            except ValueError:
+                continue
+        header.pop("__metadata__", None)
+        shapes |= {name: tensor["shape"] for name, tensor in header.items()}
+    return shapes
+
+
+def _with_usual_names(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``content`` with the sizes under the names that Llama, Qwen and most others have for them."""
+    named = dict(content)
+    for name, others in _OTHER_NAMES.items():
+        values = [content[key] for key in (name, *others) if content.get(key) is not None]
+        if values:
+            named[name] = values[0]
+    if named.get("intermediate_size") is None and _is_size(named.get("hidden_size")):
+        named["intermediate_size"] = _USUAL_FFN_FACTOR * named["hidden_size"]
+    return named
+
+
+def _rope_settings(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the rope settings under transformers 5's key, or under that of earlier versions."""
+    return content.get("rope_parameters") or content.get("rope_scaling") or {}
+
+
+def _rope(content: Mapping[str, Any]) -> tuple[float, float | None] | None:
+    """Return theta and the factor of Llama 3.1's scaling, or (theta, None) for a model without scaling.
+
+    Returns None for another kind of scaling.
+    """
+    settings = _rope_settings(content)
+    theta = float(settings.get("rope_theta", content.get("rope_theta", _USUAL_ROPE_THETA)))
+    kind = settings.get("rope_type", settings.get("type", "default"))
+    if kind == "default":
+        return theta, None
+    if kind != "llama3" or any(settings.get(key) != value for key, value in _LLAMA3_ROPE.items()):
+        return None
+    return theta, float(settings["factor"])
+
+
+def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> ModelInfo:
+    theta, scaling_factor = _rope(content) or (_USUAL_ROPE_THETA, None)
+    num_heads = content["num_attention_heads"]
+    is_mixture = content["model_type"] == "qwen3_moe"
+    return ModelInfo(
+        model_type=content["model_type"],
+        hidden_size=content["hidden_size"],
+        intermediate_size=content["moe_intermediate_size" if is_mixture else "intermediate_size"],
+        num_experts=content["num_experts"] if is_mixture else None,
+        num_experts_per_token=content["num_experts_per_tok"] if is_mixture else 0,
+        normalises_chosen_experts=bool(content.get("norm_topk_prob", False)),
+        num_layers=content["num_hidden_layers"],
+        num_heads=num_heads,
+        num_kv_heads=content.get("num_key_value_heads") or num_heads,
+        head_size=content.get("head_dim") or content["hidden_size"] // num_heads,
+        vocab_size=content["vocab_size"],
+        max_position_embeddings=content["max_position_embeddings"],
+        has_tied_embeddings=bool(content.get("tie_word_embeddings", False)),
+        norm_epsilon=content.get("rms_norm_eps", _USUAL_NORM_EPSILON),
+        rope_theta=theta,
+        rope_scaling_factor=scaling_factor,
+        num_stored_scalars=num_stored_scalars,
+        placeholder_ids=placeholder_ids(content) if content["model_type"] in IMAGE_TEXT_MODEL_TYPES else (),
+    )
+
+
+def placeholder_ids(content: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the ids of the tokens that stand for images and videos, of what config.json has."""
+    return tuple(content[name] for name in _PLACEHOLDERS if content.get(name) is not None)
+
+
+def has_vision_tower(model_name: str) -> bool:
+    """Return whether the checkpoint in the directory ``model_name`` reads images; False where it has no
+    config.json that can be read."""
+    try:
+        content = json.loads((Path(model_name) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("model_type") in IMAGE_TEXT_MODEL_TYPES
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _error(model_name: str, rule: str, remedy: str) -> ConfigError:
+    return ConfigError([Problem(key=f"{_KEY}={model_name}", rule=rule, remedy=remedy)])
+
+
+# transformers' name for the output layer of a model that scores whole sequences with one number.
+VALUE_HEAD = "score.weight"

@@ -1,0 +1,417 @@
+"""Which process holds how many bytes of which GPU in which stage of a run, and whether they fit.
+
+``--dry-run`` prints it; the rules and the start of a run check it against the size of the GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemo_like.cluster.options import Placement
+from nemo_like.config.problems import Problem
+from nemo_like.configuration import Config
+from nemo_like.environments.kind_options import RewardModelOptions, options_of
+from nemo_like.environments.options import EnvConfig
+from nemo_like.generation.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage
+from nemo_like.generation.speculation import draft_bytes
+from nemo_like.models.model_arithmetic import kv_bytes_per_token, value_bytes
+from nemo_like.models.model_info import ModelInfo, count_stored_scalars
+from nemo_like.plan.derived import shares_gpus
+from nemo_like.plan.places import Place, placement, reward_models
+from nemo_like.plan.policy_memory import PolicyMemory, layer_bytes, policy_memory
+from nemo_like.plan.roles import Role, worker_groups
+from nemo_like.plan.run_models import RunModels
+from nemo_like.policy.layout import is_one_engine
+from nemo_like.policy.options import Device, PolicyConfig
+
+GIB = 2**30
+# Of each process: CUDA's context and kernels, NCCL's buffers, what PyTorch's allocator cannot use. It is an
+# assumption.
+CONTEXT_BYTES = GIB
+# Of an engine with CUDA graphs, which wait in host memory while it sleeps. It is an assumption.
+GRAPH_BYTES = GIB
+
+Gpu = tuple[int, int]  # node, index of the GPU on it
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What one process holds on a GPU."""
+
+    actor: str
+    role: Role
+    what: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTimetable:
+    """The holdings on every GPU of a run, by stage; empty on the CPU."""
+
+    holdings: Mapping[Gpu, Mapping[GpuStage, tuple[Holding, ...]]]
+
+    def bytes_in(self, gpu: Gpu, stage: GpuStage) -> int:
+        return sum(holding.num_bytes for holding in self.holdings[gpu][stage])
+
+    def peak(self, gpu: Gpu) -> GpuStage:
+        """Return the stage in which the GPU is fullest."""
+        return max(self.holdings[gpu], key=lambda stage: self.bytes_in(gpu, stage))
+
+    def actors(self, gpu: Gpu) -> list[str]:
+        """Return the processes that share the GPU in any stage."""
+        stages = self.holdings[gpu].values()
+        return list(dict.fromkeys(holding.actor for held in stages for holding in held))
+
+    def fullest(self) -> Gpu | None:
+        """Return the GPU that is fullest in any stage; None without GPUs."""
+        return max(self.holdings, key=lambda gpu: self.bytes_in(gpu, self.peak(gpu)), default=None)
+
+
+def memory_timetable(cfg: Config, models: RunModels, size: int | None) -> MemoryTimetable:
+    """Plan the memory of all GPUs, each of ``size`` bytes, for a run that holds ``models``.
+
+    Without that size an engine counts with its weights alone, since its KV cache takes a share of the GPU. A
+    reward model counts with its weights alone, and with none while its checkpoint is not here.
+    """
+    if cfg.policy.device is Device.cpu:
+        return MemoryTimetable({})
+    places = placement(cfg)
+    parts_of = {place.actor: _parts_of(cfg, models, place, size) for place in places}
+    gpus = sorted({(place.node, gpu) for place in places for gpu in place.gpus})
+    return MemoryTimetable(
+        {
+            gpu: {
+                stage: tuple(
+                    holding
+                    for place in places
+                    if place.node == gpu[0] and gpu[1] in place.gpus
+                    for holding in _holdings(place, parts_of[place.actor](stage))
+                )
+                for stage in gpu_stages(cfg)
+            }
+            for gpu in gpus
+        }
+    )
+
+
+def gpu_bytes(cfg: Config) -> int | None:
+    """Return the configured size of each GPU; None where the configuration does not say."""
+    return None if cfg.cluster.gpu_memory_gib is None else int(cfg.cluster.gpu_memory_gib * GIB)
+
+
+def format_timetable(timetable: MemoryTimetable) -> list[str]:
+    """Return lines for a terminal: the processes and the peak of every GPU; then all stages of a few.
+
+    Those few are the fullest GPU of each kind, by the kinds of processes that share it.
+    """
+    if not timetable.holdings:
+        return []
+    lines = ["", "GPUs"]
+    fullest: dict[tuple[str, ...], Gpu] = {}
+    for gpu in timetable.holdings:
+        actors, peak = timetable.actors(gpu), timetable.peak(gpu)
+        size = f"at most {timetable.bytes_in(gpu, peak) / GIB:.1f} GiB, in {peak.value}"
+        lines.append(f"  node {gpu[0]} GPU {gpu[1]:<4}{', '.join(actors):<34}  {size}")
+        kind = tuple(actor.partition("-")[0] for actor in actors)
+        best = fullest.setdefault(kind, gpu)
+        if timetable.bytes_in(gpu, peak) > timetable.bytes_in(best, timetable.peak(best)):
+            fullest[kind] = gpu
+    for gpu in fullest.values():
+        lines += _table(timetable, gpu)
+    return lines
+
+
+def _table(timetable: MemoryTimetable, gpu: Gpu) -> list[str]:
+    """Return a table of one GPU: a row for each holding, a column for each stage."""
+    stages = timetable.holdings[gpu]
+    title = f"GiB on node {gpu[0]} GPU {gpu[1]}"
+    lines = ["", f"{title:<42}" + "".join(f"{_TITLES[stage]:>9}" for stage in stages)]
+    for key in dict.fromkeys((one.actor, one.what) for held in stages.values() for one in held):
+        sizes = [
+            sum(one.num_bytes for one in held if (one.actor, one.what) == key) for held in stages.values()
+        ]
+        row = "".join(f"{size / GIB:>9.1f}" if size else f"{'-':>9}" for size in sizes)
+        lines.append(f"  {' '.join(key):<40}{row}")
+    totals = "".join(f"{timetable.bytes_in(gpu, stage) / GIB:>9.1f}" for stage in stages)
+    return [*lines, f"  {'in all':<40}{totals}"]
+
+
+_TITLES = {
+    GpuStage.engine_start: "engines",
+    GpuStage.policy_start: "policy",
+    GpuStage.weight_sync: "sync",
+    GpuStage.generation: "generate",
+    GpuStage.logprobs: "logprobs",
+    GpuStage.teacher_logprobs: "teacher",
+    GpuStage.values: "values",
+    GpuStage.value_training: "critic",
+    GpuStage.policy_training: "train",
+}
+
+
+def memory_problems(cfg: Config, models: RunModels, size: int) -> Iterator[Problem]:
+    """Yield the problem of the fullest GPU when it is too small, and that of engines without room to cache.
+
+    ``size`` is that of each GPU in bytes.
+    """
+    timetable = memory_timetable(cfg, models, size)
+    gpu = timetable.fullest()
+    if gpu is None:
+        return
+    key = f"cluster.gpu_memory_gib={size / GIB:.4g}"
+    stage = timetable.peak(gpu)
+    needed = timetable.bytes_in(gpu, stage)
+    if needed > size:
+        held = sorted(timetable.holdings[gpu][stage], key=lambda holding: -holding.num_bytes)
+        parts = ", ".join(f"{one.actor} {one.what} {one.num_bytes / GIB:.1f}" for one in held)
+        yield Problem(
+            key=key,
+            rule=(
+                f"is too little: GPU {gpu[1]} of node {gpu[0]} needs {needed / GIB:.1f} of "
+                f"{size / GIB:.1f} GiB in stage {stage.value}: {parts}"
+            ),
+            remedy="try " + " or ".join(dict.fromkeys(_remedies(cfg, stage, held))),
+        )
+    for engine, smallest, remedy in _engines(cfg, models):
+        share = cfg.generation.vllm_cfg.gpu_memory_utilization
+        if share * size < smallest:
+            yield Problem(
+                key=f"generation.vllm_cfg.gpu_memory_utilization={share:g}",
+                rule=(
+                    f"gives {engine} {share * size / GIB:.1f} GiB of each GPU, but its weights and the KV "
+                    f"cache of one sample need {smallest / GIB:.1f} GiB"
+                ),
+                remedy=remedy,
+            )
+
+
+def _engines(cfg: Config, models: RunModels) -> Iterator[tuple[str, int, str]]:
+    """Yield each kind of engine, the bytes that it needs to hold one sample, and what gives it more."""
+    if any(place.role is Role.engine for place in placement(cfg)):
+        model = models[Role.policy_worker]
+        weights = engine_weights(cfg, model) + engine_draft(cfg)
+        smallest = weights + _one_sample(cfg, model) + _batched_tokens(cfg, model)
+        yield "an engine", smallest, "raise it, or raise generation.vllm_cfg.tensor_parallel_size"
+    if cfg.teacher is not None and is_one_engine(cfg.teacher):
+        model, num_bytes = models[Role.teacher_worker], value_bytes(cfg.teacher.precision)
+        of_sample = cfg.policy.max_total_sequence_length * kv_bytes_per_token(model, num_bytes)
+        smallest = model.num_parameters * num_bytes + of_sample
+        yield "the teacher's engine", smallest, "raise it, or set teacher.scored_by=workers"
+
+
+def _holdings(place: Place, parts: Mapping[str, int]) -> Iterator[Holding]:
+    return (Holding(place.actor, place.role, what, size) for what, size in parts.items() if size)
+
+
+def _parts_of(
+    cfg: Config, models: RunModels, place: Place, size: int | None
+) -> Callable[[GpuStage], dict[str, int]]:
+    """Return the function that gives the bytes of each part which a process holds in a stage."""
+    policy = models[Role.policy_worker]
+    if place.role is Role.engine:
+        return lambda stage: _of_engine(cfg, policy, stage, size)
+    if place.role is Role.reward_model:
+        of_reward_model = _of_reward_model(reward_models(cfg)[place.actor])
+        return lambda stage: of_reward_model
+    group, model = worker_groups(cfg)[place.role], models[place.role]
+    if is_one_engine(group):
+        of_engine = _of_teaching_engine(cfg, group, model, size)
+        return lambda stage: of_engine
+    memory = policy_memory(group, model, place.rank)
+
+    def of_worker(stage: GpuStage) -> dict[str, int]:
+        further = _for_engines(cfg, policy, stage) if place.role is Role.policy_worker else {}
+        return _of_worker(group, memory, stage, _STAGES[place.role], further)
+
+    return of_worker
+
+
+def _of_reward_model(env: EnvConfig) -> dict[str, int]:
+    """Return what an environment holds for its reward model, whatever the stage."""
+    options: RewardModelOptions = options_of(env)
+    num_scalars = count_stored_scalars(Path(options.model_name))
+    return {"weights": num_scalars * value_bytes(options.precision), "context": CONTEXT_BYTES}
+
+
+def _of_teaching_engine(
+    cfg: Config, teacher: PolicyConfig, model: ModelInfo, size: int | None
+) -> dict[str, int]:
+    """Return what an engine that scores for a teacher holds, whatever the stage."""
+    weights = model.num_parameters * value_bytes(teacher.precision)
+    if size is None:
+        return {"weights": weights, "context": CONTEXT_BYTES}
+    share = int(cfg.generation.vllm_cfg.gpu_memory_utilization * size)
+    return {"weights": weights, "KV cache and work space": max(0, share - weights)}
+
+
+def _of_engine(cfg: Config, model: ModelInfo, stage: GpuStage, size: int | None) -> dict[str, int]:
+    holds = ENGINE_HOLDS[stage] if shares_gpus(cfg) else EngineHolds.everything
+    weights, draft = engine_weights(cfg, model), engine_draft(cfg)
+    # Beside the buckets, vLLM's loader keeps the tensors of a layer until the layer is complete.
+    received = _bucket_bytes(cfg) + max(
+        model.parameters.layer * value_bytes(cfg.policy.precision), _largest_tensor(cfg, model)
+    )
+    buckets = received if stage is GpuStage.weight_sync else 0
+    asleep = {"context": CONTEXT_BYTES, "token counts": _token_counts(cfg, model)}
+    if holds is EngineHolds.nothing:
+        return asleep
+    if holds is EngineHolds.weights:
+        graphs = 0 if cfg.generation.vllm_cfg.enforce_eager else GRAPH_BYTES
+        return {"weights": weights, "draft": draft, **asleep, "graphs": graphs, "buckets": buckets}
+    if size is None:
+        return {"weights": weights, "draft": draft, "context": CONTEXT_BYTES, "buckets": buckets}
+    rest = int(cfg.generation.vllm_cfg.gpu_memory_utilization * size) - weights - draft
+    return {"weights": weights, "draft": draft, "KV cache and work space": max(0, rest), "buckets": buckets}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GroupStages:
+    """The stages in which a group of training workers computes."""
+
+    scoring: GpuStage
+    training: GpuStage | None  # None: it never trains
+    further: tuple[GpuStage, ...] = (GpuStage.policy_start,)
+
+    @property
+    def all(self) -> tuple[GpuStage | None, ...]:
+        return (self.scoring, self.training, *self.further)
+
+
+_STAGES = {
+    Role.policy_worker: _GroupStages(
+        scoring=GpuStage.logprobs,
+        training=GpuStage.policy_training,
+        further=(GpuStage.policy_start, GpuStage.weight_sync),
+    ),
+    Role.value_worker: _GroupStages(scoring=GpuStage.values, training=GpuStage.value_training),
+    Role.teacher_worker: _GroupStages(scoring=GpuStage.teacher_logprobs, training=None),
+}
+
+
+def _of_worker(
+    group: PolicyConfig,
+    memory: PolicyMemory,
+    stage: GpuStage,
+    own: _GroupStages,
+    further: Mapping[str, int],
+) -> dict[str, int]:
+    """Return what a training worker holds, and ``further`` parts. ``offload_*`` has parts leave while nothing
+    uses them."""
+    if stage is GpuStage.engine_start:
+        return {}
+    has_weights = stage in own.all or not group.offload_parameters_between_phases
+    has_optimizer = stage is own.training or not group.offload_optimizer_for_logprob
+    # What is to leave is made on the GPU too.
+    is_made = stage is GpuStage.policy_start and not has_optimizer
+    activations: dict[GpuStage | None, int] = {
+        own.scoring: memory.logprob_activations,
+        own.training: memory.training_activations,
+    }
+    return {
+        "weights": memory.weights * has_weights,
+        "start": memory.starting * is_made,
+        "gradients": memory.gradients * has_optimizer,
+        "optimizer": memory.optimizer * has_optimizer,
+        **further,
+        "activations": activations.get(stage, 0),
+        "context": CONTEXT_BYTES,
+    }
+
+
+def _for_engines(cfg: Config, model: ModelInfo, stage: GpuStage) -> dict[str, int]:
+    """Return what a policy worker holds besides, for the weights that it sends."""
+    is_sync = stage is GpuStage.weight_sync
+    return {
+        "buckets": _bucket_bytes(cfg),  # kept between transfers
+        "tensor to send": _largest_tensor(cfg, model) * is_sync,  # its parts are joined one tensor at a time
+    }
+
+
+def _token_counts(cfg: Config, model: ModelInfo) -> int:
+    """Return what an engine never gives up: vLLM counts for each sample how often it has each token, in four
+    bytes, and notes in a bit whether the prompt has it (``vllm/v1/worker/gpu/sample/penalties.py``)."""
+    words = model.vocab_size + -(-model.vocab_size // 32)
+    return 4 * cfg.generation.vllm_cfg.max_num_seqs * words
+
+
+def engine_weights(cfg: Config, model: ModelInfo) -> int:
+    """Return the weights on each GPU of an engine; 8 bits are those of the layers, not of the embeddings."""
+    size = value_bytes(cfg.policy.precision)
+    num_bytes = model.num_parameters * size
+    if cfg.generation.vllm_cfg.quantization is not None:
+        num_bytes -= (model.num_parameters - model.parameters.embeddings) * (size - 1)
+    return num_bytes // cfg.generation.vllm_cfg.tensor_parallel_size
+
+
+def engine_draft(cfg: Config) -> int:
+    """Return the weights of a draft on each GPU of an engine, where its checkpoint is on this machine."""
+    return draft_bytes(cfg.generation) // cfg.generation.vllm_cfg.tensor_parallel_size
+
+
+def _one_sample(cfg: Config, model: ModelInfo) -> int:
+    """Return the KV cache of the longest sample on each GPU of an engine; at least one KV head is on each."""
+    parts = min(cfg.generation.vllm_cfg.tensor_parallel_size, model.num_kv_heads)
+    cache = str(cfg.generation.vllm_kwargs.get("kv_cache_dtype", "auto"))
+    num_bytes = 1 if cache.startswith("fp8") else value_bytes(cfg.policy.precision)
+    return cfg.policy.max_total_sequence_length * kv_bytes_per_token(model, num_bytes) // parts
+
+
+def _batched_tokens(cfg: Config, model: ModelInfo) -> int:
+    """Return what a layer takes of each GPU for as many tokens as an engine computes at once, where that is
+    said."""
+    return layer_bytes(
+        model,
+        int(cfg.generation.vllm_kwargs.get("max_num_batched_tokens", 0)),
+        value_bytes=value_bytes(cfg.policy.precision),
+        tp=cfg.generation.vllm_cfg.tensor_parallel_size,
+    )
+
+
+def _bucket_bytes(cfg: Config) -> int:
+    """Return the bytes of the two buckets of a transfer that exist at once."""
+    return 2 * cfg.generation.weight_bucket_mib * 2**20
+
+
+def _largest_tensor(cfg: Config, model: ModelInfo) -> int:
+    return model.parameters.input_embeddings * value_bytes(cfg.policy.precision)
+
+
+def _remedies(cfg: Config, stage: GpuStage, held: Sequence[Holding]) -> Iterator[str]:
+    """Yield what may help, for the largest holdings first."""
+    groups = {Role.policy_worker: cfg.policy, **worker_groups(cfg)}
+    for one in held:
+        if one.role is Role.reward_model:
+            yield "a smaller reward model, or one in bfloat16 (options.precision)"
+            continue
+        # Engines hold the policy's model.
+        role = Role.policy_worker if one.role is Role.engine else one.role
+        what, name, group, own = one.what, role.group, groups[role], _STAGES[role]
+        is_idle = stage is GpuStage.generation and shares_gpus(cfg)
+        if cfg.value is not None and cfg.cluster.placement is Placement.colocated:
+            is_idle = is_idle or stage not in own.all
+        if what == "activations":
+            yield "activation_checkpointing=true or micro-batches of fewer tokens"
+        elif what in ("gradients", "optimizer") and stage is not own.training:
+            yield f"{name}.offload_optimizer_for_logprob=true"
+        elif what == "optimizer" and not group.megatron_cfg.use_distributed_optimizer:
+            yield f"{name}.megatron_cfg.use_distributed_optimizer=true"
+        elif what == "weights" and is_idle:
+            yield f"{name}.offload_parameters_between_phases=true"
+        elif what in ("gradients", "weights", "start"):
+            yield "a larger tensor- or pipeline-parallel size"
+        elif what.startswith("KV"):
+            yield "a lower generation.vllm_cfg.gpu_memory_utilization"
+
+
+_OF_CRITIC = (GpuStage.values, GpuStage.value_training)
+
+
+_OF_TEACHER = (GpuStage.teacher_logprobs,)
+
+
+def gpu_stages(cfg: Config) -> tuple[GpuStage, ...]:
+    """Return the stages of a run, in order; those of a critic or a teacher only where there is one."""
+    missing = (*(_OF_CRITIC if cfg.value is None else ()), *(_OF_TEACHER if cfg.teacher is None else ()))
+    return tuple(stage for stage in GpuStage if stage not in missing)

@@ -1,0 +1,312 @@
+"""Where what uses GPUs goes, training workers, engines and reward models: to which node, and to which of its
+GPUs, by index. On CPUs, workers and engines have a node alone.
+
+The rules, ``--dry-run`` and the start-up code all read the same ``placement``. Nodes and GPUs have indexes
+here; which machines and devices they are is known when Ray has reserved them.
+
+Training workers that exchange something in every layer share a node: a tensor- and context-parallel group
+must, and the ranks that hold one set of experts do where a node has enough GPUs. So do all GPUs of an engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from nemo_like.cluster.options import Placement
+from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.configuration import Config
+from nemo_like.environments.options import EnvConfig, needs_gpu
+from nemo_like.generation.options import WeightTransport
+from nemo_like.plan.derived import shares_gpus, weight_transport
+from nemo_like.plan.roles import Role, RoleNeeds, actor_name, roles, worker_groups
+from nemo_like.policy.layout import stage_size
+from nemo_like.policy.options import Device, PolicyBackend, PolicyConfig
+from nemo_like.rollout.tasks import used_environments
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one process computes."""
+
+    actor: str
+    role: Role
+    node: int
+    gpus: tuple[int, ...]  # in the process's own order; none on the CPU
+
+    @property
+    def rank(self) -> int:
+        """The process's number among those of its role."""
+        return int(self.actor.rpartition("-")[2]) if "-" in self.actor else 0
+
+
+def placement(cfg: Config) -> list[Place]:
+    """Return the place of every training worker, engine and, on GPUs, reward model: each group of workers by
+    rank, then engines, then reward models.
+
+    Raises ConfigError when the GPUs of ``cluster.num_nodes`` nodes do not suffice.
+    """
+    return _on_gpus(cfg) if cfg.policy.device is Device.cuda else _on_cpus(cfg)
+
+
+def gpus_by_node(places: Iterable[Place]) -> dict[int, int]:
+    """Return how many GPUs the processes use on each node that has any of the processes."""
+    used: dict[int, set[int]] = {}
+    for place in places:
+        used.setdefault(place.node, set()).update(place.gpus)
+    return {node: len(used[node]) for node in sorted(used)}
+
+
+def weight_replicas(cfg: Config, places: Sequence[Place]) -> tuple[int, ...]:
+    """Return the data-parallel replicas that send their weights to engines: in general the first one.
+
+    Engines that map the trainer's memory need a sender on their own node, so there each node with engines has
+    a replica that sends, one whose senders are all on it. Raises ConfigError when a node has none.
+    """
+    transport, workers = weight_transport(cfg), roles(cfg)[Role.policy_worker]
+    if transport not in (WeightTransport.shared_memory, WeightTransport.cuda_ipc) or not workers.count:
+        return (0,)
+    node_of = {place.actor: place.node for place in places}
+    num_stages, group = _num_stages(cfg.policy), _tensor_group(cfg.policy)
+    whole: dict[int, int] = {}  # node: the first replica that is on it
+    for replica in range(cfg.policy.data_parallel_size):
+        senders = (stage * workers.count // num_stages + replica * group for stage in range(num_stages))
+        nodes = {node_of[actor_name(Role.policy_worker, workers, rank)] for rank in senders}
+        if len(nodes) == 1:
+            whole.setdefault(nodes.pop(), replica)
+    with_engines = {place.node for place in places if place.role is Role.engine}
+    if without := sorted(with_engines - whole.keys()):
+        raise _refused(
+            f"generation.weight_transport={transport.value}",
+            "needs a whole replica of the policy on each node with engines, which map memory of their own "
+            f"node; node {without[0]} has none (cluster.placement={cfg.cluster.placement.value})",
+            "use cluster.placement=separate with weight_transport=auto, or fewer pipeline stages",
+        )
+    return tuple(sorted(whole[node] for node in with_engines)) or (0,)
+
+
+def _on_cpus(cfg: Config) -> list[Place]:
+    """Spread the groups of workers over the nodes, and likewise the engines."""
+    needs, num_nodes = roles(cfg), cfg.cluster.num_nodes
+    engines = needs[Role.engine]
+    places: list[Place] = []
+    nodes: list[int] = []  # of the policy's tensor groups
+    for role, group in worker_groups(cfg).items():
+        workers, size = needs[role], _tensor_group(group)
+        num_groups = workers.count // size
+        nodes_of_role = [_share_of(number, num_groups, num_nodes) for number in range(num_groups)]
+        places += [
+            Place(actor_name(role, workers, rank), role, nodes_of_role[rank // size], ())
+            for rank in range(workers.count)
+        ]
+        nodes = nodes or nodes_of_role
+    by_groups = cfg.cluster.placement is Placement.colocated and bool(nodes)
+    for index in range(engines.count):
+        node = nodes[index % len(nodes)] if by_groups else _share_of(index, engines.count, num_nodes)
+        places.append(Place(actor_name(Role.engine, engines, index), Role.engine, node, ()))
+    return places
+
+
+def _share_of(index: int, count: int, num_nodes: int) -> int:
+    """Return the node of item ``index`` of ``count``, in runs of equal length."""
+    return index * num_nodes // count
+
+
+def _on_gpus(cfg: Config) -> list[Place]:
+    needs, engines = roles(cfg), roles(cfg)[Role.engine]
+    room = _Room(cfg.cluster.gpus_per_node)
+    places: list[Place] = []
+    for role in worker_groups(cfg):
+        if role is Role.policy_worker or cfg.cluster.placement is not Placement.colocated:
+            places += _on_own_gpus(cfg, role, room)
+        else:
+            places += _on_policy_gpus(cfg, role, places)
+    tp = cfg.generation.vllm_cfg.tensor_parallel_size
+    _check_fits(cfg, f"generation.vllm_cfg.tensor_parallel_size={tp}", tp if engines.count else 0)
+    if shares_gpus(cfg):
+        places += _on_workers_gpus(cfg, places[: needs[Role.policy_worker].count], engines)
+    else:
+        for index in range(engines.count):
+            node, gpus = room.take(tp)
+            places.append(Place(actor_name(Role.engine, engines, index), Role.engine, node, gpus))
+    places += [Place(name, Role.reward_model, *room.take(1)) for name in reward_models(cfg)]
+    _check_nodes(cfg, room.num_nodes)
+    return places
+
+
+def reward_models(cfg: Config) -> dict[str, EnvConfig]:
+    """Return the environment of each actor that has a GPU for its reward model, by the actor's name; a replay
+    has none."""
+    needs = roles(cfg).get(Role.reward_model)
+    if needs is None:
+        return {}
+    return {
+        actor_name(Role.reward_model, needs, f"{name}-{index}"): env
+        for name, env in used_environments(cfg).items()
+        if needs_gpu(env)
+        for index in range(env.num_actors)
+    }
+
+
+def _on_own_gpus(cfg: Config, role: Role, room: _Room) -> list[Place]:
+    """Give each worker of a group a GPU of its own."""
+    workers, group = roles(cfg)[role], worker_groups(cfg)[role]
+    size = _node_group(cfg, role)
+    by_rank: dict[int, Place] = {}
+    for first in _first_ranks(cfg, group, workers.count, size):
+        node, gpus = room.take(size)
+        for rank, gpu in enumerate(gpus, start=first):
+            by_rank[rank] = Place(actor_name(role, workers, rank), role, node, (gpu,))
+    return [by_rank[rank] for rank in range(workers.count)]
+
+
+def _on_policy_gpus(cfg: Config, role: Role, policy: Sequence[Place]) -> list[Place]:
+    """Give each worker of a group the GPU of the policy worker with its rank."""
+    workers, size = roles(cfg)[role], _tensor_group(worker_groups(cfg)[role])
+    if workers.count > len(policy):
+        raise _refused(
+            f"{role.group}.data_parallel_size={worker_groups(cfg)[role].data_parallel_size}",
+            f"makes {workers.count} {role.value}s, but with cluster.placement=colocated they share the GPUs "
+            f"of {len(policy)} policy workers",
+            "use a layout of at most as many, or cluster.placement=separate",
+        )
+    nodes = [place.node for place in policy]
+    if any(len(set(nodes[first : first + size])) > 1 for first in range(0, workers.count, size)):
+        raise _refused(
+            _tensor_key(role.group, worker_groups(cfg)[role]),
+            "puts workers that exchange something in every layer on several nodes, since with "
+            "cluster.placement=colocated each has the GPU of the policy worker of its rank",
+            "use the policy's tensor- and context-parallel sizes, or cluster.placement=separate",
+        )
+    return [
+        Place(actor_name(role, workers, rank), role, policy[rank].node, policy[rank].gpus)
+        for rank in range(workers.count)
+    ]
+
+
+def _first_ranks(cfg: Config, group: PolicyConfig, num_workers: int, size: int) -> list[int]:
+    """Return the first rank of each run of ``size`` workers, in the order in which these get GPUs.
+
+    Under engines the pipeline stages of a replica are neighbours, so that one node has them all.
+    """
+    firsts = list(range(0, num_workers, size))
+    if shares_gpus(cfg):
+        per_stage = num_workers // _num_stages(group)
+        firsts.sort(key=lambda first: (first % per_stage, first))
+    return firsts
+
+
+class _Room:
+    """Nodes of equal size, on which GPUs are taken in order; there are always enough nodes."""
+
+    def __init__(self, gpus_per_node: int) -> None:
+        self._size = gpus_per_node
+        self._taken: list[int] = []
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self._taken)
+
+    def take(self, count: int) -> tuple[int, tuple[int, ...]]:
+        """Take the next ``count`` GPUs of the first node with as many left; return the node and the GPUs."""
+        if not any(self._size - taken >= count for taken in self._taken):
+            self._taken.append(0)
+        node = next(node for node, taken in enumerate(self._taken) if self._size - taken >= count)
+        first = self._taken[node]
+        self._taken[node] += count
+        return node, tuple(range(first, first + count))
+
+
+def _on_workers_gpus(cfg: Config, workers: Sequence[Place], engines: RoleNeeds) -> list[Place]:
+    """Spread the engines over the workers' GPUs; several share one where there are more engines than GPUs."""
+    tp = cfg.generation.vllm_cfg.tensor_parallel_size
+    used = gpus_by_node(workers)
+    slots = [
+        (node, tuple(range(first, first + tp)))
+        for node, count in used.items()
+        for first in range(0, count - tp + 1, tp)
+    ]
+    if not slots:
+        most = max(used.values())
+        raise _refused(
+            f"generation.vllm_cfg.tensor_parallel_size={tp}",
+            f"must be at most {most} with cluster.placement=colocated: the policy workers have no more GPUs "
+            "on one node",
+            f"try {most}",
+        )
+    chosen = [
+        slots[index * len(slots) // engines.count if engines.count < len(slots) else index % len(slots)]
+        for index in range(engines.count)
+    ]
+    return [
+        Place(actor_name(Role.engine, engines, index), Role.engine, node, gpus)
+        for index, (node, gpus) in enumerate(chosen)
+    ]
+
+
+def _node_group(cfg: Config, role: Role) -> int:
+    """Return how many consecutive workers of a group share a node."""
+    group = worker_groups(cfg)[role]
+    size = _tensor_group(group)
+    _check_fits(cfg, _tensor_key(role.group, group), size)
+    if group.backend is PolicyBackend.fsdp:
+        return size
+    with_experts = math.lcm(size, group.megatron_cfg.expert_model_parallel_size)
+    fits = with_experts <= cfg.cluster.gpus_per_node and stage_size(group) % with_experts == 0
+    return with_experts if fits else size
+
+
+def _tensor_group(policy: PolicyConfig) -> int:
+    """Return how many consecutive workers of a group wait for each other in every layer."""
+    if policy.backend is PolicyBackend.fsdp:
+        return policy.fsdp_cfg.tensor_parallel_size
+    megatron = policy.megatron_cfg
+    return megatron.tensor_model_parallel_size * megatron.context_parallel_size
+
+
+def _num_stages(policy: PolicyConfig) -> int:
+    return 1 if policy.backend is PolicyBackend.fsdp else policy.megatron_cfg.pipeline_model_parallel_size
+
+
+def _tensor_key(name: str, group: PolicyConfig) -> str:
+    if group.backend is PolicyBackend.fsdp:
+        return f"{name}.fsdp_cfg.tensor_parallel_size={group.fsdp_cfg.tensor_parallel_size}"
+    megatron = group.megatron_cfg
+    contexts = megatron.context_parallel_size
+    by = f" x context_parallel_size={contexts}" if contexts > 1 else ""
+    return f"{name}.megatron_cfg.tensor_model_parallel_size={megatron.tensor_model_parallel_size}{by}"
+
+
+def _check_fits(cfg: Config, key: str, size: int) -> None:
+    most = cfg.cluster.gpus_per_node
+    if size > most:
+        rule = f"must be at most cluster.gpus_per_node={most}, since its {size} GPUs share a node"
+        raise _refused(
+            key, rule, "divide it over fewer GPUs, or set cluster.gpus_per_node to what a node has"
+        )
+
+
+def _check_nodes(cfg: Config, needed: int) -> None:
+    cluster = cfg.cluster
+    if needed > cluster.num_nodes:
+        needs = roles(cfg)
+        parts = [f"{needs[Role.policy_worker].count} policy workers of 1 GPU"]
+        if cluster.placement is not Placement.colocated:
+            others = (role for role in worker_groups(cfg) if role is not Role.policy_worker)
+            parts += [f"{needs[role].count} {role.value}s of 1" for role in others]
+        if not shares_gpus(cfg):
+            parts.append(f"{needs[Role.engine].count} engines of {needs[Role.engine].num_gpus}")
+        if scorers := len(reward_models(cfg)):
+            parts.append(f"{scorers} reward models of 1")
+        users = " and ".join(parts)
+        raise _refused(
+            f"cluster.num_nodes={cluster.num_nodes}",
+            f"must be at least {needed}: {users} do not fit on fewer nodes of "
+            f"cluster.gpus_per_node={cluster.gpus_per_node}",
+            f"use fewer engines or policy workers, or cluster.num_nodes={needed}",
+        )
+
+
+def _refused(key: str, rule: str, remedy: str) -> ConfigError:
+    return ConfigError([Problem(key=key, rule=rule, remedy=remedy)])

@@ -1,0 +1,290 @@
+"""The plan of a run, which ``--dry-run`` prints: its processes and places, rows, micro-batches and bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nemo_like.algorithms.loss_traits import scores_prev_logprobs
+from nemo_like.config.units import format_size
+from nemo_like.configuration import Config
+from nemo_like.models.adapter_layers import num_adapter_parameters
+from nemo_like.models.end_tokens import shown_end_tokens
+from nemo_like.models.model_arithmetic import value_bytes
+from nemo_like.models.model_info import ModelInfo
+from nemo_like.plan.host_memory import HostMemory, format_host_memory, host_memory
+from nemo_like.plan.memory_timetable import (
+    MemoryTimetable,
+    format_timetable,
+    gpu_bytes,
+    memory_timetable,
+)
+from nemo_like.plan.places import Place, gpus_by_node, placement
+from nemo_like.plan.roles import Role, RoleNeeds, ray_cpus, roles
+from nemo_like.plan.run_models import RunModels
+from nemo_like.policy.layout import dynamic_length_multiple, is_one_engine, length_multiple
+from nemo_like.policy.options import PolicyBackend, PolicyConfig, Precision, ValueConfig
+
+
+def updates_per_step(cfg: Config) -> int:
+    """Return the number of updates of the policy in one step, over all epochs."""
+    return _updates_per_step(cfg, cfg.policy, cfg.grpo.num_epochs_per_rollout)
+
+
+def _updates_per_step(cfg: Config, group: PolicyConfig, num_epochs: int) -> int:
+    num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
+    return num_samples // group.train_global_batch_size * num_epochs
+
+
+def weight_bytes(cfg: Config, model: ModelInfo) -> int:
+    """Return the bytes of one copy of the weights, as an engine or an export gets it."""
+    return _weight_bytes(cfg.policy, model)
+
+
+def checkpoint_bytes(policy: PolicyConfig, model: ModelInfo) -> int:
+    """Estimate the bytes of a checkpoint: what trains and, in float32, master weights and two moments.
+
+    What trains is the weights, or with LoRA the adapters, which are in float32. It is not stored besides the
+    master weights with FSDP, and in float32 with an optimizer that is not distributed.
+    """
+    if policy.lora.enabled:
+        num_trained, is_float32 = num_adapter_parameters(model, policy.lora), True
+        trained_bytes = 4 * num_trained
+    else:
+        num_trained, is_float32 = model.num_parameters, policy.precision is Precision.float32
+        trained_bytes = _weight_bytes(policy, model)
+    is_fsdp = policy.backend is PolicyBackend.fsdp
+    if is_fsdp or (is_float32 and not policy.megatron_cfg.use_distributed_optimizer):
+        return 12 * num_trained
+    return 12 * num_trained + trained_bytes
+
+
+def _weight_bytes(policy: PolicyConfig, model: ModelInfo) -> int:
+    return model.num_parameters * value_bytes(policy.precision)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """The numbers of one group of training workers."""
+
+    num_parameters: int
+    layout: str
+    updates_per_step: int
+    train_micro_batch: str  # its size, in words
+    scoring_micro_batch: str  # that of the phases without gradients: log-probs or values
+    micro_batches_per_update: int  # on each data-parallel rank; with a token budget, an upper bound
+    forwards_per_phase: int  # on each data-parallel rank; with a token budget, an upper bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The numbers that ``--dry-run`` prints."""
+
+    roles: dict[Role, RoleNeeds]
+    num_cpus: int
+    places: list[Place]
+    memory: MemoryTimetable
+    host_memory: HostMemory
+    num_prompts: int
+    num_generations: int
+    num_samples: int  # rows per step
+    num_steps: int
+    policy: GroupPlan
+    logprob_phases: int  # how many of prev_logprobs and reference_logprobs are computed
+    critic: GroupPlan | None
+    teacher: GroupPlan | None
+    has_teaching_engine: bool  # a vLLM engine scores for the teacher
+    critic_warmup_steps: int
+    end_tokens: Sequence[str] | None  # what ends a response; None where the checkpoint is not here
+    max_tokens_per_step: int
+    bytes_per_token: int  # over all per_token columns
+    weight_bytes: int  # one copy, as it travels to an engine
+    num_engines: int
+
+    @property
+    def data_plane_bytes_per_step(self) -> int:
+        """The most bytes that a step can put into the data plane's per_token columns: all samples at their
+        longest."""
+        return self.bytes_per_token * self.max_tokens_per_step
+
+
+def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
+    """Return the plan of a valid configuration, whose groups hold ``models``; ``bytes_per_token`` is the sum
+    over all per_token columns."""
+    grpo, policy, value, teacher = cfg.grpo, cfg.policy, cfg.value, cfg.teacher
+    model = models[Role.policy_worker]
+    num_samples = grpo.num_prompts_per_step * grpo.num_generations_per_prompt
+    of_critic, of_teacher = None, None
+    if value is not None and (critic := models.get(Role.value_worker)) is not None:
+        of_critic = _group_plan(cfg, value, critic, value.num_epochs_per_rollout)
+    if teacher is not None and (taught_by := models.get(Role.teacher_worker)) is not None:
+        of_teacher = _group_plan(cfg, teacher, taught_by, num_epochs=0)
+    return Plan(
+        roles=roles(cfg),
+        num_cpus=ray_cpus(cfg),
+        places=placement(cfg),
+        memory=memory_timetable(cfg, models, gpu_bytes(cfg)),
+        host_memory=host_memory(cfg, models),
+        num_prompts=grpo.num_prompts_per_step,
+        num_generations=grpo.num_generations_per_prompt,
+        num_samples=num_samples,
+        num_steps=grpo.max_num_steps,
+        policy=_group_plan(cfg, policy, model, grpo.num_epochs_per_rollout),
+        logprob_phases=scores_prev_logprobs(cfg.loss_fn) + (cfg.loss_fn.reference_policy_kl_penalty > 0),
+        critic=of_critic,
+        teacher=of_teacher,
+        has_teaching_engine=teacher is not None and is_one_engine(teacher),
+        critic_warmup_steps=0 if value is None else value.warmup_steps,
+        end_tokens=shown_end_tokens(Path(policy.model_name)) if Path(policy.model_name).is_dir() else None,
+        max_tokens_per_step=num_samples * policy.max_total_sequence_length,
+        bytes_per_token=bytes_per_token,
+        weight_bytes=weight_bytes(cfg, model),
+        num_engines=cfg.generation.num_engines,
+    )
+
+
+def _group_plan(cfg: Config, group: PolicyConfig, model: ModelInfo, num_epochs: int) -> GroupPlan:
+    """Return the plan of a group. A critic values samples whose prompts are not shared."""
+    rows_per_rank = (
+        cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt // group.data_parallel_size
+    )
+    update_rows_per_rank = group.train_global_batch_size // group.data_parallel_size
+    train, scoring = _micro_batches(group)
+    size = scoring.size.removesuffix(_SHARED) if isinstance(group, ValueConfig) else scoring.size
+    return GroupPlan(
+        num_parameters=model.num_parameters,
+        layout=_layout(group),
+        updates_per_step=_updates_per_step(cfg, group, num_epochs),
+        train_micro_batch=train.size,
+        scoring_micro_batch=size,
+        micro_batches_per_update=math.ceil(update_rows_per_rank / train.num_samples),
+        forwards_per_phase=math.ceil(rows_per_rank / scoring.num_samples),
+    )
+
+
+_SHARED = ", prompts shared"
+
+
+@dataclass(frozen=True, slots=True)
+class _MicroBatches:
+    size: str
+    num_samples: int  # of one micro-batch; with a token budget, when all are at their longest
+
+
+def _micro_batches(policy: PolicyConfig) -> tuple[_MicroBatches, _MicroBatches]:
+    """Return the micro-batches of training and those of the log-prob phases."""
+    packing, dynamic = policy.sequence_packing, policy.dynamic_batching
+    if not packing.enabled and not dynamic.enabled:
+        sizes = policy.train_micro_batch_size, policy.logprob_batch_size
+        train, logprob = (_MicroBatches(f"{size} samples", size) for size in sizes)
+        return train, logprob
+    packed = f"packed{_SHARED}" if packing.share_prompts else "packed"
+    kind, budgets, multiple = (
+        (packed, packing, length_multiple(policy))
+        if packing.enabled
+        else ("dynamic", dynamic, dynamic_length_multiple(policy))
+    )
+    longest = math.ceil(policy.max_total_sequence_length / multiple) * multiple
+    train, logprob = (
+        _MicroBatches(f"up to {tokens:,} tokens, {kind}", max(1, tokens // longest))
+        for tokens in (budgets.train_mb_tokens, budgets.logprob_mb_tokens)
+    )
+    return train, logprob
+
+
+def _layout(policy: PolicyConfig) -> str:
+    """Return the sizes of the axes in words: "TP2 x PP1 x DP4" or "FSDP TP2 x DP4, LoRA of rank 16"."""
+    adapters = f", LoRA of rank {policy.lora.rank}" if policy.lora.enabled else ""
+    if policy.backend is PolicyBackend.fsdp:
+        tensor_size = policy.fsdp_cfg.tensor_parallel_size
+        return f"FSDP TP{tensor_size} x DP{policy.data_parallel_size}{adapters}"
+    megatron = policy.megatron_cfg
+    contexts, experts = megatron.context_parallel_size, megatron.expert_model_parallel_size
+    sizes = [
+        f"TP{megatron.tensor_model_parallel_size}",
+        *([f"CP{contexts}"] if contexts > 1 else []),
+        f"PP{megatron.pipeline_model_parallel_size}",
+        f"DP{policy.data_parallel_size}",
+    ]
+    return " x ".join(sizes) + (f", experts over {experts}" if experts > 1 else "") + adapters
+
+
+def process_table(roles: Mapping[Role, RoleNeeds], num_cpus: int, num_gpus: int) -> list[str]:
+    """Return a table of the processes; the numbers are reserved for all of them."""
+    lines = [f"{'processes':<28}{'count':>6}{'CPUs each':>11}{'GPUs each':>11}"]
+    lines += [
+        f"  {role.value:<26}{needs.count:>6}{needs.num_cpus:>11g}{needs.num_gpus:>11g}"
+        for role, needs in roles.items()
+    ]
+    return [*lines, f"  {'reserved in all':<26}{'':>6}{num_cpus:>11}{num_gpus:>11}"]
+
+
+def format_plan(plan: Plan) -> str:
+    """Return the plan as text for a terminal: a table of processes and a few lines."""
+    lines = [
+        *process_table(plan.roles, plan.num_cpus, sum(gpus_by_node(plan.places).values())),
+        "",
+        f"model        {plan.policy.num_parameters:,} parameters, policy {plan.policy.layout}",
+        f"step         {plan.num_prompts:,} prompts x {plan.num_generations} responses = "
+        f"{plan.num_samples:,} rows; {plan.num_steps:,} steps",
+        f"responses    {_ends(plan.end_tokens)}",
+        f"training     {_updates(plan.policy)}",
+        f"log-probs    {_phases(plan)}",
+        *_critic_lines(plan),
+        *_teacher_lines(plan),
+        f"data plane   at most {format_size(plan.data_plane_bytes_per_step)} per step "
+        f"({plan.max_tokens_per_step:,} tokens x {plan.bytes_per_token} bytes)",
+        f"weight sync  {format_size(plan.weight_bytes)} per step to each of {plan.num_engines} engines",
+        *format_host_memory(plan.host_memory),
+        *format_timetable(plan.memory),
+    ]
+    return "\n".join(lines)
+
+
+def _ends(tokens: Sequence[str] | None) -> str:
+    if tokens is None:
+        return "end at the eos tokens of the checkpoint, which is not here"
+    return f"end at {', '.join(tokens)}"
+
+
+def _phases(plan: Plan) -> str:
+    if not plan.logprob_phases:
+        return "none are computed before training"
+    return f"{'twice ' * (plan.logprob_phases - 1)}{_forwards(plan.policy)}"
+
+
+def _updates(group: GroupPlan) -> str:
+    return (
+        f"{group.updates_per_step} updates per step, at most {group.micro_batches_per_update} micro-batches "
+        f"({group.train_micro_batch}) per update on each data-parallel rank"
+    )
+
+
+def _forwards(group: GroupPlan) -> str:
+    return (
+        f"at most {group.forwards_per_phase} forwards ({group.scoring_micro_batch}) per step on each "
+        "data-parallel rank"
+    )
+
+
+def _critic_lines(plan: Plan) -> list[str]:
+    if plan.critic is None:
+        return []
+    steps = plan.critic_warmup_steps
+    alone = f"; it trains alone in the first {steps:,} steps" if steps else ""
+    return [
+        f"critic       {plan.critic.num_parameters:,} parameters, {plan.critic.layout}{alone}",
+        f"  values     {_forwards(plan.critic)}",
+        f"  training   {_updates(plan.critic)}",
+    ]
+
+
+def _teacher_lines(plan: Plan) -> list[str]:
+    if plan.teacher is None:
+        return []
+    size = f"teacher      {plan.teacher.num_parameters:,} parameters"
+    if plan.has_teaching_engine:
+        return [f"{size}, scored by one vLLM engine"]
+    return [f"{size}, {plan.teacher.layout}", f"  log-probs  {_forwards(plan.teacher)}"]

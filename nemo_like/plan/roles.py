@@ -1,0 +1,129 @@
+"""The processes of a run: how many there are of each kind, and what each needs.
+
+This is the one place that says so. The start-up code, the validation and ``--dry-run`` all read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from nemo_like.configuration import Config
+from nemo_like.data_plane.options import StorageBackend
+from nemo_like.driver.options import asks_endpoint
+from nemo_like.environments.options import EnvConfig, needs_gpu
+from nemo_like.policy.layout import policy_world_size
+from nemo_like.policy.options import Device, PolicyConfig
+from nemo_like.rollout.tasks import used_environments
+
+
+class Role(Enum):
+    """The kinds of processes of a run."""
+
+    driver = "driver"
+    data_plane_host = "data-plane host"
+    controller = "TransferQueue controller"
+    storage_unit = "TransferQueue storage unit"
+    rollout = "rollout actor"
+    environment = "environment actor"
+    reward_model = "reward model on a GPU"
+    engine = "vLLM engine"
+    endpoint = "client of a server"
+    policy_worker = "policy worker"
+    value_worker = "value worker"
+    teacher_worker = "teacher worker"
+
+    @property
+    def group(self) -> str:
+        """The group of keys that configures the workers of such a role, such as ``value``."""
+        return self.name.removesuffix("_worker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoleNeeds:
+    """How many processes play a role, the logical CPUs that each asks Ray for, and the GPUs that each uses.
+
+    Engines and training workers may use the same GPUs; ``plan.places`` says which.
+    """
+
+    count: int
+    num_cpus: float
+    num_gpus: int = 0
+
+
+def roles(cfg: Config) -> dict[Role, RoleNeeds]:
+    """Return how many processes of each role a run has and what each needs.
+
+    Roles are in the order in which data passes them. A replay has no engines and no environments; a run that
+    only generates has no policy workers; a run that asks a server has its client in place of engines.
+    """
+    on_gpu, generates = cfg.policy.device is Device.cuda, cfg.rollout.replay is None
+    engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
+    environments = [*used_environments(cfg).values()] if generates else []
+    num_units = 0 if cfg.data_plane.backend is StorageBackend.in_memory else cfg.data_plane.num_storage_units
+    return {
+        Role.driver: RoleNeeds(count=1, num_cpus=0),
+        Role.data_plane_host: RoleNeeds(count=1, num_cpus=0),
+        # TransferQueue itself asks for one CPU for its controller and for each storage unit.
+        Role.controller: RoleNeeds(count=min(num_units, 1), num_cpus=1),
+        Role.storage_unit: RoleNeeds(count=num_units, num_cpus=1),
+        Role.rollout: RoleNeeds(count=1, num_cpus=0),
+        Role.environment: RoleNeeds(
+            count=sum(env.num_actors for env in environments if not needs_gpu(env)), num_cpus=0.1
+        ),
+        **_reward_models([env for env in environments if needs_gpu(env)]),
+        Role.engine: RoleNeeds(
+            count=cfg.generation.num_engines if generates and not asks_endpoint(cfg.evaluation) else 0,
+            num_cpus=engine_tp,
+            num_gpus=engine_tp if on_gpu else 0,
+        ),
+        **({Role.endpoint: RoleNeeds(count=1, num_cpus=0)} if asks_endpoint(cfg.evaluation) else {}),
+        Role.policy_worker: RoleNeeds(count=0, num_cpus=1),
+        **{
+            role: RoleNeeds(count=policy_world_size(group), num_cpus=1, num_gpus=1 if on_gpu else 0)
+            for role, group in worker_groups(cfg).items()
+        },
+    }
+
+
+def _reward_models(environments: Sequence[EnvConfig]) -> dict[Role, RoleNeeds]:
+    """Return what environments need whose actors have a GPU each; nothing where there are none."""
+    if not environments:
+        return {}
+    count = sum(env.num_actors for env in environments)
+    return {Role.reward_model: RoleNeeds(count=count, num_cpus=1, num_gpus=1)}
+
+
+def worker_groups(cfg: Config) -> dict[Role, PolicyConfig]:
+    """Return the configuration of each group of training workers that a run has, by the workers' role.
+
+    The policy's comes first, the critic's and the teacher's follow where there are any. A run that only
+    generates has none.
+    """
+    if cfg.rollout.generate_only:
+        return {}
+    others = {Role.value_worker: cfg.value, Role.teacher_worker: cfg.teacher}
+    return {
+        Role.policy_worker: cfg.policy,
+        **{role: group for role, group in others.items() if group is not None},
+    }
+
+
+def actor_name(role: Role, needs: RoleNeeds, index: int | str) -> str:
+    """Return the name of process ``index`` of a role, which is the role's own name where it has one process.
+
+    An environment's index is its name and its number, such as ``math-0``.
+    """
+    return role.name if needs.count == 1 else f"{role.name}-{index}"
+
+
+def environment_role(env: EnvConfig) -> Role:
+    """Return the role of an environment's actors."""
+    return Role.reward_model if needs_gpu(env) else Role.environment
+
+
+def ray_cpus(cfg: Config) -> int:
+    """Return the logical CPUs that all actors together ask for; with fewer, Ray would wait without end."""
+    return math.ceil(round(sum(needs.count * needs.num_cpus for needs in roles(cfg).values()), 6))

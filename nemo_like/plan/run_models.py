@@ -1,0 +1,21 @@
+"""The sizes of all models that the worker groups of a run hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from nemo_like.configuration import Config
+from nemo_like.models.model_info import ModelInfo, model_of
+from nemo_like.plan.roles import Role, worker_groups
+
+# By the role of the workers that hold them. The policy's is always there, since engines hold it too.
+RunModels = Mapping[Role, ModelInfo]
+
+
+def run_models(cfg: Config) -> RunModels:
+    """Read the sizes of the models that a run's groups name, as ``model_of`` does.
+
+    Raises ConfigError for a model that is not here and has no shipped sizes.
+    """
+    groups = {Role.policy_worker: cfg.policy, **worker_groups(cfg)}
+    return {role: model_of(group) for role, group in groups.items()}

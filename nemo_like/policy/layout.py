@@ -1,0 +1,50 @@
+"""What follows from the keys of a worker group: its ranks, what lengths are multiples of, its models."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard
+
+from nemo_like.policy.options import PolicyBackend, PolicyConfig, TeacherConfig, TeacherScoring
+
+
+def is_one_engine(group: PolicyConfig) -> TypeGuard[TeacherConfig]:
+    """Return whether one vLLM engine takes the place of a group's workers, as it may with a teacher."""
+    return isinstance(group, TeacherConfig) and group.scored_by is TeacherScoring.engine
+
+
+def stage_size(policy: PolicyConfig) -> int:
+    """Return how many ranks one pipeline stage has, TP x CP x DP, with Megatron-core."""
+    megatron = policy.megatron_cfg
+    return megatron.tensor_model_parallel_size * megatron.context_parallel_size * policy.data_parallel_size
+
+
+def policy_world_size(policy: PolicyConfig) -> int:
+    """Return the number of policy workers: TP x CP x PP x DP, or TP x DP with FSDP."""
+    if policy.backend is PolicyBackend.fsdp:
+        return policy.fsdp_cfg.tensor_parallel_size * policy.data_parallel_size
+    return stage_size(policy) * policy.megatron_cfg.pipeline_model_parallel_size
+
+
+def length_multiple(policy: PolicyConfig) -> int:
+    """Return the number that every sequence's length must be a multiple of.
+
+    Context parallelism cuts a sequence into two pieces for each of its ranks, and sequence parallelism cuts
+    what a rank has evenly over the TP ranks.
+    """
+    megatron = policy.megatron_cfg
+    if policy.backend is not PolicyBackend.megatron:
+        return 1
+    pieces = 2 * megatron.context_parallel_size if megatron.context_parallel_size > 1 else 1
+    return pieces * (megatron.tensor_model_parallel_size if megatron.sequence_parallel else 1)
+
+
+def dynamic_length_multiple(policy: PolicyConfig) -> int:
+    """Return the same number for dynamic batches, whose lengths are also rounded to
+    ``sequence_length_round``."""
+    return math.lcm(length_multiple(policy), policy.dynamic_batching.sequence_length_round)
+
+
+def further_models(teacher: TeacherConfig) -> tuple[str, ...]:
+    """Return the checkpoints of a teacher beside ``model_name``, each once."""
+    return tuple(model for model in dict.fromkeys(teacher.models.values()) if model != teacher.model_name)

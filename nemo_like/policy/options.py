@@ -1,0 +1,334 @@
+"""The keys of worker groups: ``policy``, the critic's ``value`` and the teacher's ``teacher``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated, Any
+
+from nemo_like.config.keys import Key
+
+
+class Device(Enum):
+    """Where policy workers compute; it also selects the collective library."""
+
+    cpu = "cpu"  # gloo
+    cuda = "cuda"  # NCCL
+
+
+class Precision(Enum):
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class PolicyBackend(Enum):
+    megatron = "megatron"  # Megatron-core, for the models it has a conversion for
+    fsdp = "fsdp"  # PyTorch's fully_shard (FSDP2), for causal language models of transformers, and for images
+
+
+class ReferencePlacement(Enum):
+    """How weights that wait in host memory get into the model while it scores: those of the reference policy,
+    and those of a teacher's further models."""
+
+    host_copy = "host_copy"  # copied in; meanwhile the policy's own are on the host too: two models there
+    swap_in_place = "swap_in_place"  # swapped with the policy's, tensor by tensor: one model on the host
+
+
+class ReplicaFetch(Enum):
+    """Which workers fetch a replica's samples from the data plane."""
+
+    leader = "leader"  # its leader alone, which then broadcasts them inside the replica
+    every_rank = "every_rank"  # each of the replica's workers
+
+
+class MicroBatchOrder(Enum):
+    """Which samples share a micro-batch of fixed size."""
+
+    by_length = "by_length"  # samples of similar length, longest first: little padding
+    as_sampled = "as_sampled"  # neighbours in the batch, as in other frameworks
+
+
+class LRDecayStyle(Enum):
+    constant = "constant"
+    linear = "linear"
+    cosine = "cosine"
+
+
+@dataclass(kw_only=True, slots=True)
+class MegatronConfig:
+    tensor_model_parallel_size: Annotated[
+        int, Key("divides attention heads, KV heads, FFN size and vocabulary", 1, at_least=1)
+    ]
+    pipeline_model_parallel_size: Annotated[int, Key("divides the number of layers", 1, at_least=1)]
+    context_parallel_size: Annotated[
+        int, Key("ranks over which every sequence is divided; for long sequences", 1, at_least=1)
+    ]
+    expert_model_parallel_size: Annotated[
+        int, Key("divides the experts of a mixture and TP x CP x DP", 1, at_least=1)
+    ]
+    sequence_parallel: Annotated[bool, Key("needs tensor_model_parallel_size > 1", False)]
+    use_distributed_optimizer: Annotated[
+        bool, Key("shard the optimizer's state over the data- and context-parallel ranks", False)
+    ]
+    activation_checkpointing: Annotated[
+        bool,
+        Key(
+            "recompute each layer in the backward instead of keeping what it computed: less "
+            "memory, a third more compute",
+            False,
+        ),
+    ]
+    moe_grouped_gemm: Annotated[
+        bool | None,
+        Key(
+            "A mixture's experts in one grouped matrix product, not one after the other. "
+            "null: on GPUs, in bfloat16 or with Transformer Engine.",
+            None,
+        ),
+    ]
+    router_replay: Annotated[
+        bool, Key("true: train a mixture with the experts that the engines chose, token by token", False)
+    ]
+    model_kwargs: Annotated[
+        dict[str, Any],
+        Key("further arguments of Megatron-core's TransformerConfig, passed on as they are", {}),
+    ]
+    optimizer_kwargs: Annotated[
+        dict[str, Any], Key("further arguments of Megatron-core's OptimizerConfig, passed on as they are", {})
+    ]
+
+
+@dataclass(kw_only=True, slots=True)
+class SequencePackingConfig:
+    """Micro-batches in which samples lie end to end, without padding between them."""
+
+    enabled: Annotated[bool, Key("not together with dynamic_batching", False)]
+    train_mb_tokens: Annotated[
+        int, Key("most tokens in a micro-batch; at least max_total_sequence_length", 4096, at_least=1)
+    ]
+    logprob_mb_tokens: Annotated[int, Key("the same for the log-prob phases", 8192, at_least=1)]
+    share_prompts: Annotated[
+        bool, Key("a micro-batch has a prompt once for all its samples: same outputs, fewer tokens", False)
+    ]
+
+
+@dataclass(kw_only=True, slots=True)
+class DynamicBatchingConfig:
+    """Micro-batches of padded samples of similar length, as many samples as a token budget holds."""
+
+    enabled: Annotated[bool, Key("not together with sequence_packing", False)]
+    train_mb_tokens: Annotated[
+        int, Key("limit for samples x padded length; at least max_total_sequence_length", 4096, at_least=1)
+    ]
+    logprob_mb_tokens: Annotated[int, Key("the same for the log-prob phases", 8192, at_least=1)]
+    sequence_length_round: Annotated[int, Key("padded lengths are multiples of this", 64, at_least=1)]
+
+
+@dataclass(kw_only=True, slots=True)
+class LoraConfig:
+    """Train low-rank adapters beside frozen weights (arXiv 2106.09685).
+
+    generation.lora_sync says what engines get."""
+
+    enabled: Annotated[bool, Key("", False)]
+    rank: Annotated[int, Key("", 16, at_least=1)]
+    alpha: Annotated[
+        float,
+        Key(
+            "an adapter's output is multiplied by alpha / rank",
+            32.0,
+            above=0,
+            remedy="twice the rank is usual",
+        ),
+    ]
+    dropout: Annotated[
+        float, Key("share of an adapter's input that is zeroed, in training only", 0.0, at_least=0, below=1)
+    ]
+    target_modules: Annotated[
+        list[str],
+        Key("or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj", ["all-linear"]),
+    ]
+
+
+@dataclass(kw_only=True, slots=True)
+class FsdpConfig:
+    tensor_parallel_size: Annotated[int, Key("divides attention heads, KV heads and FFN size", 1, at_least=1)]
+    activation_checkpointing: Annotated[
+        bool, Key("recompute each layer in the backward instead of keeping what it computed", False)
+    ]
+    cpu_offload: Annotated[
+        bool, Key("keep sharded weights, gradients and optimizer state in host memory", False)
+    ]
+    reduce_gradients_once: Annotated[
+        bool,
+        Key(
+            "true: gradients are summed over the ranks once per update and not in each "
+            "micro-batch, which is faster and has whole gradients in float32 on each device "
+            "until then.",
+            False,
+        ),
+    ]
+    model_kwargs: Annotated[
+        dict[str, Any],
+        Key("further arguments with which transformers builds the model, such as attn_implementation", {}),
+    ]
+
+
+@dataclass(kw_only=True, slots=True)
+class OptimizerConfig:
+    lr: Annotated[float, Key("the peak of the learning rate", 1e-06, above=0)]
+    weight_decay: Annotated[float, Key("", 0.01, at_least=0)]
+    adam_beta1: Annotated[float, Key("", 0.9, at_least=0, below=1)]
+    adam_beta2: Annotated[float, Key("", 0.999, at_least=0, below=1)]
+    adam_eps: Annotated[float, Key("", 1e-08, above=0)]
+
+
+@dataclass(kw_only=True, slots=True)
+class SchedulerConfig:
+    """The learning rate over time, which is counted in optimizer updates, not in steps."""
+
+    warmup_updates: Annotated[int, Key("during these the rate grows linearly from 0 to lr", 0, at_least=0)]
+    decay_style: Annotated[LRDecayStyle, Key("constant, linear or cosine", LRDecayStyle.constant)]
+    decay_updates: Annotated[
+        int,
+        Key("the update at which min_lr is reached, warm-up included; unused by constant", 1000, at_least=1),
+    ]
+    min_lr: Annotated[float, Key("", 0.0, at_least=0)]
+
+
+@dataclass(kw_only=True, slots=True)
+class PolicyConfig:
+    model_name: Annotated[
+        str, Key("Hugging Face checkpoint directory; megatron: Llama, Qwen2, Qwen3 or Qwen3-MoE")
+    ]
+    backend: Annotated[
+        PolicyBackend,
+        Key(
+            "or fsdp: PyTorch's FSDP2, for any causal language model of transformers", PolicyBackend.megatron
+        ),
+    ]
+    device: Annotated[Device, Key("cpu (gloo) or cuda (NCCL)", Device.cpu)]
+    precision: Annotated[Precision, Key("or bfloat16", Precision.float32)]
+    data_parallel_size: Annotated[int, Key("workers = TP x CP x PP x DP", 1, at_least=1)]
+    train_global_batch_size: Annotated[
+        int, Key("samples per optimizer update; divides N, multiple of DP x micro-batch", 512, at_least=1)
+    ]
+    train_micro_batch_size: Annotated[
+        int, Key("samples per forward and backward of one worker", 4, at_least=1)
+    ]
+    logprob_batch_size: Annotated[
+        int, Key("samples per forward of one worker when only log-probs are wanted", 8, at_least=1)
+    ]
+    micro_batch_order: Annotated[
+        MicroBatchOrder,
+        Key(
+            "samples of similar length share a micro-batch; or as_sampled: neighbours do",
+            MicroBatchOrder.by_length,
+        ),
+    ]
+    sequence_packing: Annotated[
+        SequencePackingConfig,
+        Key("micro-batches of samples end to end, without padding; for lengths that differ much"),
+    ]
+    dynamic_batching: Annotated[
+        DynamicBatchingConfig,
+        Key("micro-batches of samples of similar length, as many as the budget holds; not with packing"),
+    ]
+    max_total_sequence_length: Annotated[int, Key("tokens of prompt and response together", 1024, at_least=1)]
+    max_grad_norm: Annotated[float, Key("gradients are scaled down to this norm", 1.0, above=0)]
+    offload_optimizer_for_logprob: Annotated[
+        bool,
+        Key(
+            "For a GPU that is shared with engines: optimizer state and gradients are on it "
+            "only during training.",
+            False,
+        ),
+    ]
+    offload_parameters_between_phases: Annotated[
+        bool, Key("likewise: weights are on the GPU only while a phase needs them", False)
+    ]
+    reference_placement: Annotated[
+        ReferencePlacement,
+        Key(
+            "or host_copy: never written, at the price of a second model on the host",
+            ReferencePlacement.swap_in_place,
+        ),
+    ]
+    replica_fetch: Annotated[
+        ReplicaFetch,
+        Key(
+            "which workers fetch a replica's samples from the data plane: its leader, or every_rank",
+            ReplicaFetch.leader,
+        ),
+    ]
+    megatron_cfg: Annotated[MegatronConfig, Key("of backend megatron")]
+    fsdp_cfg: Annotated[FsdpConfig, Key("of backend fsdp")]
+    lora: Annotated[
+        LoraConfig,
+        Key(
+            "of both backends: train low-rank adapters only; exports get merged weights, "
+            "engines too (see generation.lora_sync)"
+        ),
+    ]
+    freeze_vision_tower: Annotated[
+        bool, Key("of a model that reads images: true trains its language model alone", False)
+    ]
+    optimizer: Annotated[OptimizerConfig, Key("AdamW")]
+    scheduler: Annotated[SchedulerConfig, Key("counted in optimizer updates, not in steps")]
+
+
+@dataclass(kw_only=True, slots=True)
+class ValueConfig(PolicyConfig):
+    """The critic of grpo.adv_estimator.name=gae: a worker group of its own, with the policy's keys, whose
+    model has one number per token as output. Its workers also estimate the advantages of tokens."""
+
+    num_epochs_per_rollout: Annotated[
+        int,
+        Key(
+            "how often a step trains the critic on each sample", "${grpo.num_epochs_per_rollout}", at_least=1
+        ),
+    ]
+    warmup_steps: Annotated[int, Key("in the first steps of a run the critic trains alone", 0, at_least=0)]
+    clip_range: Annotated[
+        float | None,
+        Key(
+            "an update moves a value at most so far, in units of the reward; null: freely",
+            0.2,
+            above=0,
+            remedy="null does not clip",
+        ),
+    ]
+    gae_gamma: Annotated[float, Key("discount per response token", 1.0, at_least=0, at_most=1)]
+    gae_lambda: Annotated[
+        float, Key("0 trusts the values alone, 1 the rewards alone", 0.95, at_least=0, at_most=1)
+    ]
+    bootstrap_truncated: Annotated[
+        bool,
+        Key(
+            "true: a sample that ran into a limit of tokens ends with its value; see "
+            "docs/ppo.md for the risk",
+            False,
+        ),
+    ]
+
+
+class TeacherScoring(Enum):
+    """What holds a teacher's model and scores samples by it."""
+
+    workers = "workers"
+    engine = "engine"
+
+
+@dataclass(kw_only=True, slots=True)
+class TeacherConfig(PolicyConfig):
+    """The teacher of loss_fn.kind=distillation: a worker group of its own, with the policy's keys and
+    tokenizer. Its models are frozen, so keys of training have no effect."""
+
+    models: Annotated[
+        dict[str, str],
+        Key("of tasks with teachers of their own, for example {math: CHECKPOINT}, by their names in env", {}),
+    ]
+    scored_by: Annotated[
+        TeacherScoring,
+        Key("or engine: one vLLM engine, which needs generation.temperature=1", TeacherScoring.workers),
+    ]

@@ -1,0 +1,71 @@
+"""The keys of rollouts, ``rollout``: what is written of them, recorded and replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from nemo_like.config.keys import Key
+
+
+@dataclass(kw_only=True, slots=True)
+class RolloutConfig:
+    dump_period: Annotated[
+        int, Key("write RUN_DIR/rollouts/step_N.jsonl, for people to read, every so many steps; 0: never", 0)
+    ]
+    dump_validation: Annotated[
+        bool, Key("write RUN_DIR/rollouts/validation_N.jsonl, the same of every validation", False)
+    ]
+    record: Annotated[bool, Key("keep every training rollout in RUN_DIR/recorded, for a later replay", False)]
+    record_times: Annotated[
+        bool,
+        Key(
+            "Write RUN_DIR/rollout_times.jsonl: when each sample was asked for and came, some "
+            "20 bytes per turn. With it `run_grpo.py --what-if` predicts how long steps would "
+            "take with other settings (docs/what_if.md).",
+            True,
+        ),
+    ]
+    replay: Annotated[
+        str | None,
+        Key("another run's RUN_DIR/recorded: train from its rollouts, without generation engines", None),
+    ]
+    generate_only: Annotated[
+        bool, Key("sample and reward, but train nothing: there are no policy workers", False)
+    ]
+    keep_messages: Annotated[
+        bool,
+        Key("keep the conversation of every sample as the column `messages`, see docs/columns.md", False),
+    ]
+    max_tokens_per_step: Annotated[
+        int | None,
+        Key(
+            "With grpo.max_staleness above 0: tokens that a sample may generate in each step "
+            "that its rollout is ahead of its own. One that needs more goes on in the next "
+            "step, with its tokens kept (docs/async.md). null: no limit",
+            None,
+            at_least=1,
+        ),
+    ]
+    journal: Annotated[
+        bool,
+        Key(
+            "Where metrics depend on timing (grpo.overlap=exact, grpo.max_staleness above 0), "
+            "write to RUN_DIR/journal what happened when. A run that is killed and continued "
+            "follows its own journal, and has the metrics of one that was not.",
+            True,
+        ),
+    ]
+    follow_journal: Annotated[
+        str | None,
+        Key("another run's RUN_DIR: do things in the order of its journal, with the same metrics", None),
+    ]
+
+
+# The folder of a run's directory in which its journal is.
+JOURNAL_FOLDER = "journal"
+
+
+def dumps_rollouts_of(step: int, cfg: RolloutConfig) -> bool:
+    """Return whether to dump the conversations of training step ``step``."""
+    return cfg.dump_period > 0 and step % cfg.dump_period == 0

@@ -1,0 +1,135 @@
+"""Data sources, and the settings of each task; a task is a named environment with its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Protocol
+
+from nemo_like.data.options import DataConfig, DatasetConfig
+from nemo_like.environments.options import EnvConfig, EnvironmentKind, component_weights
+from nemo_like.generation.options import GenerationConfig, SamplingConfig
+from nemo_like.generation.sampling import SamplingSettings
+from nemo_like.policy.options import PolicyConfig
+
+
+class TaskGroups(Protocol):
+    """The groups of keys that say which tasks a run has, and how their responses are sampled."""
+
+    @property
+    def data(self) -> DataConfig: ...
+    @property
+    def env(self) -> dict[str, EnvConfig]: ...
+    @property
+    def generation(self) -> GenerationConfig: ...
+    @property
+    def policy(self) -> PolicyConfig: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourcedSampling:
+    """One task's sampling as the configuration has it, and where it comes from.
+
+    ``keys[name]`` is the full configuration key that decided field ``name``.
+    """
+
+    sampling: SamplingSettings
+    keys: dict[str, str]
+
+
+def data_sources(cfg: TaskGroups) -> Iterator[tuple[str, DatasetConfig]]:
+    """Yield every source with its full key: ``data.train``, or ``data.train[1]`` in a list of several."""
+    for section, sources in (("train", cfg.data.train), ("validation", cfg.data.validation)):
+        for index, source in enumerate(sources):
+            yield f"data.{section}" + (f"[{index}]" if len(sources) > 1 else ""), source
+
+
+def max_prompt_tokens(cfg: TaskGroups) -> int:
+    """Return how many tokens a prompt may have; the run leaves longer ones out."""
+    limit = cfg.data.max_input_seq_length
+    return limit or cfg.policy.max_total_sequence_length - cfg.generation.max_new_tokens
+
+
+def task_environments(cfg: TaskGroups) -> dict[str, EnvConfig]:
+    """Return the environments that data sources name, in the order of ``env``; unknown names are left out."""
+    named = {source.env for _, source in data_sources(cfg)}
+    return {name: env for name, env in cfg.env.items() if name in named}
+
+
+def training_tasks(cfg: TaskGroups) -> list[str]:
+    """Return the names of the environments that the sources of training data name, in the order of these."""
+    return list(dict.fromkeys(source.env for source in cfg.data.train))
+
+
+def judging_environments(cfg: TaskGroups, task: str) -> dict[str, EnvConfig]:
+    """Return the environments whose actors judge the responses of a task: its own, or, for a weighted sum,
+    its components; with tools of MCP, its own and the judge of the last response. Names that ``env`` lacks
+    are left out."""
+    env = cfg.env[task]
+    if env.kind is EnvironmentKind.mcp:
+        judge = str(env.options.get("judge"))
+        if judge not in cfg.env or cfg.env[judge].kind is EnvironmentKind.mcp:
+            return {task: env}
+        return {task: env, judge: cfg.env[judge], **judging_environments(cfg, judge)}
+    if env.kind is not EnvironmentKind.weighted_sum:
+        return {task: env}
+    return {name: cfg.env[name] for name in component_weights(env) if name in cfg.env}
+
+
+def used_environments(cfg: TaskGroups) -> dict[str, EnvConfig]:
+    """Return the environments that data sources name, the components of those that are weighted sums, and
+    the judges of those that have tools, in the order of ``env``; unknown names are left out."""
+    tasks = task_environments(cfg)
+    used = tasks.keys() | {name for task in tasks for name in judging_environments(cfg, task)}
+    return {name: env for name, env in cfg.env.items() if name in used}
+
+
+def has_agents(cfg: TaskGroups) -> bool:
+    """Return whether agents call the policy: engines then need a tokenizer, and a rollout an endpoint."""
+    return any(env.kind is EnvironmentKind.agent for env in used_environments(cfg).values())
+
+
+def training_sampling(cfg: TaskGroups, env: str) -> SourcedSampling:
+    """Return how a task's training samples are drawn.
+
+    Values come from ``generation``, where ``env.<name>.sampling`` does not give others.
+    """
+    return _resolve(cfg, [(f"env.{env}.sampling", cfg.env[env].sampling)])
+
+
+def validation_sampling(cfg: TaskGroups, env: str) -> SourcedSampling:
+    """Return how a task's validation samples are drawn.
+
+    Values are those of training, unless ``generation.validation`` gives others, or
+    ``env.<name>.validation_sampling``, which wins over both.
+    """
+    return _resolve(
+        cfg,
+        [
+            (f"env.{env}.sampling", cfg.env[env].sampling),
+            ("generation.validation", cfg.generation.validation),
+            (f"env.{env}.validation_sampling", cfg.env[env].validation_sampling),
+        ],
+    )
+
+
+def has_stop_strings(cfg: TaskGroups) -> bool:
+    """Return whether any task's responses may end with a stop string, for which engines need a tokenizer."""
+    return any(
+        resolve(cfg, env).sampling.stop_strings
+        for env in task_environments(cfg)
+        for resolve in (training_sampling, validation_sampling)
+    )
+
+
+def _resolve(cfg: TaskGroups, layers: list[tuple[str, SamplingConfig]]) -> SourcedSampling:
+    names = [field.name for field in fields(SamplingSettings)]
+    values = {name: getattr(cfg.generation, name) for name in names}
+    keys = {name: f"generation.{name}" for name in names}
+    for prefix, layer in layers:
+        for name in names:
+            if (value := getattr(layer, name)) is not None:
+                values[name], keys[name] = value, f"{prefix}.{name}"
+    values["top_k"] = values["top_k"] or 0
+    values |= {name: tuple(values[name]) for name in ("stop_strings", "stop_token_ids")}
+    return SourcedSampling(SamplingSettings(**values), keys)

@@ -1,0 +1,240 @@
+"""Arguments of vLLM, Megatron-core and transformers that a configuration passes on as they are.
+
+    generation.vllm_kwargs                 vLLM's EngineArgs
+    policy.megatron_cfg.model_kwargs       Megatron-core's TransformerConfig
+    policy.megatron_cfg.optimizer_kwargs   Megatron-core's OptimizerConfig
+    policy.fsdp_cfg.model_kwargs           what transformers takes when it builds a model
+
+An argument that this framework sets, or on which something else here relies, is refused. Whether the
+installed library takes the others, ``preflight.taken_arguments`` finds out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from nemo_like.config.problems import Problem
+from nemo_like.configuration import Config
+from nemo_like.policy.options import PolicyBackend, PolicyConfig
+
+
+class Library(Enum):
+    """What takes the arguments."""
+
+    vllm = "vLLM's EngineArgs"
+    megatron_model = "Megatron-core's TransformerConfig"
+    megatron_optimizer = "Megatron-core's OptimizerConfig"
+    transformers = "transformers"
+
+
+@dataclass(frozen=True, slots=True)
+class PassedArguments:
+    """The arguments under one key."""
+
+    key: str
+    library: Library
+    values: Mapping[str, Any]
+
+
+# By argument, the key that sets it.
+KEYS: Mapping[Library, Mapping[str, str]] = {
+    Library.vllm: {
+        "model": "policy.model_name",
+        "dtype": "policy.precision",
+        "seed": "grpo.seed",
+        "max_model_len": "policy.max_total_sequence_length",
+        "max_num_seqs": "generation.vllm_cfg.max_num_seqs",
+        "tensor_parallel_size": "generation.vllm_cfg.tensor_parallel_size",
+        "data_parallel_size": "generation.num_engines",
+        "enforce_eager": "generation.vllm_cfg.enforce_eager",
+        "gpu_memory_utilization": "generation.vllm_cfg.gpu_memory_utilization",
+        "kv_cache_memory_bytes": "generation.vllm_cfg.kv_cache_gib",
+        "quantization": "generation.vllm_cfg.quantization",
+        "quantization_config": "generation.vllm_cfg.quantization",
+        "enable_return_routed_experts": "policy.megatron_cfg.router_replay",
+        "enable_lora": "generation.lora_sync",
+        "max_lora_rank": "policy.lora.rank",
+        "lora_target_modules": "policy.lora.target_modules",
+    },
+    Library.megatron_model: {
+        "tensor_model_parallel_size": "policy.megatron_cfg.tensor_model_parallel_size",
+        "pipeline_model_parallel_size": "policy.megatron_cfg.pipeline_model_parallel_size",
+        "context_parallel_size": "policy.megatron_cfg.context_parallel_size",
+        "expert_model_parallel_size": "policy.megatron_cfg.expert_model_parallel_size",
+        "sequence_parallel": "policy.megatron_cfg.sequence_parallel",
+        "moe_grouped_gemm": "policy.megatron_cfg.moe_grouped_gemm",
+        "moe_enable_routing_replay": "policy.megatron_cfg.router_replay",
+        **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16", "fp16"), "policy.precision"),
+    },
+    Library.megatron_optimizer: {
+        "lr": "policy.optimizer.lr",
+        "min_lr": "policy.scheduler.min_lr",
+        "weight_decay": "policy.optimizer.weight_decay",
+        "adam_beta1": "policy.optimizer.adam_beta1",
+        "adam_beta2": "policy.optimizer.adam_beta2",
+        "adam_eps": "policy.optimizer.adam_eps",
+        "clip_grad": "policy.max_grad_norm",
+        "use_distributed_optimizer": "policy.megatron_cfg.use_distributed_optimizer",
+        "optimizer_cpu_offload": "policy.offload_optimizer_for_logprob",
+        **dict.fromkeys(("params_dtype", "bf16", "fp16"), "policy.precision"),
+    },
+    Library.transformers: dict.fromkeys(("dtype", "torch_dtype"), "policy.precision"),
+}
+
+
+def _by_argument(reasons: Mapping[str, str]) -> dict[str, str]:
+    return {name: reason for reason, names in reasons.items() for name in names.split()}
+
+
+_OF_CHECKPOINT = "is part of what the model computes, which its checkpoint says"
+
+# By argument, why it is left as it is.
+RELIED_ON: Mapping[Library, Mapping[str, str]] = {
+    Library.vllm: _by_argument(
+        {
+            "would change the log-probs, which must be those of what was sampled from": (
+                "logprobs_mode max_logprobs"
+            ),
+            "is how weights get into an engine": (
+                "worker_extension_cls worker_cls weight_transfer_config load_format model_weights"
+            ),
+            "is what has engines sleep while the policy trains": (
+                "enable_sleep_mode sleep_mode_offload_cudagraph sleep_preserve_parameter_names"
+                " enable_cumem_allocator enable_nccl_comm_suspend"
+            ),
+            "follows from the plan of processes": (
+                "pipeline_parallel_size distributed_executor_backend nnodes node_rank master_addr master_port"
+                " device_ids data_parallel_rank data_parallel_start_rank data_parallel_size_local"
+                " data_parallel_address data_parallel_rpc_port data_parallel_hybrid_lb"
+                " data_parallel_external_lb data_parallel_backend enable_elastic_ep"
+            ),
+            "would have an engine read text, and it gets token ids": (
+                "tokenizer skip_tokenizer_init tokenizer_mode tokenizer_revision tokens_only"
+            ),
+            "would change the sampling, which generation sets for every request": (
+                "generation_config override_generation_config"
+            ),
+            "must be off: vLLM fails with requests that have a seed and are read in parts": (
+                "enable_chunked_prefill"
+            ),
+            "belongs to the order of requests, which a journal repeats": "scheduler_cls scheduling_policy",
+            "belongs to adapters, which policy.lora describes": "max_loras max_cpu_loras lora_dtype",
+            "serves agents and images as it is": (
+                "structured_outputs_config logits_processors limit_mm_per_prompt mm_processor_cache_gb"
+                " language_model_only"
+            ),
+            _OF_CHECKPOINT: (
+                "hf_overrides model_class_overrides hf_config_path config_format runner convert revision"
+                " model_impl"
+            ),
+            "is how metrics of an engine are counted": "disable_log_stats per_request_spec_decode_metrics",
+            "is a part of speculative_config; set that": "spec_method spec_model spec_tokens",
+        }
+    ),
+    Library.megatron_model: _by_argument(
+        {
+            _OF_CHECKPOINT: (
+                "num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels"
+                " normalization layernorm_epsilon layernorm_zero_centered_gamma qk_layernorm qk_l2_norm"
+                " add_qkv_bias add_bias_linear gated_linear_unit activation_func glu_linear_offset"
+                " activation_func_clamp_value softmax_scale softmax_type window_size window_attn_skip_freq"
+                " rotary_interleaved no_rope_freq attention_output_gate multi_latent_attention"
+                " apply_query_key_layer_scaling apply_residual_connection_post_layernorm num_moe_experts"
+                " moe_router_topk moe_router_pre_softmax moe_router_score_function moe_layer_freq"
+                " moe_ffn_hidden_size moe_shared_expert_intermediate_size moe_router_topk_scaling_factor"
+                " moe_router_num_groups moe_router_group_topk mtp_num_layers transformer_impl"
+            ),
+            "must be 0, so that the policy that trains is the one that sampled": (
+                "hidden_dropout attention_dropout moe_input_jitter_eps"
+            ),
+            "would drop tokens of samples": "moe_expert_capacity_factor moe_pad_expert_input_to_capacity",
+            "would add to the loss": ("moe_router_load_balancing_type moe_aux_loss_coeff moe_z_loss_coeff"),
+            "belongs to how gradients are summed and normalised": (
+                "calculate_per_token_loss grad_scale_func no_sync_func grad_sync_func param_sync_func"
+                " finalize_model_grads_func"
+            ),
+            "follows from the kernels that are installed": (
+                "persist_layer_norm gradient_accumulation_fusion masked_softmax_fusion bias_activation_fusion"
+                " use_te_activation_func bias_dropout_fusion apply_rope_fusion attention_softmax_in_fp32"
+            ),
+            "is how weights get into the model": "perform_initialization use_cpu_initialization",
+            "belongs to the pipeline's schedule": (
+                "virtual_pipeline_model_parallel_size deallocate_pipeline_outputs batch_p2p_comm"
+                " variable_seq_lengths overlap_p2p_comm num_layers_in_first_pipeline_stage"
+                " num_layers_in_last_pipeline_stage pipeline_model_parallel_layout"
+            ),
+            "must be 1: experts are whole on each rank": "expert_tensor_parallel_size",
+        }
+    ),
+    Library.megatron_optimizer: _by_argument(
+        {
+            "must be adam": "optimizer",
+            "belongs to loss scaling, which bfloat16 does without": (
+                "loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis"
+            ),
+            "belongs to how gradients are summed": (
+                "overlap_param_gather overlap_param_gather_with_optimizer_step"
+            ),
+        }
+    ),
+    Library.transformers: {},
+}
+_RECOMPUTATION = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
+_ATTENTION = "attn_implementation"
+_DISPATCHERS = ("alltoall", "flex")
+
+
+def passed_to_engines(cfg: Config) -> list[PassedArguments]:
+    """Return what a configuration passes on to engines, where it passes anything."""
+    passed = PassedArguments("generation.vllm_kwargs", Library.vllm, cfg.generation.vllm_kwargs)
+    return [passed] if passed.values else []
+
+
+def passed_to_workers(group: PolicyConfig, prefix: str = "policy") -> list[PassedArguments]:
+    """Return what a group of training workers passes on, where it passes anything; ``prefix`` begins the
+    group's keys."""
+    megatron, fsdp = group.megatron_cfg, group.fsdp_cfg
+    by_backend = {
+        PolicyBackend.megatron: {
+            "megatron_cfg.model_kwargs": (Library.megatron_model, megatron.model_kwargs),
+            "megatron_cfg.optimizer_kwargs": (Library.megatron_optimizer, megatron.optimizer_kwargs),
+        },
+        PolicyBackend.fsdp: {"fsdp_cfg.model_kwargs": (Library.transformers, fsdp.model_kwargs)},
+    }
+    return [
+        PassedArguments(f"{prefix}.{key}", library, values)
+        for key, (library, values) in by_backend[group.backend].items()
+        if values
+    ]
+
+
+def argument_problems(cfg: Config, arguments: Sequence[PassedArguments]) -> Iterator[Problem]:
+    """Yield a problem for every argument that is set by a key of its own, or on which something relies."""
+    for passed in arguments:
+        for name, value in passed.values.items():
+            shown = f"{passed.key}.{name}={value}"
+            if key := KEYS[passed.library].get(name):
+                yield Problem(key=shown, rule=f"is set by {key}", remedy=f"set {key} and leave this out")
+            elif reason := _reason(cfg, passed.library, name, value):
+                rule, _, remedy = reason.partition("; ")
+                yield Problem(key=shown, rule=rule, remedy=remedy or "leave it out")
+
+
+def _reason(cfg: Config, library: Library, name: str, value: Any) -> str:
+    """Return why an argument is refused, by itself or beside the rest of the configuration; empty where it
+    is not."""
+    if reason := RELIED_ON[library].get(name):
+        return reason
+    if library is Library.megatron_model:
+        if name in _RECOMPUTATION and cfg.policy.megatron_cfg.activation_checkpointing:
+            return "is set by policy.megatron_cfg.activation_checkpointing=true; set that to false"
+        if name == "moe_token_dispatcher_type" and value not in _DISPATCHERS:
+            return "does not take micro-batches of different lengths; use " + " or ".join(_DISPATCHERS)
+    if library is Library.transformers and name == _ATTENTION and cfg.policy.sequence_packing.enabled:
+        return "is set by policy.sequence_packing.enabled=true, which has attention of its own"
+    if library is Library.vllm and name == "async_scheduling" and value and cfg.grpo.max_staleness > 0:
+        return "computes a step ahead, which would belong to two versions with grpo.max_staleness above 0"
+    return ""

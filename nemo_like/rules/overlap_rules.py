@@ -1,0 +1,228 @@
+"""Rules on training while rollouts are under way: ``grpo.overlap`` and ``grpo.max_staleness``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from nemo_like.algorithms.loss_traits import is_own_loss
+from nemo_like.algorithms.named_functions import is_own_function
+from nemo_like.algorithms.options import AdvantageEstimatorName, Overlap, WeightUpdates
+from nemo_like.cluster.options import Placement
+from nemo_like.config.problems import Problem
+from nemo_like.configuration import Config
+from nemo_like.environments.options import EnvironmentKind
+from nemo_like.generation.options import LoraSync
+from nemo_like.models.model_info import has_vision_tower
+from nemo_like.plan.derived import depends_on_timing, first_update_generations, groups_per_part
+from nemo_like.plan.plan import updates_per_step
+from nemo_like.rollout.options import JOURNAL_FOLDER
+from nemo_like.rollout.tasks import task_environments, training_sampling, used_environments
+from nemo_like.tripwires.options import Tripwires
+
+# The estimators that look at one group alone, so that it has its advantages before others have ended.
+_OF_GROUPS = (AdvantageEstimatorName.grpo.name, AdvantageEstimatorName.rloo.name)
+_SETTLE = "samples are never older than the weights with grpo.max_staleness=0"
+
+
+def overlap_problems(cfg: Config) -> Iterator[Problem]:
+    """Yield every problem for which a run could not train while rollouts are under way as configured."""
+    if cfg.grpo.overlap is Overlap.exact:
+        yield from _needs_engines_apart(cfg, "grpo.overlap=exact")
+        yield from _whole_batches(cfg)
+        yield from _first_update(cfg)
+    if cfg.rollout.follow_journal is not None:
+        yield from _followed_journal(cfg, f"rollout.follow_journal={cfg.rollout.follow_journal}")
+    if cfg.rollout.max_tokens_per_step is not None:
+        yield from _pieces_of_responses(cfg, f"rollout.max_tokens_per_step={cfg.rollout.max_tokens_per_step}")
+    if cfg.grpo.max_staleness > 0:
+        key = f"grpo.max_staleness={cfg.grpo.max_staleness}"
+        yield from _needs_engines_apart(cfg, key)
+        yield from _rollouts_ahead(cfg, key)
+        if cfg.grpo.weight_updates is WeightUpdates.in_flight:
+            yield from _in_flight(cfg)
+
+
+def staleness_notes(cfg: Config) -> Iterator[str]:
+    """Yield a sentence where samples of older weights train as if the weights had sampled them."""
+    loss = cfg.loss_fn
+    is_corrected = loss.use_generation_logprobs_as_prev or loss.use_importance_sampling_correction
+    if cfg.grpo.max_staleness > 0 and not (is_corrected or is_own_loss(loss)):
+        yield (
+            f"grpo.max_staleness={cfg.grpo.max_staleness}: samples of older weights train without a "
+            "correction; loss_fn.use_importance_sampling_correction=true is recommended, with "
+            "truncated_importance_sampling_type=tis and truncated_importance_sampling_ratio=2 (docs/async.md)"
+        )
+
+
+def _followed_journal(cfg: Config, key: str) -> Iterator[Problem]:
+    if not depends_on_timing(cfg):
+        yield Problem(
+            key=key,
+            rule="would do nothing: without grpo.overlap=exact or grpo.max_staleness metrics do not depend "
+            "on what ends first",
+            remedy="leave it out",
+        )
+    elif not (Path(str(cfg.rollout.follow_journal)) / JOURNAL_FOLDER).is_dir():
+        yield Problem(
+            key=key,
+            rule=f"must be the directory of a run with a journal; it has no {JOURNAL_FOLDER}/",
+            remedy="name a RUN_DIR of a run with the same configuration",
+        )
+
+
+def _needs_engines_apart(cfg: Config, key: str) -> Iterator[Problem]:
+    if cfg.cluster.placement is Placement.colocated and cfg.rollout.replay is None:
+        yield Problem(
+            key=key,
+            rule="needs engines apart from the trainer: with cluster.placement=colocated they share its "
+            "processors or GPUs",
+            remedy="set cluster.placement=separate",
+        )
+    if cfg.rollout.generate_only:
+        yield Problem(
+            key=key,
+            rule="would do nothing with rollout.generate_only=true, where nothing trains",
+            remedy="leave it out",
+        )
+
+
+def _whole_batches(cfg: Config) -> Iterator[Problem]:
+    """Yield a problem for everything that needs the whole batch before its first group can train."""
+    grpo, remedy = cfg.grpo, "or set grpo.overlap=off"
+    if grpo.adv_estimator.name not in _OF_GROUPS:
+        yield Problem(
+            key=f"grpo.adv_estimator.name={grpo.adv_estimator.name}",
+            rule="needs the whole batch for its advantages, and grpo.overlap=exact trains on groups before "
+            "all have ended",
+            remedy=f"use {' or '.join(_OF_GROUPS)}, {remedy}",
+        )
+    for name in filter(is_own_function, grpo.sample_filters):
+        yield Problem(
+            key=f"grpo.sample_filters={name}",
+            rule="may compare the samples of the whole batch, and grpo.overlap=exact filters groups as they "
+            "end",
+            remedy=f"use filters that are shipped, {remedy}",
+        )
+    if cfg.teacher is not None and cfg.teacher.models:
+        yield Problem(
+            key="teacher.models",
+            rule="scores each model's samples together with others of the batch, and grpo.overlap=exact "
+            "scores groups as they end",
+            remedy=f"use one teacher, {remedy}",
+        )
+
+
+def _first_update(cfg: Config) -> Iterator[Problem]:
+    """Yield the problems for which a part could not divide over the replicas, or over the updates."""
+    grpo, size, num_groups = cfg.grpo, cfg.policy.train_global_batch_size, groups_per_part(cfg) or 1
+    if grpo.num_prompts_per_step % num_groups:
+        replicas = f"policy.data_parallel_size={cfg.policy.data_parallel_size}"
+        if cfg.teacher is not None:
+            replicas += f" and of teacher.data_parallel_size={cfg.teacher.data_parallel_size}"
+        yield Problem(
+            key=f"grpo.num_prompts_per_step={grpo.num_prompts_per_step}",
+            rule=f"must be a multiple of {replicas} with grpo.overlap=exact, so that each part divides over "
+            "the replicas",
+            remedy=f"try {-(-grpo.num_prompts_per_step // num_groups) * num_groups}",
+        )
+    if updates_per_step(cfg) == grpo.num_epochs_per_rollout:  # the first update has all samples
+        return
+    if not grpo.mix_groups_in_updates:
+        yield Problem(
+            key="grpo.mix_groups_in_updates=false",
+            rule="lets the first of several updates wait for certain groups, and grpo.overlap=exact takes "
+            "groups as they end",
+            remedy=f"set it to true, or policy.train_global_batch_size={_samples(cfg)}",
+        )
+    elif size % grpo.num_prompts_per_step or first_update_generations(cfg) % grpo.samples_kept_together:
+        share = grpo.num_prompts_per_step * grpo.samples_kept_together
+        yield Problem(
+            key=f"policy.train_global_batch_size={size}",
+            rule=f"must be a multiple of {share} with grpo.overlap=exact, so that the first update has "
+            "equally many samples of each of grpo.num_prompts_per_step groups",
+            remedy=f"try {max(1, size // share) * share}, or a smaller grpo.samples_kept_together; "
+            "1 needs policy.sequence_packing.share_prompts=false",
+        )
+
+
+def _samples(cfg: Config) -> int:
+    return cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
+
+
+def _rollouts_ahead(cfg: Config, key: str) -> Iterator[Problem]:
+    if cfg.rollout.replay is not None:
+        yield Problem(
+            key=key,
+            rule=f"would do nothing with rollout.replay={cfg.rollout.replay}, where nothing is generated",
+            remedy="set grpo.max_staleness=0; a recording of stale samples is replayed as it is",
+        )
+    agents = [name for name, env in used_environments(cfg).items() if env.kind is EnvironmentKind.agent]
+    for name in agents:
+        yield Problem(
+            key=f"env.{name}.kind=agent",
+            rule=f"records one policy version for a session, and with {key} it may have several",
+            remedy=f"use another kind of environment; {_SETTLE}",
+        )
+    if cfg.debug.tripwires is Tripwires.all:
+        yield Problem(
+            key="debug.tripwires=all",
+            rule=f"has engines score a canary when nothing is under way, and {key} keeps rollouts under way",
+            remedy="set debug.tripwires=cheap",
+        )
+    if cfg.loss_fn.force_on_policy_ratio:
+        yield Problem(
+            key="loss_fn.force_on_policy_ratio=true",
+            rule=f"takes samples for those of the weights that train, and with {key} they are of older ones",
+            remedy=f"set it to false; {_SETTLE}",
+        )
+    needed = cfg.grpo.max_staleness + 2
+    if cfg.data_plane.max_open_partitions < needed:
+        yield Problem(
+            key=f"data_plane.max_open_partitions={cfg.data_plane.max_open_partitions}",
+            rule=f"must be at least {needed} with {key}: a partition for each step that may be under way, "
+            "and one that is being closed",
+            remedy=f"try {needed}",
+        )
+
+
+def _pieces_of_responses(cfg: Config, key: str) -> Iterator[Problem]:
+    if cfg.grpo.max_staleness == 0:
+        yield Problem(
+            key=key,
+            rule="would do nothing with grpo.max_staleness=0, where no rollout is ahead of its step",
+            remedy="leave it out, or set grpo.max_staleness=1",
+        )
+    for name in task_environments(cfg):
+        task = training_sampling(cfg, name)
+        if task.sampling.stop_strings:
+            yield Problem(
+                key=task.keys["stop_strings"],
+                rule=f"may lie across two pieces of a response, for which {key} makes several requests",
+                remedy="set it to [], so that the end-of-sequence token ends responses, or leave "
+                "rollout.max_tokens_per_step out",
+            )
+
+
+def _in_flight(cfg: Config) -> Iterator[Problem]:
+    """Yield a problem for what an engine does not keep right when weights come in the middle of a sample."""
+    key, remedy = "grpo.weight_updates=in_flight", "set grpo.weight_updates=between_samples"
+    if cfg.policy.lora.enabled and cfg.generation.lora_sync is LoraSync.adapter:
+        yield Problem(
+            key="generation.lora_sync=adapter",
+            rule=f"changes adapters that running samples have begun with, and with {key} these go on",
+            remedy=f"set generation.lora_sync=merged, or {remedy}",
+        )
+    if cfg.policy.megatron_cfg.router_replay:
+        yield Problem(
+            key="policy.megatron_cfg.router_replay=true",
+            rule=f"needs the experts that sampled a token, and with {key} the engine computes tokens again "
+            "by other weights",
+            remedy=remedy,
+        )
+    if has_vision_tower(cfg.policy.model_name):
+        yield Problem(
+            key=key,
+            rule=f"was never tried with a model that reads images, such as {cfg.policy.model_name}",
+            remedy=remedy,
+        )

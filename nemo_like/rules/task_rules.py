@@ -1,0 +1,211 @@
+"""Rules on environments, and on how the responses of each task are sampled."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from difflib import get_close_matches
+
+from nemo_like.config.problems import Problem
+from nemo_like.configuration import Config
+from nemo_like.environments.kind_options import HUB_MODULES, option_problems
+from nemo_like.environments.options import EnvConfig, EnvironmentKind, component_weights, needs_gpu
+from nemo_like.generation.options import MAX_TEMPERATURE
+from nemo_like.policy.options import Device
+from nemo_like.rollout.tasks import (
+    SourcedSampling,
+    data_sources,
+    task_environments,
+    training_sampling,
+    used_environments,
+    validation_sampling,
+)
+from nemo_like.rules.agent_rules import agent_problems
+from nemo_like.rules.endpoint_rules import endpoint_problems
+from nemo_like.rules.hub_rules import hub_problems, mcp_problems
+
+_NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+# Kinds that cannot be components of a weighted sum: those that answer, and weighted sums themselves.
+_NO_COMPONENTS = (
+    EnvironmentKind.calculator,
+    EnvironmentKind.sliding_puzzle,
+    EnvironmentKind.weighted_sum,
+    EnvironmentKind.mcp,
+    *HUB_MODULES,
+    EnvironmentKind.agent,
+)
+
+
+def task_problems(cfg: Config) -> Iterator[Problem]:
+    """Yield every problem with the environments, with the data sources that name them and with sampling."""
+    yield from _named_environments(cfg)
+    for name, env in used_environments(cfg).items():
+        yield from _counts(name, env)
+        wrong_options = [*option_problems(name, env)]
+        yield from wrong_options or [*endpoint_problems(name, env), *hub_problems(name, env)]
+        if env.kind is EnvironmentKind.agent:
+            yield from agent_problems(cfg, name, env)
+        if needs_gpu(env) and cfg.policy.device is Device.cpu:
+            yield Problem(
+                key=f"env.{name}.options.device=cuda",
+                rule="needs policy.device=cuda, without which a run reserves no GPUs",
+                remedy="set it to cpu",
+            )
+    for name, env in task_environments(cfg).items():
+        if env.kind is EnvironmentKind.weighted_sum:
+            yield from _components(cfg, name, env)
+        if env.kind is EnvironmentKind.mcp:
+            yield from mcp_problems(cfg, name, env)
+        training, validation = training_sampling(cfg, name), validation_sampling(cfg, name)
+        yield from _unique(_ranges(training), _ranges(validation))
+        yield from _same_distribution(cfg, training)
+        yield from _lengths(cfg, name, env, training)
+
+
+def _unique(*groups: Iterator[Problem]) -> Iterator[Problem]:
+    """Yield each problem once: validation inherits values from training, and their problems with them."""
+    yield from dict.fromkeys(problem for group in groups for problem in group)
+
+
+def _named_environments(cfg: Config) -> Iterator[Problem]:
+    known = ", ".join(cfg.env) or "none"
+    for key, data in data_sources(cfg):
+        if data.env not in cfg.env:
+            close = get_close_matches(data.env, cfg.env, n=1)
+            yield Problem(
+                key=f"{key}.env={data.env}",
+                rule=f"is not an environment of this configuration, which has {known}",
+                remedy=f"did you mean {close[0]}?"
+                if close
+                else f"add `- env@env.{data.env}: KIND` to its defaults; the kinds are in configs/env",
+            )
+
+
+def _components(cfg: Config, name: str, env: EnvConfig) -> Iterator[Problem]:
+    """Yield every problem with the components of a weighted sum."""
+    weights = component_weights(env)
+    if not weights:
+        yield Problem(
+            key=f"env.{name}.options.components",
+            rule="names no environment, so there is no reward",
+            remedy="name environments with their weights, for example {math: 1.0, quality: 0.1}",
+        )
+    if env.max_turns > 1:
+        yield Problem(
+            key=f"env.{name}.max_turns={env.max_turns}",
+            rule="must be 1 for a weighted sum, whose components judge one response",
+            remedy="a conversation of several turns is judged by the environment that answers it",
+        )
+    for component, weight in weights.items():
+        key = f"env.{name}.options.components.{component}"
+        other = cfg.env.get(component)
+        if other is None:
+            close = get_close_matches(component, cfg.env.keys() - {name}, n=1)
+            yield Problem(
+                key=key,
+                rule=f"is not an environment of this configuration, which has {', '.join(cfg.env)}",
+                remedy=f"did you mean {close[0]}?" if close else f"add `- env@env.{component}: KIND`",
+            )
+        elif other.kind in _NO_COMPONENTS:
+            yield Problem(
+                key=key,
+                rule=f"is of kind {other.kind.name}, which judges no single response",
+                remedy="a component is an environment of another kind, such as math_verify or reward_model",
+            )
+        elif isinstance(weight, int | float) and not math.isfinite(weight):
+            yield Problem(key=f"{key}={weight}", rule="must be finite", remedy="")
+
+
+def _counts(name: str, env: EnvConfig) -> Iterator[Problem]:
+    keys = ["num_actors", "max_concurrency", "batch_size", "max_turns"]
+    if env.kind is EnvironmentKind.weighted_sum:
+        keys.remove("num_actors")
+        if env.num_actors != 0:
+            yield Problem(
+                key=f"env.{name}.num_actors={env.num_actors}",
+                rule="must be 0 for a weighted sum, whose components have the actors",
+                remedy="set num_actors of its components",
+            )
+    for key in keys:
+        if (value := getattr(env, key)) < 1:
+            yield Problem(key=f"env.{name}.{key}={value}", rule="must be at least 1", remedy="")
+    if not 0 < env.timeout_s < math.inf:
+        yield Problem(
+            key=f"env.{name}.timeout_s={env.timeout_s}", rule="must be above 0 and finite", remedy=""
+        )
+    if not 0 <= env.max_failed_share <= 1:
+        yield Problem(
+            key=f"env.{name}.max_failed_share={env.max_failed_share}",
+            rule="must be a share, from 0 to 1",
+            remedy="0.5 ends the run when more than half of the rewards fail",
+        )
+
+
+def _ranges(sourced: SourcedSampling) -> Iterator[Problem]:
+    values = sourced.sampling
+    # Every comparison is false for NaN, so NaN is out of range.
+    limits = {
+        "temperature": (
+            0 <= values.temperature <= MAX_TEMPERATURE,
+            f"at least 0 and at most {MAX_TEMPERATURE:g}",
+        ),
+        "top_p": (0 < values.top_p <= 1, "above 0 and at most 1"),
+        "top_k": (values.top_k >= 0, "at least 0"),
+        "min_p": (0 <= values.min_p <= 1, "at least 0 and at most 1"),
+        "max_new_tokens": (values.max_new_tokens >= 1, "at least 1"),
+        "stop_strings": (all(values.stop_strings), "without an empty string"),
+        "stop_token_ids": (all(token >= 0 for token in values.stop_token_ids), "ids, at least 0"),
+    }
+    for name, (holds, rule) in limits.items():
+        if not holds:
+            yield Problem(
+                key=f"{sourced.keys[name]}={getattr(values, name)}", rule=f"must be {rule}", remedy=""
+            )
+
+
+def _same_distribution(cfg: Config, training: SourcedSampling) -> Iterator[Problem]:
+    """Yield a problem when training samples are drawn from another distribution than the trainer scores.
+
+    The trainer's log-probs are of the full distribution at one temperature. With top_p, top_k or min_p the
+    engine's are renormalised over the tokens that are left, so that both differ even with equal weights.
+    """
+    values, keys = training.sampling, training.keys
+    for name, neutral in _NEUTRAL.items():
+        if getattr(values, name) != neutral:
+            shown = "null" if keys[name] == "generation.top_k" else neutral
+            yield Problem(
+                key=f"{keys[name]}={getattr(values, name)}",
+                rule=(
+                    f"must be {shown} in training: the engine's log-probs would be renormalised over "
+                    "the tokens that are left, while the trainer's are of the full distribution"
+                ),
+                remedy=(
+                    f"set it to {shown} and use generation.temperature to sharpen, or set it for validation"
+                ),
+            )
+    if values.temperature != cfg.generation.temperature:
+        yield Problem(
+            key=f"{keys['temperature']}={values.temperature:g}",
+            rule=(
+                f"must be generation.temperature={cfg.generation.temperature:g} in training: the "
+                "trainer scores every sample at that one temperature"
+            ),
+            remedy="change generation.temperature for all tasks, or set it for validation",
+        )
+
+
+def _lengths(cfg: Config, name: str, env: EnvConfig, training: SourcedSampling) -> Iterator[Problem]:
+    limit, total = env.max_conversation_tokens, cfg.policy.max_total_sequence_length
+    if limit is not None and not 2 <= limit <= total:
+        yield Problem(
+            key=f"env.{name}.max_conversation_tokens={limit}",
+            rule=f"must be from 2 to policy.max_total_sequence_length={total}",
+            remedy="null is the latter",
+        )
+    new, key = training.sampling.max_new_tokens, training.keys["max_new_tokens"]
+    if new >= (limit or total) and key != "generation.max_new_tokens":
+        yield Problem(
+            key=f"{key}={new}",
+            rule=f"must be below the {limit or total} tokens of a conversation, which hold the prompt too",
+            remedy="",
+        )

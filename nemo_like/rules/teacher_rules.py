@@ -1,0 +1,238 @@
+"""Rules on the teacher of loss_fn.kind=distillation, or of a loss of one's own, the group teacher.
+
+Most of its keys are those of the policy, so most of its rules are the policy's too: they are asked of the
+configuration in which the teacher is the policy, and their answers are told of the teacher.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from nemo_like.algorithms.loss_traits import has_teacher, is_own_loss
+from nemo_like.batch.recordings import read_manifest
+from nemo_like.cluster.options import Placement
+from nemo_like.config.problems import ConfigError, Problem, told_of
+from nemo_like.configuration import Config
+from nemo_like.models.model_info import model_of
+from nemo_like.policy.layout import is_one_engine, policy_world_size
+from nemo_like.policy.options import Device, TeacherConfig
+from nemo_like.rollout.tasks import training_tasks
+from nemo_like.rules.beside_policy import beside_policy, model_beside_policy, vocabulary_problems
+from nemo_like.rules.checkpoint_rules import CPU_HEAD_SIZES, other_checkpoint_problems
+from nemo_like.rules.machine_rules import Machine
+
+_BY_ENGINE = "teacher.scored_by=engine"
+_WORKERS = "set teacher.scored_by=workers"
+# The keys of a config.json that say nothing of how a frozen model scores.
+_NO_ARCHITECTURE = frozenset(
+    {
+        *("_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout"),
+    }
+)
+
+
+def teacher_problems(cfg: Config) -> Iterator[Problem]:
+    """Yield every problem with whether there is a teacher, and with keys that it does not go with."""
+    if cfg.teacher is None:
+        if has_teacher(cfg.loss_fn):
+            yield Problem(
+                key=f"loss_fn.kind={cfg.loss_fn.kind}",
+                rule="needs a teacher, which the student is compared with",
+                remedy="add `- teacher: default` to the defaults, or teacher=default to the command line, "
+                "and set teacher.model_name",
+            )
+        return
+    if not (has_teacher(cfg.loss_fn) or is_own_loss(cfg.loss_fn)):
+        yield Problem(
+            key="teacher",
+            rule=f"is a teacher, which nobody asks with loss_fn.kind={cfg.loss_fn.kind}",
+            remedy="set loss_fn.kind=distillation, or leave the group teacher out",
+        )
+    yield from _of_the_group(cfg, cfg.teacher)
+    if cfg.teacher.models:
+        yield from _tasks(cfg, cfg.teacher)
+    if has_teacher(cfg.loss_fn) and cfg.loss_fn.arguments.get("reward_weight", 0) == 0:
+        yield from _without_rewards(cfg)
+    if is_one_engine(cfg.teacher):
+        yield from _of_the_engine(cfg, cfg.teacher)
+
+
+def _without_rewards(cfg: Config) -> Iterator[Problem]:
+    """Yield a problem for every key on the way from rewards to advantages, which such a loss leaves out."""
+    chosen = {
+        "value": cfg.value is not None,
+        "loss_fn.use_kl_in_reward=true": cfg.loss_fn.use_kl_in_reward,
+        "grpo.use_leave_one_out_baseline=true": cfg.grpo.use_leave_one_out_baseline,
+        "grpo.reward_scaling.enabled=true": cfg.grpo.reward_scaling.enabled,
+        "grpo.reward_shaping.enabled=true": cfg.grpo.reward_shaping.enabled,
+    }
+    for key in (key for key, is_chosen in chosen.items() if is_chosen):
+        yield Problem(
+            key=key,
+            rule="has no effect with loss_fn.arguments.reward_weight=0: the policy learns from its teacher "
+            "alone",
+            remedy="set loss_fn.arguments.reward_weight above 0, or "
+            + ("leave the group value out" if key == "value" else "this to false"),
+        )
+
+
+def _of_the_group(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
+    if teacher.lora.enabled:
+        yield Problem(
+            key="teacher.lora.enabled=true",
+            rule="trains nothing: a teacher is frozen",
+            remedy="set it to false",
+        )
+    if teacher.device is Device.cuda and cfg.cluster.placement is Placement.colocated:
+        yield Problem(
+            key="teacher",
+            rule="needs GPUs of its own, and cluster.placement=colocated gives it the policy's",
+            remedy="set cluster.placement=separate",
+        )
+    num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
+    if teacher.data_parallel_size >= 1 and num_samples % teacher.data_parallel_size:
+        yield Problem(
+            key=f"teacher.data_parallel_size={teacher.data_parallel_size}",
+            rule=f"must divide the {num_samples} samples of a step",
+            remedy="use a divisor, or another number of prompts",
+        )
+    yield from beside_policy("teacher", "teacher", teacher, cfg.policy)
+
+
+def _of_the_engine(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
+    """Yield a problem for all that one engine of vLLM cannot do, and a group of workers can."""
+    if cfg.generation.temperature != 1:
+        yield Problem(
+            key=_BY_ENGINE,
+            rule="needs generation.temperature=1, at which vLLM scores given tokens; it is "
+            f"{cfg.generation.temperature:g}",
+            remedy="set the temperature to 1, or teacher.scored_by=workers",
+        )
+    if (size := policy_world_size(teacher)) > 1:
+        yield Problem(
+            key=_BY_ENGINE,
+            rule=f"is one process, and the teacher's layout has {size}",
+            remedy="set teacher.data_parallel_size and every parallel size of its backend to 1",
+        )
+    if teacher.models:
+        yield Problem(
+            key=_BY_ENGINE,
+            rule=f"holds one model, and teacher.models has {', '.join(teacher.models)}",
+            remedy="set teacher.scored_by=workers, which put one model after the other in place",
+        )
+
+
+def _tasks(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
+    """Yield a problem for every task of ``teacher.models`` that no training sample can be of."""
+    tasks, whose = training_tasks(cfg), "the training data, whose sources"
+    if cfg.rollout.replay is not None:
+        try:
+            recorded = read_manifest(Path(cfg.rollout.replay)).tasks
+        except ValueError:  # told elsewhere
+            return
+        if recorded is None:
+            yield Problem(
+                key="teacher.models",
+                rule=f"needs the tasks of samples, which the recording {cfg.rollout.replay} does not name",
+                remedy="record again, or leave teacher.models empty",
+            )
+            return
+        tasks, whose = [*recorded], f"the recording {cfg.rollout.replay}, whose samples"
+    for name in teacher.models:
+        if name not in tasks:
+            close = get_close_matches(name, tasks, n=1)
+            yield Problem(
+                key=f"teacher.models.{name}",
+                rule=f"is no task of {whose} name {', '.join(tasks)}",
+                remedy=f"did you mean {close[0]}?"
+                if close
+                else "a task is named as its environment, env.NAME, which a source of data.train names",
+            )
+
+
+def with_teacher_as_policy(cfg: Config, teacher: TeacherConfig) -> Config:
+    """Return the configuration in which the teacher is the policy."""
+    return replace(cfg, policy=teacher, value=None, teacher=None)
+
+
+def teacher_model_problems(
+    cfg: Config, teacher: TeacherConfig, machine: Machine = Machine.this
+) -> Iterator[Problem]:
+    """Yield every problem of the teacher's checkpoints beside the policy's. What is wrong with
+    ``model_name`` alone, or with the policy's, is told elsewhere."""
+    yield from model_beside_policy("teacher", "teacher", teacher, cfg.policy)
+    if is_one_engine(teacher):
+        yield from _by_engine(cfg, teacher)
+    for task, model in teacher.models.items():
+        yield from _further_model(cfg, teacher, machine, key=f"teacher.models.{task}={model}", model=model)
+
+
+def _further_model(
+    cfg: Config, teacher: TeacherConfig, machine: Machine, *, key: str, model: str
+) -> Iterator[Problem]:
+    """Yield every problem of one of the teacher's further checkpoints."""
+    as_policy = with_teacher_as_policy(cfg, replace(teacher, model_name=model))
+    of_name = f"policy.model_name={model}"
+    # What else is told of it is also told of model_name, since both have one architecture.
+    own = [one for one in other_checkpoint_problems(as_policy, machine) if one.key == of_name]
+    yield from (replace(one, key=key) for one in told_of("teacher", own))
+    directories = Path(teacher.model_name), Path(model)
+    if own or not all(path.is_dir() for path in directories):
+        return
+    try:
+        configs = [_architecture(path) for path in directories]
+    except (OSError, ValueError, AttributeError):  # of teacher.model_name, and told elsewhere
+        return
+    for name in sorted(configs[0].keys() | configs[1].keys()):
+        ours, theirs = (config.get(name) for config in configs)
+        if ours != theirs:
+            yield Problem(
+                key=key,
+                rule="must have the architecture of teacher.model_name, in whose model its weights are put: "
+                f"config.json has {name}={json.dumps(theirs)} and not {json.dumps(ours)}",
+                remedy="use a checkpoint of the same architecture, saved by the same version of transformers",
+            )
+            return
+    yield from vocabulary_problems(key, "teacher", Path(model), Path(cfg.policy.model_name))
+
+
+def _architecture(path: Path) -> dict[str, Any]:
+    """Return what a config.json says of how a model computes."""
+    content: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    return {name: value for name, value in content.items() if name not in _NO_ARCHITECTURE}
+
+
+def _by_engine(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
+    """Yield every problem of the teacher's model with being scored by an engine."""
+    try:
+        own, theirs = model_of(teacher), model_of(cfg.policy)
+    except ConfigError:  # told elsewhere
+        return
+    if own.vocab_size > theirs.vocab_size:
+        yield Problem(
+            key=_BY_ENGINE,
+            rule=f"needs a model of the policy's {theirs.vocab_size} tokens, and the teacher's has "
+            f"{own.vocab_size}: an engine may name one that the policy has not",
+            remedy=_WORKERS,
+        )
+    length = cfg.policy.max_total_sequence_length
+    if own.max_position_embeddings <= length:
+        yield Problem(
+            key=_BY_ENGINE,
+            rule=f"needs a model of more than policy.max_total_sequence_length={length} positions, and the "
+            f"teacher's has {own.max_position_embeddings}: an engine generates one token more than it scores",
+            remedy=f"shorten the sequences, or {_WORKERS}",
+        )
+    if teacher.device is Device.cpu and own.head_size not in CPU_HEAD_SIZES:
+        yield Problem(
+            key=_BY_ENGINE,
+            rule=f"needs attention heads of another size than {own.head_size}: vLLM has attention on the CPU "
+            f"only for {', '.join(map(str, CPU_HEAD_SIZES))}",
+            remedy=_WORKERS,
+        )

@@ -1,0 +1,22 @@
+"""The keys of checks that look for bugs, ``debug``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Annotated
+
+from nemo_like.config.keys import Key
+
+
+class Tripwires(Enum):
+    """Which checks of every step look for bugs that raise nothing (docs/tripwires.md)."""
+
+    off = "off"
+    cheap = "cheap"  # those that cost at most a hundredth of a step
+    all = "all"
+
+
+@dataclass(kw_only=True, slots=True)
+class DebugConfig:
+    tripwires: Annotated[Tripwires, Key("checks of every step, see docs/tripwires.md", Tripwires.cheap)]

@@ -1,0 +1,427 @@
+"""Configurations in the style of NeMo-RL and verl, and what they are here, worked out by hand."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_like.config.problems import ConfigError
+from nemo_like.configuration import load_config
+from nemo_like.conversion.their_files import read_theirs
+from nemo_like.conversion.translation import Conversion, convert, framework_of
+from nemo_like.conversion.writing import written
+
+SCRIPT = Path(__file__).parents[3] / "scripts" / "convert_config.py"
+
+NEMO_RL = """
+grpo:
+  num_prompts_per_step: 16
+  num_generations_per_prompt: 8
+  max_num_steps: 30
+  normalize_rewards: false
+  use_leave_one_out_baseline: true
+  val_period: -1
+  async_grpo: {enabled: false, max_trajectory_age_steps: 1}
+loss_fn: {ratio_clip_max: 0.28, truncated_importance_sampling_type: seq-mask-tis}
+checkpointing: {metric_name: "val:accuracy"}
+policy:
+  model_name: Some/Model-1B
+  tokenizer: {name: "${policy.model_name}"}
+  train_global_batch_size: 32
+  train_micro_batch_size: 2
+  max_total_sequence_length: 1000
+  precision: bfloat16
+  dtensor_cfg: {enabled: false, tensor_parallel_size: 8, context_parallel_size: 2}
+  optimizer: null
+  megatron_cfg:
+    enabled: true
+    tensor_model_parallel_size: 2
+    optimizer: {lr: 2.0e-6, min_lr: 1.0e-7, use_distributed_optimizer: true}
+    scheduler: {lr_decay_style: cosine, lr_decay_iters: 20, lr_warmup_iters: 5}
+    peft: {enabled: false, dim: 64}
+  sequence_packing: {enabled: true, train_mb_tokens: "${mul:${policy.max_total_sequence_length}, 2}"}
+  generation:
+    max_new_tokens: ${policy.max_total_sequence_length}
+    top_k: null
+    stop_strings: null
+    vllm_cfg: {tensor_parallel_size: 4, gpu_memory_utilization: 0.6, precision: fp8}
+    colocated: {enabled: true}
+data:
+  max_input_seq_length: 200
+  train: {dataset_name: DeepScaler}
+  validation: {dataset_name: ResponseDataset, data_path: held_out.jsonl, input_key: question}
+  default: {env_name: math}
+env: {math: {num_workers: 3}}
+logger: {wandb_enabled: false}
+cluster: {gpus_per_node: 8, num_nodes: 1}
+"""
+
+NEMO_RL_HERE: dict[str, Any] = {
+    "grpo.num_prompts_per_step": 16,
+    "grpo.normalize_rewards": False,
+    "grpo.use_leave_one_out_baseline": True,
+    "grpo.val_period": 0,  # -1 is never
+    "grpo.mix_groups_in_updates": False,
+    "loss_fn.ratio_clip_max": 0.28,
+    "loss_fn.truncated_importance_sampling_type": "seq_mask",
+    "checkpointing.metric_name": "validation/accuracy",
+    "policy.model_name": "models/Model-1B",
+    "policy.backend": "megatron",
+    "policy.data_parallel_size": 4,  # 8 GPUs in replicas of 2
+    "policy.megatron_cfg.tensor_model_parallel_size": 2,
+    "policy.megatron_cfg.use_distributed_optimizer": True,
+    "policy.optimizer.lr": 2.0e-6,
+    "policy.scheduler.min_lr": 1.0e-7,
+    "policy.scheduler.warmup_updates": 20,  # 5 steps of 16 x 8 / 32 = 4 updates
+    "policy.scheduler.decay_updates": 80,  # 20 steps
+    "policy.sequence_packing.train_mb_tokens": 2000,
+    "policy.offload_parameters_between_phases": True,  # engines share the GPUs
+    "generation.max_new_tokens": 800,  # 1000 less the prompt's 200
+    "generation.top_k": None,
+    "generation.stop_strings": [],
+    "generation.num_engines": 2,  # 8 GPUs in engines of 4
+    "generation.vllm_cfg.quantization": "fp8",
+    "env.math.num_actors": 3,
+    "logger.wandb.mode": "disabled",
+    "cluster.placement": "colocated",
+    "data.validation": {
+        "kind": "jsonl",
+        "path": "held_out.jsonl",
+        "prompt_key": "question",
+        "answer_key": "output",
+    },
+}
+
+VERL = """
+actor_rollout_ref:
+  hybrid_engine: true
+  model: {path: /models/seven, enable_gradient_checkpointing: true, use_remove_padding: true, lora_rank: 0}
+  actor:
+    _target_: verl.workers.config.FSDPActorConfig
+    strategy: fsdp2
+    ppo_mini_batch_size: 64
+    ppo_micro_batch_size_per_gpu: 4
+    use_dynamic_bsz: true
+    ppo_max_token_len_per_gpu: 9000
+    clip_ratio: 0.2
+    clip_ratio_low: 0.1
+    clip_ratio_high: 0.3
+    clip_ratio_c: 3.0
+    loss_agg_mode: seq-mean-token-sum-norm
+    entropy_coeff: 0
+    use_kl_loss: true
+    kl_loss_coef: 0.002
+    kl_loss_type: low_var_kl
+    ppo_epochs: 2
+    grad_clip: 0.5
+    optim: {lr: 3e-6, lr_warmup_steps: -1, lr_warmup_steps_ratio: 0.1, betas: [0.9, 0.95]}
+    fsdp_config: {param_offload: true, optimizer_offload: true, ulysses_sequence_parallel_size: 2}
+    megatron: {tensor_model_parallel_size: 4}
+  rollout:
+    name: vllm
+    n: 4
+    temperature: 0.8
+    top_k: -1
+    tensor_model_parallel_size: 2
+    gpu_memory_utilization: 0.5
+    val_kwargs: {do_sample: false, temperature: 0, n: 2, top_p: 1.0}
+    multi_turn: {enable: false}
+algorithm: {adv_estimator: grpo, norm_adv_by_std_in_grpo: false, use_kl_in_reward: false, gamma: 1.0}
+critic: {optim: {lr: 1e-5}, ppo_epochs: 3}
+data:
+  train_files: [~/gsm8k/train.parquet, ~/math/train.parquet]
+  val_files: ~/gsm8k/test.parquet
+  train_batch_size: 256
+  max_prompt_length: 500
+  max_response_length: 1500
+  truncation: error
+trainer:
+  total_training_steps: 100
+  total_epochs: 15
+  n_gpus_per_node: 8
+  nnodes: 2
+  logger: [console, wandb]
+  save_freq: -1
+  test_freq: 5
+  max_actor_ckpt_to_keep: null
+"""
+
+VERL_HERE: dict[str, Any] = {
+    "grpo.num_prompts_per_step": 256,
+    "grpo.num_generations_per_prompt": 4,
+    "grpo.num_epochs_per_rollout": 2,
+    "grpo.max_num_steps": 100,
+    "grpo.normalize_rewards": False,
+    "grpo.num_val_generations_per_prompt": 2,
+    "policy.backend": "fsdp",
+    "policy.model_name": "/models/seven",
+    "policy.train_global_batch_size": 256,  # 64 prompts of 4 samples
+    "policy.data_parallel_size": 16,
+    "policy.sequence_packing.enabled": True,
+    "policy.sequence_packing.train_mb_tokens": 9000,
+    "policy.max_total_sequence_length": 2000,
+    "policy.max_grad_norm": 0.5,
+    "policy.fsdp_cfg.activation_checkpointing": True,
+    "policy.offload_parameters_between_phases": True,
+    "policy.optimizer.lr": 3.0e-6,
+    "policy.optimizer.adam_beta2": 0.95,
+    # A tenth of 100 steps, each of 256 / 64 updates in each of 2 epochs.
+    "policy.scheduler.warmup_updates": 80,
+    "loss_fn.kind": None,  # no key of theirs names it
+    "loss_fn.ratio_clip_min": 0.1,
+    "loss_fn.ratio_clip_max": 0.3,
+    "loss_fn.ratio_clip_c": 3.0,
+    "loss_fn.token_level_loss": False,
+    "loss_fn.sequence_length_normalizer": 1500,
+    "loss_fn.entropy_coef": None,
+    "loss_fn.reference_policy_kl_penalty": 0.002,
+    "loss_fn.reference_policy_kl_type": "k3",
+    "generation.max_new_tokens": 1500,
+    "generation.temperature": 0.8,
+    "generation.top_k": None,
+    "generation.validation.temperature": 0.0,
+    "generation.num_engines": 8,
+    "checkpointing.enabled": False,
+    "cluster.address": "auto",
+    "logger.wandb.mode": "online",
+}
+
+
+def converted(tmp_path: Path, text: str, *arguments: str) -> Conversion:
+    path = tmp_path / "theirs.yaml"
+    path.write_text(text)
+    theirs, unresolved = read_theirs(path, arguments)
+    assert not unresolved
+    return convert(framework_of(theirs.tree, None, str(path)), theirs, str(path))
+
+
+def value(conversion: Conversion, key: str) -> Any:
+    setting = conversion.settings.get(key)
+    return None if setting is None else setting.value
+
+
+def loaded(tmp_path: Path, conversion: Conversion) -> Any:
+    path = tmp_path / "ours.yaml"
+    path.write_text(written(conversion, "theirs"))
+    return load_config(path)
+
+
+def lost(conversion: Conversion) -> str:
+    return "\n".join(map(str, conversion.lost))
+
+
+@pytest.mark.parametrize(("text", "expected"), [(NEMO_RL, NEMO_RL_HERE), (VERL, VERL_HERE)])
+def test_values_are_what_they_mean_here(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
+    conversion = converted(tmp_path, text)
+    assert {key: value(conversion, key) for key in expected} == expected
+
+
+def test_the_result_loads_with_these_values(tmp_path: Path) -> None:
+    cfg = loaded(tmp_path, converted(tmp_path, NEMO_RL))
+    assert (cfg.policy.data_parallel_size, cfg.generation.num_engines) == (4, 2)
+    assert cfg.data.train[0].path == "agentica-org/DeepScaleR-Preview-Dataset"
+    assert cfg.data.validation[0].prompt_key == "question"
+
+
+def test_verls_files_are_sources_with_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    cfg = loaded(tmp_path, converted(tmp_path, VERL))
+    assert cfg.policy.backend.name == "fsdp"
+    assert [(source.name, source.path) for source in cfg.data.train] == [
+        ("gsm8k", "/home/me/gsm8k/train.parquet"),
+        ("math", "/home/me/math/train.parquet"),
+    ]
+    assert cfg.value is None
+
+
+def test_what_is_missing_is_told_with_a_remedy(tmp_path: Path) -> None:
+    conversion = converted(tmp_path, VERL)
+    assert "ulysses_sequence_parallel_size=2 is missing here" in lost(conversion)
+    assert all(problem.remedy or ":" in problem.rule for problem in conversion.lost)
+    assert "megatron" not in "".join(problem.key for problem in conversion.lost)  # switched off
+    assert "reward_model.ground_truth" in str(conversion.notes)
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ("actor_rollout_ref.rollout.name=sglang", "vLLM generates"),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "only vanilla, gspo, sapo, cispo"),
+        ("algorithm.adv_estimator=remax", "set grpo.adv_estimator.name"),
+        ("actor_rollout_ref.actor.kl_loss_type=abs", "set loss_fn.reference_policy_kl_type=k3"),
+        ("algorithm.use_kl_in_reward=true", "the KL is in the loss or in the reward, not in both"),
+        ("trainer.total_training_steps=null", "set grpo.max_num_steps to 15 x problems / 256"),
+        ("data.truncation=left", "a prompt that is too long is left out"),
+        ("trainer.v1.trainer_mode=colocate_async", "set it to sync, and here grpo.max_staleness=1"),
+        ("+trainer.no_key_of_verl=1", ""),
+    ],
+)
+def test_a_value_without_a_counterpart_is_named(tmp_path: Path, argument: str, expected: str) -> None:
+    assert expected in lost(converted(tmp_path, VERL, argument))
+
+
+def test_a_loss_of_verl_is_its_keys_here(tmp_path: Path) -> None:
+    mode = "+actor_rollout_ref.actor.policy_loss.loss_mode"
+    gspo = converted(tmp_path, VERL, f"{mode}=gspo")
+    assert value(gspo, "loss_fn.kind") == "gspo_token"  # whose gradient is that of verl's gspo
+    assert value(gspo, "loss_fn.sequence_level_importance_ratios") is True
+    assert value(gspo, "loss_fn.token_level_loss") is False
+    assert value(gspo, "loss_fn.sequence_length_normalizer") is None
+    assert value(gspo, "loss_fn.ratio_clip_c") is None
+    cispo = converted(tmp_path, VERL, f"{mode}=cispo", "actor_rollout_ref.actor.clip_ratio_low=10")
+    assert value(cispo, "loss_fn.use_cispo") is True
+    assert value(cispo, "loss_fn.ratio_clip_min") == 0.999
+
+
+def test_a_critic_comes_with_its_estimator(tmp_path: Path) -> None:
+    cfg = loaded(tmp_path, converted(tmp_path, VERL, "algorithm.adv_estimator=gae", "+algorithm.lam=0.9"))
+    assert cfg.value.num_epochs_per_rollout == 3
+    assert (cfg.value.gae_lambda, cfg.value.optimizer.lr) == (0.9, 1.0e-5)
+    assert cfg.value.bootstrap_truncated is False
+
+
+def test_a_critic_gets_no_router_replay(tmp_path: Path) -> None:
+    nemo = converted(tmp_path, NEMO_RL, "ppo.adv_estimator.name=gae", "value.router_replay.enabled=true")
+    verl = converted(
+        tmp_path,
+        VERL,
+        "algorithm.adv_estimator=gae",
+        "critic.strategy=megatron",
+        "critic.megatron.router_replay.mode=R3",
+    )
+    for conversion in (nemo, verl):
+        assert value(conversion, "value.megatron_cfg.router_replay") is None
+
+
+def test_rollouts_that_run_ahead_are_a_number_of_versions_here(tmp_path: Path) -> None:
+    ahead = converted(
+        tmp_path,
+        NEMO_RL,
+        "grpo.async_grpo={enabled: true, max_trajectory_age_steps: 2, in_flight_weight_updates: true}",
+        "grpo.async_grpo.recompute_kv_cache_after_weight_updates=false",
+    )
+    assert value(ahead, "grpo.max_staleness") == 2
+    assert value(ahead, "grpo.weight_updates") == "in_flight"
+    assert value(ahead, "generation.kv_cache_after_update") == "keep"
+    off = converted(tmp_path, NEMO_RL, "grpo.async_grpo.max_trajectory_age_steps=2")
+    assert value(off, "grpo.max_staleness") in (None, 0)
+    drained = converted(tmp_path, NEMO_RL, "grpo.async_grpo={enabled: true}")
+    assert value(drained, "grpo.max_staleness") == 1
+
+
+def test_an_agent_loop_of_verl_is_told_to_be_an_agent(tmp_path: Path) -> None:
+    loop = "actor_rollout_ref.rollout.agent.default_agent_loop"
+    assert "docs/agents.md" in lost(converted(tmp_path, VERL, f"{loop}=tool_agent"))
+    assert loop not in lost(converted(tmp_path, VERL, f"{loop}=single_turn_agent"))
+
+
+def test_dumped_validations_of_verl_are_dumped_here(tmp_path: Path) -> None:
+    assert (
+        value(converted(tmp_path, VERL, "trainer.validation_data_dir=out"), "rollout.dump_validation") is True
+    )
+
+
+def test_adapters_of_each_framework_train_all_linear_layers(tmp_path: Path) -> None:
+    verl = converted(
+        tmp_path, VERL, "actor_rollout_ref.model.lora_rank=8", "+actor_rollout_ref.model.lora_alpha=16"
+    )
+    assert (value(verl, "policy.lora.rank"), value(verl, "policy.lora.alpha")) == (8, 16)
+    nemo = converted(
+        tmp_path, NEMO_RL, "policy.megatron_cfg.peft={enabled: true, dim: 4, target_modules: []}"
+    )
+    assert value(nemo, "policy.lora.rank") == 4
+    assert value(nemo, "policy.lora.target_modules") == ["all-linear"]
+
+
+def test_nemo_rls_files_build_on_others_and_replace_groups(tmp_path: Path) -> None:
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "parent.yaml").write_text(NEMO_RL)
+    (tmp_path / "prompt.txt").write_text("Solve {} in \\boxed{{}}.\n")
+    child = """
+defaults: base/parent.yaml
+grpo: {max_num_steps: 7}
+data:
+  _override_: true
+  train: {dataset_name: DeepScaler}
+  validation: null
+  default: {prompt_file: prompt.txt, env_name: math}
+"""
+    conversion = converted(tmp_path, child, "grpo.seed=9", "~cluster.num_nodes")
+    assert value(conversion, "grpo.max_num_steps") == 7
+    assert value(conversion, "grpo.seed") == 9
+    assert value(conversion, "grpo.num_prompts_per_step") == 16
+    assert value(conversion, "data.max_input_seq_length") is None  # of the group that was replaced
+    assert value(conversion, "cluster.num_nodes") is None
+    assert value(conversion, "data.default.prompt_template") == "Solve {prompt} in \\boxed{}."
+    assert "data.validation=null is not translated" in lost(conversion)
+
+
+def test_the_subset_of_a_dataset_on_the_hub_stays_one_and_a_slice_too(tmp_path: Path) -> None:
+    hub = "{dataset_name: ResponseDataset, data_path: openai/gsm8k, subset: main, split: 'train[:99]'}"
+    text = NEMO_RL.replace("train: {dataset_name: DeepScaler}", f"train: {hub}")
+    source = value(converted(tmp_path, text), "data.train")
+    assert (source["path"], source["subset"], source["split"]) == ("openai/gsm8k", "main", "train[:99]")
+
+
+def test_verls_files_are_composed_by_hydra(tmp_path: Path) -> None:
+    (tmp_path / "actor").mkdir()
+    (tmp_path / "actor" / "dp_actor.yaml").write_text("strategy: fsdp\nppo_mini_batch_size: 8\n")
+    text = """
+defaults:
+  - actor@actor_rollout_ref.actor: dp_actor
+  - _self_
+data: {train_batch_size: 32}
+actor_rollout_ref: {rollout: {n: 2, prompt_length: "${oc.select:data.max_prompt_length,512}"}}
+"""
+    conversion = converted(tmp_path, text, "actor_rollout_ref.actor.ppo_mini_batch_size=16")
+    assert value(conversion, "policy.train_global_batch_size") == 32
+    assert value(conversion, "policy.backend") == "fsdp"
+
+
+@pytest.mark.parametrize("text", [NEMO_RL, VERL])
+def test_without_a_model_the_loader_names_it(tmp_path: Path, text: str) -> None:
+    conversion = converted(tmp_path, text)
+    del conversion.settings["policy.model_name"]
+    with pytest.raises(ConfigError, match=r"policy\.model_name has no value"):
+        loaded(tmp_path, conversion)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "expected"),
+    [
+        (None, [], "is not a file"),
+        ("a: [1", [], "is not valid YAML"),
+        ("- 1", [], "must be a mapping of keys"),
+        ("x: 1", [], "has no key that is known of another framework"),
+        ("grpo: {seed: 1}", ["--from", "trl"], "is not a framework whose configurations can be converted"),
+        ("grpo: {seed: 1}", ["grpo.seed=1,2"], "sets several values"),
+    ],
+)
+def test_bad_input_is_refused_with_a_message(
+    tmp_path: Path, text: str | None, arguments: list[str], expected: str
+) -> None:
+    path = tmp_path / "theirs.yaml"
+    if text is not None:
+        path.write_text(text)
+    command = [sys.executable, str(SCRIPT), str(path), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_the_script_writes_a_file_that_loads_and_lists_what_it_could_not_translate(tmp_path: Path) -> None:
+    path, output = tmp_path / "theirs.yaml", tmp_path / "ours.yaml"
+    path.write_text(VERL)
+    command = [sys.executable, str(SCRIPT), str(path), "data.train_batch_size=128", "-o", str(output)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0
+    assert "ulysses_sequence_parallel_size=2 is missing here" in done.stderr
+    assert f"{output} loads" in done.stderr
+    assert "num_prompts_per_step: 128 # data.train_batch_size" in output.read_text()

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nemo_like.models.model_arithmetic import (
+    attention_flops_per_token,
+    distinct_experts,
+    forward_flops_per_token,
+    kv_bytes_per_token,
+    layer_flops_per_token,
+    output_flops_per_token,
+    training_flops_per_token,
+    weights_read,
+)
+from nemo_like.models.model_info import ModelInfo, read_model_info
+from nemo_like.policy.options import PolicyBackend
+from tests.unit.config.checkpoints import REPOSITORY
+
+
+def shape(name: str) -> ModelInfo:
+    return read_model_info(str(REPOSITORY / "recipes" / "shapes" / name), PolicyBackend.megatron)
+
+
+def tiny(tmp_path: Path, **changes: object) -> ModelInfo:
+    """2 layers, hidden 4, 2 heads of 3, 1 KV head, feed-forward 5, vocabulary 7."""
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "hidden_size": 4,
+        "intermediate_size": 5,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 3,
+        "vocab_size": 7,
+        "max_position_embeddings": 64,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config | changes))
+    return read_model_info(str(tmp_path), PolicyBackend.fsdp)  # takes models of any type
+
+
+def tiny_mixture(tmp_path: Path) -> ModelInfo:
+    sizes = {"moe_intermediate_size": 5, "num_experts": 4, "num_experts_per_tok": 1}
+    return tiny(tmp_path, model_type="qwen3_moe", **sizes)
+
+
+# By the model cards: 8.2 B, 6.95 B of them outside the embeddings; 30.5 B, 29.9 B and 3.3 B active.
+def test_qwen3_8b_has_the_published_number_of_parameters() -> None:
+    counts = shape("Qwen3-8B").parameters
+    assert counts.total == counts.active == 8_190_735_360  # as the weight files have
+    assert counts.embeddings == 2 * 151_936 * 4096
+    assert counts.total - counts.embeddings == pytest.approx(6.95e9, abs=0.005e9)
+    # 4096 x (2 x 4096 + 2 x 1024) + 2 x 128 of the norms
+    assert (counts.attention, counts.dense_ffn) == (41_943_296, 3 * 4096 * 12_288)
+
+
+def test_qwen3_30b_a3b_has_the_published_numbers_of_parameters() -> None:
+    counts = shape("Qwen3-30B-A3B").parameters
+    assert counts.total == 30_532_122_624  # as the weight files have
+    assert counts.total - counts.embeddings == pytest.approx(29.9e9, abs=0.05e9)
+    assert counts.active == pytest.approx(3.3e9, abs=0.06e9)
+    assert (counts.expert, counts.experts) == (3 * 2048 * 768, 128 * 3 * 2048 * 768)
+    assert counts.router == 2048 * 128
+
+
+def test_the_parameters_of_a_small_model_by_kind(tmp_path: Path) -> None:
+    counts = tiny(tmp_path).parameters
+    # Queries 4 x 6, keys and values 4 x 6, output 6 x 4; three matrices of 4 x 5; two norms of 4.
+    assert (counts.attention, counts.dense_ffn, counts.layer_norms) == (72, 60, 8)
+    assert (counts.input_embeddings, counts.output_layer, counts.final_norm) == (28, 28, 4)
+    assert counts.layer == 140
+    assert counts.total == counts.active == 28 + 28 + 2 * 140 + 4
+
+
+def test_tied_embeddings_count_once_and_cost_their_flops_all_the_same(tmp_path: Path) -> None:
+    model = tiny(tmp_path, tie_word_embeddings=True)
+    assert model.parameters.embeddings == 28
+    assert output_flops_per_token(model) == 2 * 28
+
+
+def test_a_mixture_has_all_its_experts_and_a_token_meets_the_chosen_ones(tmp_path: Path) -> None:
+    counts = tiny_mixture(tmp_path).parameters
+    assert (counts.dense_ffn, counts.expert, counts.experts, counts.router) == (0, 60, 240, 16)
+    assert counts.total - counts.active == 2 * 3 * 60
+
+
+def test_a_counted_models_kinds_sum_to_what_was_counted(tmp_path: Path) -> None:
+    tensors = {"weight": {"dtype": "F32", "shape": [500], "data_offsets": [0, 2000]}}
+    header = json.dumps(tensors).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    model = tiny(tmp_path, model_type="other")
+    # 500 less embeddings 56, final norm 4 and twice 72 + 8 leaves 280 for two layers.
+    assert (model.num_parameters, model.parameters.total) == (500, 500)
+    assert model.parameters.dense_ffn == 140
+
+
+def test_the_flops_of_a_small_model(tmp_path: Path) -> None:
+    model = tiny(tmp_path)
+    assert layer_flops_per_token(model) == 2 * 2 * (72 + 60)
+    # Over 10 tokens: 2 layers x 2 heads x (10 products of 3 for the scores, and 10 x 3 for the values) x 2.
+    assert attention_flops_per_token(model, 10) == 2 * 2 * (30 + 30) * 2
+    assert forward_flops_per_token(model, 10) == 528 + 480 + 56
+    assert training_flops_per_token(model, 10) == 3 * 1064
+
+
+def test_a_token_pays_for_its_own_experts_and_for_the_router(tmp_path: Path) -> None:
+    assert layer_flops_per_token(tiny_mixture(tmp_path)) == 2 * 2 * (72 + 60 + 16)
+
+
+def test_without_context_training_costs_six_flops_for_each_active_parameter_outside_the_embedding() -> None:
+    model = shape("Qwen3-30B-A3B")
+    counts = model.parameters
+    assert training_flops_per_token(model, 0) == pytest.approx(
+        6 * (counts.active - counts.input_embeddings), rel=1e-3
+    )
+
+
+def test_the_kv_cache_has_a_key_and_a_value_for_each_layer_and_kv_head(tmp_path: Path) -> None:
+    assert kv_bytes_per_token(tiny(tmp_path)) == 2 * 2 * 1 * 3 * 2
+    assert kv_bytes_per_token(shape("Qwen3-8B")) == 2 * 36 * 8 * 128 * 2  # 147 kB
+    assert kv_bytes_per_token(shape("Qwen3-8B"), bytes_per_value=1) == 2 * 36 * 8 * 128
+
+
+def test_many_tokens_reach_all_experts_and_one_token_reaches_its_own(tmp_path: Path) -> None:
+    model = tiny_mixture(tmp_path)
+    assert distinct_experts(model, 1) == pytest.approx(1)
+    assert distinct_experts(model, 2) == pytest.approx(4 * (1 - 0.75**2))
+    assert distinct_experts(model, 1000) == pytest.approx(4)
+    assert distinct_experts(tiny(tmp_path), 5) == 0
+
+
+def test_a_pass_reads_the_weights_that_its_tokens_need(tmp_path: Path) -> None:
+    model = tiny(tmp_path)
+    assert weights_read(model, 3) == model.num_parameters - 28  # rows of the input embedding are looked up
+    mixture = tiny_mixture(tmp_path)
+    counts = mixture.parameters
+    assert weights_read(mixture, 1) == pytest.approx(counts.active - 28)
+    assert weights_read(mixture, 1000) == pytest.approx(counts.total - 28)

@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nemo_like.config.problems import ConfigError
+from nemo_like.models.model_info import ModelInfo, has_vision_tower, read_model_info
+from nemo_like.policy.options import PolicyBackend
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 97,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 128,
+}
+MIXTURE = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 2, "norm_topk_prob": True}
+LLAMA31_ROPE = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def checkpoint(path: Path, **changes: Any) -> Path:
+    (path / "config.json").write_text(json.dumps(QWEN3 | changes))
+    return path
+
+
+def described(path: Path) -> ModelInfo:
+    return read_model_info(str(path), PolicyBackend.megatron)
+
+
+def test_qwen3_has_query_key_norms_and_a_head_size_of_its_own(tmp_path: Path) -> None:
+    model = described(checkpoint(tmp_path, tie_word_embeddings=True))
+    assert (model.has_qk_norm, model.has_qkv_bias, model.has_tied_embeddings) == (True, False, True)
+    assert (model.head_size, model.num_kv_heads) == (32, 2)
+
+
+def test_qwen2_has_attention_biases_and_heads_that_share_the_hidden_size(tmp_path: Path) -> None:
+    model = described(checkpoint(tmp_path, model_type="qwen2", head_dim=None))
+    assert (model.has_qk_norm, model.has_qkv_bias, model.has_tied_embeddings) == (False, True, False)
+    assert model.head_size == 16
+
+
+def test_without_key_value_heads_every_head_has_its_own(tmp_path: Path) -> None:
+    assert described(checkpoint(tmp_path, num_key_value_heads=None)).num_kv_heads == 4
+
+
+@pytest.mark.parametrize("key", ["num_experts", "num_local_experts"])
+def test_a_mixture_has_the_size_of_one_expert(tmp_path: Path, key: str) -> None:
+    sizes = {name: value for name, value in MIXTURE.items() if name != "num_experts"} | {key: 8}
+    model = described(checkpoint(tmp_path, model_type="qwen3_moe", **sizes))
+    assert (model.num_experts, model.num_experts_per_token) == (8, 2)
+    assert model.normalises_chosen_experts
+    assert (model.intermediate_size, model.has_qk_norm) == (24, True)
+
+
+def test_a_mixture_with_layers_that_have_no_experts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="layers without experts"):
+        described(checkpoint(tmp_path, model_type="qwen3_moe", mlp_only_layers=[0], **MIXTURE))
+
+
+def test_the_embedding_is_padded_to_a_multiple_of_the_ranks(tmp_path: Path) -> None:
+    model = described(checkpoint(tmp_path))
+    assert [model.padded_vocab_size(tp) for tp in (1, 2, 4)] == [97, 98, 100]
+
+
+@pytest.mark.parametrize(
+    ("changes", "theta", "factor"),
+    [
+        ({}, 1e4, None),
+        ({"rope_theta": 1e6}, 1e6, None),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5, None),
+        ({"rope_theta": 5e5, "rope_scaling": LLAMA31_ROPE}, 5e5, 32.0),
+        ({"rope_parameters": LLAMA31_ROPE | {"rope_theta": 5e5}}, 5e5, 32.0),
+    ],
+)
+def test_rope_is_read_as_old_and_new_transformers_write_it(
+    tmp_path: Path, changes: dict[str, Any], theta: float, factor: float | None
+) -> None:
+    model = described(checkpoint(tmp_path, **changes))
+    assert (model.rope_theta, model.rope_scaling_factor) == (theta, factor)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "gpt2"}, "is a model of type 'gpt2'; supported are llama, qwen2, qwen3"),
+        ({"attention_bias": True}, "has attention_bias=true, which is not supported"),
+        ({"use_sliding_window": True}, "has use_sliding_window=true, which is not supported"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope scaling .*yarn.* which is not supported"),
+        (
+            {"rope_scaling": LLAMA31_ROPE | {"high_freq_factor": 8.0}},
+            "rope scaling .* which is not supported",
+        ),
+    ],
+)
+def test_what_the_conversion_does_not_cover_is_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        described(checkpoint(tmp_path, **changes))
+
+
+def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        described(tmp_path)
+
+
+def test_another_backend_trains_models_whatever_their_rope(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path, rope_scaling={"type": "yarn", "factor": 4.0})
+    assert read_model_info(str(path), PolicyBackend.fsdp).rope_scaling_factor is None
+
+
+def vision_language(path: Path, model_type: str = "qwen2_5_vl", **changes: Any) -> Path:
+    content = {
+        "model_type": model_type,
+        "text_config": {**QWEN3, "model_type": "qwen2_5_vl_text", "tie_word_embeddings": False},
+        "vision_config": {"hidden_size": 1280},
+        "tie_word_embeddings": True,
+        "image_token_id": 90,
+        "video_token_id": 91,
+    }
+    (path / "config.json").write_text(json.dumps(content | changes))
+    return path
+
+
+def test_an_image_text_model_has_the_sizes_of_its_language_model(tmp_path: Path) -> None:
+    model = read_model_info(str(vision_language(tmp_path)), PolicyBackend.fsdp)
+    assert (model.model_type, model.hidden_size, model.num_layers) == ("qwen2_5_vl", 64, 2)
+    assert (model.has_vision_tower, model.has_tied_embeddings) == (True, True)
+    assert model.placeholder_ids == (90, 91)
+    assert has_vision_tower(str(tmp_path))
+
+
+def test_sizes_beside_the_vision_config_are_those_of_the_language_model_too(tmp_path: Path) -> None:
+    path = vision_language(
+        tmp_path, text_config=None, **{k: v for k, v in QWEN3.items() if k != "model_type"}
+    )
+    assert read_model_info(str(path), PolicyBackend.fsdp).hidden_size == 64
+
+
+def test_megatron_refuses_a_vision_tower_by_name(tmp_path: Path) -> None:
+    message = (
+        r"has a vision tower \(it is of type 'qwen2_5_vl'\), which policy.backend=megatron does not train; "
+    )
+    with pytest.raises(ConfigError, match=message + "set policy.backend=fsdp"):
+        described(vision_language(tmp_path))
+
+
+def test_an_unknown_vision_tower_is_refused_by_every_backend(tmp_path: Path) -> None:
+    path = vision_language(tmp_path, "gemma3")
+    for backend in PolicyBackend:
+        with pytest.raises(
+            ConfigError, match=r"of type 'gemma3'\) that is not supported; use one of type qwen2"
+        ):
+            read_model_info(str(path), backend)
+
+
+def test_a_directory_without_config_has_no_vision_tower(tmp_path: Path) -> None:
+    assert not has_vision_tower(str(tmp_path))
+    assert not has_vision_tower(str(checkpoint(tmp_path)))

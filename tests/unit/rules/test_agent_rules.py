@@ -1,0 +1,70 @@
+"""What a run with agents needs, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nemo_like.config.problems import ConfigError
+from nemo_like.configuration import Config, load_config
+from nemo_like.rules.machine_rules import Machine
+from nemo_like.rules.rules import validate
+
+Agents = Callable[..., Config]
+
+
+@pytest.fixture
+def with_agents(resolved_demo: Path, tmp_path: Path, checkpoint: Path) -> Agents:
+    """The demo, whose problems an agent works on."""
+
+    def load(*overrides: str) -> Config:
+        path = tmp_path / "top.yaml"
+        path.write_text(
+            f"defaults: [{resolved_demo}, {{env@env.task: agent}}]\ndata: {{train: {{env: task}}}}\n"
+        )
+        there = [f"policy.model_name={checkpoint}", f"logger.log_dir={tmp_path / 'runs'}"]
+        own = ["policy.sequence_packing.share_prompts=false", "env.task.options.agent=a:b"]
+        return load_config(path, [*there, *own, *overrides])
+
+    return load
+
+
+def test_an_agent_goes_with_the_demo(with_agents: Agents) -> None:
+    validate(with_agents(), Machine.another)
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "remedy"),
+    [
+        ("env.task.options.command=[ls]", "env.task.options.agent=a:b", "command: [program, argument]"),
+        ("env.task.options.agent=null", "env.task.options.agent=None", "for a function or a class"),
+        ("env.task.options.agent=nowhere", "env.task.options.agent=nowhere", "package.module:name"),
+        ("env.task.options.timeout_s=200", "env.task.options.timeout_s=200", "env.task.timeout_s to 230"),
+        ("env.task.options.tool_choice=maybe", "env.task.options.tool_choice=maybe", ""),
+        ("env.task.options.max_calls=0", "env.task.options.max_calls=0", ""),
+        ("env.task.check_at_start=true", "env.task.check_at_start=true", "set it to false"),
+        ("env.task.max_turns=4", "env.task.max_turns=4", "options.max_calls"),
+        ("env.task.batch_size=8", "env.task.batch_size=8", "max_concurrency"),
+        (
+            "policy.sequence_packing.share_prompts=true",
+            "policy.sequence_packing.share_prompts=true",
+            "set it to false",
+        ),
+        ("policy.sequence_packing.enabled=false", "policy.sequence_packing.enabled=false", "set it to true"),
+        (
+            "loss_fn.use_kl_in_reward=true",
+            "loss_fn.use_kl_in_reward=true",
+            "set it to false",
+        ),
+        ("grpo.max_staleness=1", "grpo.max_staleness=1", "set it to 0"),
+    ],
+)
+def test_what_does_not_go_with_agents_is_refused_by_name(
+    with_agents: Agents, override: str, key: str, remedy: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        validate(with_agents(override), Machine.another)
+    told = [str(problem) for problem in caught.value.problems]
+    assert any(key in one and remedy in one for one in told), told

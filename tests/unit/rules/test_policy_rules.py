@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from nemo_like.config.problems import ConfigError
+from nemo_like.configuration import Config
+from nemo_like.rules.rules import validate
+from tests.unit.config.checkpoints import PADDED
+
+Demo = Callable[..., Config]
+
+PACKING = "policy.sequence_packing"
+DYNAMIC = "policy.dynamic_batching"
+
+
+def problems(cfg: Config) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        validate(cfg)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_packing_and_dynamic_batches_exclude_each_other(demo: Demo) -> None:
+    (problem,) = problems(demo(f"{PACKING}.enabled=true", f"{DYNAMIC}.enabled=true"))
+    assert problem.startswith(f"{DYNAMIC}.enabled=true excludes {PACKING}.enabled=true")
+
+
+@pytest.mark.parametrize("section", [PACKING, DYNAMIC])
+def test_a_token_budget_must_hold_the_longest_sample(demo: Demo, section: str) -> None:
+    budgets = (f"{section}.train_mb_tokens=31", f"{section}.logprob_mb_tokens=100")
+    cfg = demo(*PADDED, f"{section}.enabled=true", f"{DYNAMIC}.sequence_length_round=1", *budgets)
+    (problem,) = problems(cfg)
+    assert problem == (
+        f"{section}.train_mb_tokens=31 must hold a sample of policy.max_total_sequence_length=32 tokens; "
+        "try 32 or more"
+    )
+    validate(demo(*PADDED, *budgets))  # not enabled
+
+
+def test_a_token_budget_must_hold_the_longest_sample_after_rounding(demo: Demo) -> None:
+    budget = (f"{DYNAMIC}.sequence_length_round=20", f"{DYNAMIC}.train_mb_tokens=39")
+    cfg = demo(*PADDED, f"{DYNAMIC}.enabled=true", *budget)
+    (problem,) = problems(cfg)
+    assert "32 tokens, rounded up to a multiple of 20; try 40 or more" in problem
+
+
+def test_lengths_must_divide_into_what_sequence_and_context_parallelism_make_of_them(demo: Demo) -> None:
+    axes = "policy.megatron_cfg"
+    cfg = demo(
+        *PADDED,
+        f"{axes}.tensor_model_parallel_size=2",
+        f"{axes}.sequence_parallel=true",
+        f"{axes}.context_parallel_size=2",
+        "policy.max_total_sequence_length=60",
+    )
+    (problem,) = problems(cfg)
+    assert problem == (
+        "policy.max_total_sequence_length=60 must be a multiple of 8, into which sequence and context "
+        "parallelism cut it; try 56 or 64"
+    )
+
+
+def test_megatrons_optimizer_can_leave_the_device_only_where_it_has_weights_of_its_own(demo: Demo) -> None:
+    offload = "policy.offload_optimizer_for_logprob=true"
+    on_gpu = (offload, "policy.device=cuda")
+    (problem,) = [text for text in problems(demo(*on_gpu)) if text.startswith(offload)]
+    assert "needs policy.precision=bfloat16 with policy.backend=megatron" in problem
+    adapted = demo(*on_gpu, "policy.precision=bfloat16", "policy.lora.enabled=true")
+    (problem,) = [text for text in problems(adapted) if text.startswith(offload)]
+    assert "is not for policy.lora.enabled=true with policy.backend=megatron" in problem
+    fsdp = demo(*on_gpu, "policy.backend=fsdp", "policy.megatron_cfg.use_distributed_optimizer=false")
+    assert not [text for text in problems(fsdp) if text.startswith(offload)]
+
+
+@pytest.mark.parametrize("name", ["offload_optimizer_for_logprob", "offload_parameters_between_phases"])
+def test_only_a_gpu_has_a_host_to_move_to(demo: Demo, name: str) -> None:
+    (problem,) = problems(demo(f"policy.{name}=true", "policy.precision=bfloat16"))
+    assert problem == (
+        f"policy.{name}=true needs policy.device=cuda, where there is a host to move to; set it to false"
+    )
+
+
+SHARING = (f"{PACKING}.enabled=true", f"{PACKING}.share_prompts=true", "grpo.samples_kept_together=4")
+
+
+def test_prompts_are_shared_in_packed_rows_only(demo: Demo) -> None:
+    validate(demo(*SHARING))
+    (problem,) = problems(demo(*SHARING, f"{PACKING}.enabled=false"))
+    assert problem == (
+        f"{PACKING}.share_prompts=true needs {PACKING}.enabled=true: prompts are shared in rows of several "
+        "samples; set that to true, or this to false"
+    )
+
+
+def test_a_prompt_is_shared_or_cut_over_ranks(demo: Demo) -> None:
+    found = problems(demo(*SHARING, "policy.megatron_cfg.context_parallel_size=2"))
+    (problem,) = [text for text in found if text.startswith(PACKING)]
+    assert "needs policy.megatron_cfg.context_parallel_size=1" in problem
+
+
+def test_a_gpu_shares_prompts_in_half_precision(demo: Demo) -> None:
+    found = problems(demo(*SHARING, "policy.device=cuda"))
+    (problem,) = [text for text in found if text.startswith(PACKING)]
+    assert "needs policy.precision=bfloat16 with policy.device=cuda" in problem
+    found = problems(demo(*SHARING, "policy.device=cuda", "policy.precision=bfloat16"))
+    assert not [text for text in found if text.startswith(PACKING)]
+
+
+def test_updates_of_one_sample_per_prompt_share_nothing(demo: Demo) -> None:
+    apart = "grpo.samples_kept_together=1"
+    (problem,) = problems(demo(*SHARING, apart))
+    assert problem == (
+        f"{PACKING}.share_prompts=true shares nothing: with grpo.mix_groups_in_updates=true an update of "
+        "policy.train_global_batch_size=128 samples has one of each prompt; set grpo.samples_kept_together=4 "
+        "or another number above 1, or this to false"
+    )
+    validate(demo(*SHARING, apart, "policy.train_global_batch_size=256"))
+    validate(demo(*SHARING, apart, "grpo.mix_groups_in_updates=false"))

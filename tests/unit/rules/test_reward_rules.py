@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+
+from nemo_like.configuration import Config
+from nemo_like.rules.reward_rules import reward_problems
+
+Demo = Callable[..., Config]
+ESTIMATOR = "grpo.adv_estimator.name"
+WEIGHT = "++grpo.adv_estimator.reward_weights.correct=1.0"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (),
+        (f"{ESTIMATOR}=rloo",),
+        (f"{ESTIMATOR}=reinforce_plus_plus", "grpo.num_generations_per_prompt=1"),
+        (f"{ESTIMATOR}=gdpo", WEIGHT),
+        (f"{ESTIMATOR}='nemo_like.algorithms.advantage_estimators.rloo:rloo'",),
+        ("grpo.reward_scaling.enabled=true", "grpo.reward_scaling.target_min=-1.0"),
+        ("grpo.reward_shaping.enabled=true", "grpo.reward_shaping.overlong_buffer_length=2"),
+        ("grpo.use_dynamic_sampling=true", "grpo.overlong_filtering=true"),
+        ("grpo.sample_filters=[not_truncated,'my_module:easy']",),
+    ],
+)
+def test_what_can_run_has_no_problem(demo: Demo, arguments: tuple[str, ...]) -> None:
+    assert reward_problems(demo(*arguments)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (
+            (f"{ESTIMATOR}=rlo",),
+            "grpo.adv_estimator.name=rlo must be one of grpo, rloo, .*; did you mean rloo?",
+        ),
+        (
+            ("grpo.sample_filters=[not_trunkated]",),
+            r"sample_filters\[0\]=not_trunkated must be one of different_rewards, .*mean not_truncated?",
+        ),
+        (
+            ("grpo.sample_filters=[not_truncated,not_truncated]",),
+            r"sample_filters\[1\]=not_truncated stands there twice",
+        ),
+        (
+            (f"{ESTIMATOR}=rloo", "grpo.use_leave_one_out_baseline=true"),
+            "use_leave_one_out_baseline=true belongs to the estimator grpo",
+        ),
+        ((f"{ESTIMATOR}=gdpo",), "reward_weights={} must weigh at least one reward component"),
+        (
+            (f"{ESTIMATOR}=gdpo", WEIGHT, "grpo.reward_scaling.enabled=true"),
+            "reward_scaling.enabled=true would do nothing with the estimator gdpo",
+        ),
+        ((WEIGHT,), "reward_weights=.* would do nothing with the estimator grpo"),
+        (
+            (
+                f"{ESTIMATOR}=reinforce_plus_plus",
+                "grpo.num_generations_per_prompt=1",
+                "grpo.use_dynamic_sampling=true",
+            ),
+            "num_generations_per_prompt=1 must be at least 2",
+        ),
+        (
+            ("grpo.reward_scaling.enabled=true", "grpo.reward_scaling.source_max=0.0"),
+            "reward_scaling.source_max=0 must be above source_min=0",
+        ),
+        (("grpo.reward_shaping.enabled=true",), "reward_shaping.enabled=true shapes nothing"),
+        (
+            (
+                "grpo.reward_shaping.enabled=true",
+                "grpo.reward_shaping.max_response_length=4",
+                "grpo.reward_shaping.overlong_buffer_length=9",
+            ),
+            "overlong_buffer_length=9 must be at least 1 and at most max_response_length=4",
+        ),
+        (
+            ("grpo.reward_shaping.enabled=true", "grpo.reward_shaping.overlong_buffer_length=9"),
+            "overlong_buffer_length=9 .* at most the 4 tokens that a sample of env.arithmetic may have",
+        ),
+        (
+            ("grpo.reward_shaping.enabled=true", "grpo.reward_shaping.stop_properly_penalty_coef=1.5"),
+            "stop_properly_penalty_coef=1.5 must be at least 0 and at most 1",
+        ),
+        (
+            (
+                "grpo.reward_shaping.enabled=true",
+                "grpo.reward_shaping.overlong_buffer_length=2",
+                "grpo.reward_shaping.overlong_buffer_penalty=-1.0",
+            ),
+            "overlong_buffer_penalty=-1 must be at least 0",
+        ),
+        (("grpo.dynamic_sampling_max_gen_batches=0",), "must be at least 1"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_the_reason(
+    demo: Demo, arguments: tuple[str, ...], problem: str
+) -> None:
+    (found,) = reward_problems(demo(*arguments))
+    assert re.search(problem.replace("{}", r"\{\}").replace("?", r"\?"), str(found)), found
