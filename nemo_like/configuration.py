@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from nemo_like.algorithms.options import GRPOConfig, LossConfig
 from nemo_like.checkpoint.options import CheckpointingConfig
 from nemo_like.cluster.options import ClusterConfig
 from nemo_like.config import loader
+from nemo_like.config.keys import Key
 from nemo_like.data.options import DataConfig
 from nemo_like.data_plane.options import DataPlaneConfig
 from nemo_like.driver.options import EvaluationConfig
@@ -37,16 +38,18 @@ class Config:
     generation: GenerationConfig
     rollout: RolloutConfig
     data: DataConfig
-    env: dict[str, EnvConfig]  # by name; a run starts those that its sources in data name
+    env: Annotated[dict[str, EnvConfig], Key("by name; a run starts those that its sources in data name")]
     logger: LoggerConfig
     checkpointing: CheckpointingConfig
     cluster: ClusterConfig
     data_plane: DataPlaneConfig
     debug: DebugConfig
-    value: ValueConfig | None  # left out where there is no critic
-    teacher: TeacherConfig | None  # left out where there is no teacher
-    evaluation: EvaluationConfig | None  # left out in runs that train or generate
-    vars: dict[str, Any]  # a configuration's own variables, for its interpolations: ${vars.name}
+    value: Annotated[ValueConfig | None, Key("left out where there is no critic")]
+    teacher: Annotated[TeacherConfig | None, Key("left out where there is no teacher")]
+    evaluation: Annotated[EvaluationConfig | None, Key("left out in runs that train or generate")]
+    vars: Annotated[
+        dict[str, Any], Key("a configuration's own variables, for its interpolations: ${vars.name}", {})
+    ]
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -73,10 +73,10 @@ class AdvantageConfig:
 class RewardScalingConfig:
     """A linear map of rewards from [source_min, source_max] to [target_min, target_max]."""
 
-    enabled: Annotated[bool, Key("", False)]
-    source_min: Annotated[float, Key("", 0.0)]
-    source_max: Annotated[float, Key("above source_min", 1.0)]
-    target_min: Annotated[float, Key("", 0.0)]
+    enabled: Annotated[bool, Key("whether rewards are mapped", False)]
+    source_min: Annotated[float, Key("becomes target_min", 0.0)]
+    source_max: Annotated[float, Key("becomes target_max; above source_min", 1.0)]
+    target_min: Annotated[float, Key("of the rewards that train", 0.0)]
     target_max: Annotated[float, Key("above target_min", 1.0)]
     clamp: Annotated[
         bool, Key("rewards outside the source range are mapped to the nearer end of the target range", True)
@@ -87,7 +87,7 @@ class RewardScalingConfig:
 class RewardShapingConfig:
     """What long and truncated responses lose: DAPO's overlong penalty, then the stop-properly penalty."""
 
-    enabled: Annotated[bool, Key("", False)]
+    enabled: Annotated[bool, Key("whether responses lose anything", False)]
     max_response_length: Annotated[
         int | None,
         Key(
@@ -113,6 +113,8 @@ class RewardShapingConfig:
 
 @dataclass(kw_only=True, slots=True)
 class GRPOConfig:
+    """The algorithm: one step samples P prompts x G responses, and trains on all N = P x G of them."""
+
     num_prompts_per_step: Annotated[int, Key("P", 32, at_least=1)]
     num_generations_per_prompt: Annotated[
         int,
@@ -230,8 +232,8 @@ class GRPOConfig:
     val_period: Annotated[
         int, Key("validate every so many steps; 0: only as the next two keys say", 10, at_least=0)
     ]
-    val_at_start: Annotated[bool, Key("", True)]
-    val_at_end: Annotated[bool, Key("", True)]
+    val_at_start: Annotated[bool, Key("validate before the first step", True)]
+    val_at_end: Annotated[bool, Key("validate after the last step", True)]
     max_val_samples: Annotated[int, Key("held-out prompts per validation and source", 256, at_least=1)]
     num_val_generations_per_prompt: Annotated[
         int, Key("responses to each of them; above 1 gives pass@k, mean@k and majority@k", 1, at_least=1)
@@ -245,10 +247,15 @@ class GRPOConfig:
 
 @dataclass(kw_only=True, slots=True)
 class LossConfig:
+    """The policy-gradient loss; docs/losses.md has the formulas. With these values it is PPO's clipped
+    surrogate."""
+
     kind: Annotated[
         str,
         Key(
-            "policy_gradient, sapo, gspo_token, or a loss of your own, package.module:name", "policy_gradient"
+            "policy_gradient, which the keys below configure; sapo; gspo_token; distillation, with the group "
+            "teacher; or your own loss, package.module:name (docs/columns.md).",
+            "policy_gradient",
         ),
     ]
     arguments: Annotated[

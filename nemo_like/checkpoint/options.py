@@ -18,6 +18,9 @@ class CheckpointWriting(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class CheckpointingConfig:
+    """What a run saves: checkpoints from which it can be resumed (docs/checkpoints.md), and the trained
+    model."""
+
     enabled: Annotated[bool, Key("save policy, optimizer, prompt order and counters", True)]
     resume_if_exists: Annotated[
         bool, Key("a run of the same logger.run_name continues from its latest checkpoint", True)
@@ -41,7 +44,7 @@ class CheckpointingConfig:
         str | None,
         Key('"best" is judged by this metric; null: the latest are the best', "validation/accuracy"),
     ]
-    higher_is_better: Annotated[bool, Key("", True)]
+    higher_is_better: Annotated[bool, Key("of metric_name", True)]
     checkpoint_must_save_by: Annotated[
         str | None, Key("DD:HH:MM:SS after the start: save and stop before it, with exit code 75", None)
     ]

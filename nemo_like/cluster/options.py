@@ -27,19 +27,21 @@ class Placement(Enum):
 class StageTimeoutsConfig:
     """Deadlines of single stages, seconds; null: cluster.stage_timeout_s."""
 
-    weight_sync: Annotated[float | None, Key("", None, above=0)]
+    weight_sync: Annotated[float | None, Key("from the trainer to the engines", None, above=0)]
     generation: Annotated[float | None, Key("includes the rewards", None, above=0)]
-    logprobs: Annotated[float | None, Key("", None, above=0)]
+    logprobs: Annotated[float | None, Key("of the policy", None, above=0)]
     teacher_logprobs: Annotated[float | None, Key("of a teacher", None, above=0)]
     values: Annotated[float | None, Key("of a critic", None, above=0)]
-    policy_training: Annotated[float | None, Key("", None, above=0)]
+    policy_training: Annotated[float | None, Key("the updates of a step", None, above=0)]
     value_training: Annotated[float | None, Key("of a critic", None, above=0)]
     checkpoint: Annotated[float | None, Key("saving, loading, exporting", None, above=0)]
-    validation: Annotated[float | None, Key("", None, above=0)]
+    validation: Annotated[float | None, Key("all of its samples", None, above=0)]
 
 
 @dataclass(kw_only=True, slots=True)
 class ClusterConfig:
+    """The Ray cluster under the actors."""
+
     address: Annotated[
         str | None, Key('null: a private Ray on this machine; "auto" or HOST:PORT joins one', None)
     ]

@@ -8,10 +8,12 @@ from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
-from typing import Any, TypeGuard, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin, get_type_hints
 
+from pydantic import TypeAdapter, ValidationError
+
+from nemo_like.config.keys import Leaf
 from nemo_like.config.problems import Problem
-from nemo_like.config.secrets import reference_of, referring
 
 _SCALAR_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
@@ -200,16 +202,38 @@ def check_value(key: str, value: Any, annotation: Any, where: str, root: type) -
                 )
             ]
         return check_tree(value, kind, where, root=root, prefix=f"{key}.")
-    origin, parameters = get_origin(kind), get_args(kind)
-    if origin is list and isinstance(value, Sequence) and not isinstance(value, str):
-        items = ((f"{key}[{index}]", item, parameters[0]) for index, item in enumerate(value))
-        return [problem for item in items for problem in check_value(*item, where, root)]
-    if origin is dict and isinstance(value, Mapping):
-        items = ((f"{key}.{name}", item, parameters[1]) for name, item in value.items())
-        return [problem for item in items for problem in check_value(*item, where, root)]
-    if kind is Any or _is_scalar(value, kind):
-        return []
-    return [_wrong_type(key, value, annotation, where)]
+    if (entry := entry_group(kind)) and isinstance(value, Mapping):
+        several = [(f"{key}.{name}", one, entry) for name, one in value.items()]
+    elif (item := item_group(kind)) and isinstance(value, list):
+        several = [(f"{key}[{index}]", one, item) for index, one in enumerate(value)]
+    else:
+        return [] if kind is Any else _leaf_problems(key, value, annotation, where)
+    return [problem for one in several for problem in check_value(*one, where, root)]
+
+
+def _leaf_problems(key: str, value: Any, annotation: Any, where: str) -> list[Problem]:
+    try:
+        _leaf(annotation).validate_python(value)
+    except ValidationError as error:
+        return [
+            _wrong_type(*_at(key, annotation, each["loc"]), each["input"], where)
+            for each in error.errors(include_url=False, include_context=False)
+            if each["input"] != "???" and not is_interpolation(each["input"])
+        ]
+    return []
+
+
+@cache
+def _leaf(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(Annotated[annotation, Leaf()])
+
+
+def _at(key: str, annotation: Any, place: Sequence[int | str]) -> tuple[str, Any]:
+    """Return the full key and the type of what is at a place in lists and mappings below ``key``."""
+    for part in place:
+        key += f"[{part}]" if isinstance(part, int) else f".{part}"
+        annotation = get_args(without_none(annotation))[-1]
+    return key, annotation
 
 
 def typed(value: Any, annotation: Any) -> Any:
@@ -217,40 +241,15 @@ def typed(value: Any, annotation: Any) -> Any:
 
     ``check_value`` must have found nothing wrong with it, and no key may be missing.
     """
-    kind = without_none(annotation)
-    if value is None or kind is Any:
-        return value
-    if reference := reference_of(value):
-        return referring(_typed(value, kind), reference)
-    return _typed(value, kind)
+    return _whole(annotation).validate_python(value)
 
 
-def _typed(value: Any, kind: Any) -> Any:
-    if is_group(kind):
-        return kind(**{name: typed(value[name], inner) for name, inner in hints(kind).items()})
-    origin, parameters = get_origin(kind), get_args(kind)
-    if origin is list:
-        return [typed(item, parameters[0]) for item in value]
-    if origin is dict:
-        return {name: typed(item, parameters[1]) for name, item in value.items()}
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind[value] if isinstance(value, str) else value
-    return kind(value) if kind in (float, str) else value
+@cache
+def _whole(annotation: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(annotation)
 
 
-def _is_scalar(value: Any, kind: Any) -> bool:
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        return isinstance(value, kind) or (isinstance(value, str) and value in kind.__members__)
-    if isinstance(value, bool):
-        return kind is bool
-    if kind is float:
-        return isinstance(value, int | float)
-    if kind is str:
-        return isinstance(value, str | int | float)
-    return isinstance(kind, type) and isinstance(value, kind)
-
-
-def _wrong_type(key: str, value: Any, annotation: Any, where: str) -> Problem:
+def _wrong_type(key: str, annotation: Any, value: Any, where: str) -> Problem:
     kind = without_none(annotation)
     shown = "null" if value is None else repr(value)
     remedy = ""

@@ -14,15 +14,47 @@ from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import TypeAdapter, ValidationError
+from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_wrap_validator_function
 
 from nemo_like.config.problems import Problem
+from nemo_like.config.secrets import reference_of, referring
 
 MISSING = "???"  # in the place of a default: the key has to be set
 
 
+class Leaf:
+    """As metadata of a type, has pydantic take a value of YAML as it is: an integer may stand for a number, a
+    number for a text, and the name of an Enum's member for the member; nothing else is converted. A value
+    that the environment gave goes on to say so."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return _as_it_is(handler(source))
+
+
+def _as_it_is(schema: Any) -> Any:
+    """Return pydantic's description of a type, and of the types within it, with these rules."""
+    kind = schema["type"]
+    if kind in ("int", "float", "bool"):
+        return {**schema, "strict": True}
+    within = [name for name in ("schema", "items_schema", "values_schema") if name in schema]
+    inner = {**schema, **{name: _as_it_is(schema[name]) for name in within}}
+    if kind == "str":
+        inner["coerce_numbers_to_str"] = True
+    return no_info_wrap_validator_function(_still_referring, inner) if kind in _HAVE_TEXTS else inner
+
+
+_HAVE_TEXTS = ("str", "list", "dict")
+
+
+def _still_referring(value: Any, convert: ValidatorFunctionWrapHandler) -> Any:
+    converted, reference = convert(value), reference_of(value)
+    return referring(converted, reference) if reference else converted
+
+
 @dataclass(frozen=True, slots=True)
-class Key:
+class Key(Leaf):
     """A key's sentence, as the comment beside it in YAML; its default, which may be an interpolation; and the
     limits of a number. ``remedy`` is for a number outside of them."""
 

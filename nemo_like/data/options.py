@@ -23,52 +23,79 @@ class DatasetConfig:
     """One source of problems."""
 
     name: Annotated[
-        str | None, Key("its name in metrics and messages; null: the last part of its path, or its kind")
+        str | None,
+        Key("its name in metrics and messages; null: the last part of its path, or its kind", None),
     ]
-    kind: Annotated[DatasetKind, Key()]
+    kind: Annotated[
+        DatasetKind,
+        Key(
+            "arithmetic, jsonl (one object per line), huggingface, reasoning_gym or environment",
+            DatasetKind.arithmetic,
+        ),
+    ]
     path: Annotated[
         str | None,
-        Key("jsonl: a file; huggingface: a name, file or directory; reasoning_gym: a dataset's name"),
+        Key(
+            "jsonl: a file; huggingface: a name on the hub, a local file or directory; "
+            "reasoning_gym: a dataset's name.",
+            None,
+        ),
     ]
     split: Annotated[
         str | None,
-        Key(
-            "huggingface, jsonl: a part of it, or of some of its rows, such as train[:100]; a "
-            "file is one part"
-        ),
+        Key('huggingface: for example "train", or "train[:100]"; jsonl: null is the whole file', None),
     ]
     subset: Annotated[
-        str | None, Key("huggingface: the configuration of a dataset that has several, such as main")
+        str | None,
+        Key('huggingface: the configuration of a dataset that has several, as gsm8k\'s "main"', None),
     ]
-    prompt_key: Annotated[str, Key("jsonl, huggingface: the field with the prompt text")]
-    answer_key: Annotated[str, Key("jsonl, huggingface: the field with the reference answer")]
+    prompt_key: Annotated[
+        str, Key("jsonl, huggingface: the field with the prompt, text or a list of messages", "prompt")
+    ]
+    answer_key: Annotated[str, Key("jsonl, huggingface: the field with the reference answer", "answer")]
     images_key: Annotated[
-        str | None, Key("jsonl, huggingface: the field with a list of images, see docs/images.md")
+        str | None,
+        Key("jsonl, huggingface: the field with a list of images; null: no images; docs/images.md", None),
     ]
-    digits: Annotated[int, Key("arithmetic: digits per operand")]
+    digits: Annotated[int, Key("arithmetic: digits per operand", 2)]
     options: Annotated[
-        dict[str, Any], Key("reasoning_gym: arguments of the dataset; environment: size and seed")
+        dict[str, Any],
+        Key(
+            "reasoning_gym: arguments of the dataset, for example {size: 1000}; environment: "
+            "{size: 1000, seed: 0}",
+            {},
+        ),
     ]
     weight: Annotated[
-        float, Key("in training, its share of the prompts is its weight over the sum of all weights")
+        float, Key("in training, its share of the prompts is its weight over the sum of all weights", 1.0)
     ]
-    prompt_template: Annotated[str | None, Key("a text in which {prompt} is replaced by a text prompt")]
-    use_chat_template: Annotated[bool, Key("a text prompt becomes the user's message of a conversation")]
-    system_prompt: Annotated[str | None, Key("the first message of that conversation")]
-    env: Annotated[str, Key("the environment that judges its responses, a key of env")]
+    prompt_template: Annotated[str | None, Key("a text in which {prompt} is replaced by a text prompt", None)]
+    use_chat_template: Annotated[
+        bool, Key("a text prompt becomes the user's message of a conversation", False)
+    ]
+    system_prompt: Annotated[str | None, Key("the first message of that conversation", None)]
+    env: Annotated[str, Key("the environment that judges its responses: a key of env", "arithmetic")]
     difficulty_key: Annotated[
-        str | None, Key("a field of a problem's data, by whose values an evaluation also reports")
+        str | None,
+        Key(
+            "A field of a problem by whose values an evaluation also reports, as "
+            "metadata.level; null: none. docs/evaluate.md",
+            None,
+        ),
     ]
     columns: Annotated[
-        dict[str, str], Key("jsonl, huggingface: fields that travel to the trainer, see docs/columns.md")
+        dict[str, str],
+        Key(
+            "jsonl, huggingface: fields for the trainer, for example {difficulty: float32}; docs/columns.md",
+            {},
+        ),
     ]
 
 
 @dataclass(kw_only=True, slots=True)
 class DataConfig:
-    """The sources of problems. ``train`` and ``validation`` are each written as a list or a single source.
-
-    A source takes the keys that it leaves out from ``default``.
+    """Where problems come from. Each has a prompt, and a reference answer by which the environment judges.
+    ``train`` and ``validation`` are each written as a list or a single source.
     """
 
     train: Annotated[list[DatasetConfig], Key("one source, or a list of sources that are mixed by weight")]

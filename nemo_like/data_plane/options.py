@@ -56,7 +56,16 @@ class MooncakeConfig:
 
 @dataclass(kw_only=True, slots=True)
 class DataPlaneConfig:
-    backend: Annotated[StorageBackend, Key("", StorageBackend.simple)]
+    """The data plane, which holds samples between the rollout that makes them and the trainer."""
+
+    backend: Annotated[
+        StorageBackend,
+        Key(
+            "simple: TransferQueue's storage units over ZMQ; mooncake_cpu: Mooncake, see mooncake_cfg; "
+            "in_memory: for debugging, without TransferQueue",
+            StorageBackend.simple,
+        ),
+    ]
     num_storage_units: Annotated[
         int,
         Key(

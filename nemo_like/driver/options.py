@@ -10,7 +10,9 @@ from nemo_like.config.keys import Key
 
 @dataclass(kw_only=True, slots=True)
 class EvaluationConfig:
-    """How a run that only evaluates gets its answers; scripts/evaluate.py makes such runs."""
+    """An evaluation: it answers the problems of data.validation as a validation does, and trains nothing.
+    scripts/evaluate.py adds this group; runs that train or generate leave it out.
+    """
 
     step: Annotated[
         int, Key("the answers are sampled with the seeds that a validation after this step has", 0)

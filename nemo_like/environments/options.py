@@ -42,9 +42,12 @@ class EnvironmentKind(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class EnvConfig:
-    """One task's environment. A source in ``data`` names it by its key in ``env``."""
+    """The keys that every kind of environment has; each kind's own file builds on this one. A configuration
+    gives each environment a name, to which data sources refer, for example `- env@env.arithmetic:
+    arithmetic`.
+    """
 
-    kind: Annotated[EnvironmentKind, Key()]
+    kind: Annotated[EnvironmentKind, Key("see the other files here")]
     options: Annotated[dict[str, Any], Key("the kind's own", {})]
     num_actors: Annotated[int, Key("processes that judge in parallel", 1)]
     max_concurrency: Annotated[

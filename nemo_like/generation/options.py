@@ -67,9 +67,11 @@ class SamplingConfig:
     """Sampling settings that replace the more general ones named where this is used; null: no change."""
 
     temperature: Annotated[float | None, Key("0 is greedy", None)]
-    top_p: Annotated[float | None, Key("", None)]
+    top_p: Annotated[float | None, Key("share of the probability that is sampled from", None)]
     top_k: Annotated[int | None, Key("0: all tokens", None)]
-    min_p: Annotated[float | None, Key("", None)]
+    min_p: Annotated[
+        float | None, Key("tokens below this share of the largest probability are not sampled", None)
+    ]
     max_new_tokens: Annotated[int | None, Key("per turn", None)]
     stop_strings: Annotated[
         list[str] | None, Key("a response also ends at the first of these, which stays in it", None)
@@ -81,6 +83,8 @@ class SamplingConfig:
 
 @dataclass(kw_only=True, slots=True)
 class GenerationConfig:
+    """Sampling of responses by vLLM."""
+
     num_engines: Annotated[
         int, Key("independent engines; prompts are dealt to them round robin", 1, at_least=1)
     ]
@@ -159,7 +163,7 @@ class GenerationConfig:
             KvCacheAfterUpdate.recompute,
         ),
     ]
-    vllm_cfg: VllmConfig
+    vllm_cfg: Annotated[VllmConfig, Key("of each vLLM engine")]
     vllm_kwargs: Annotated[
         dict[str, Any],
         Key(

@@ -31,7 +31,7 @@ class WandbConfig:
         WandbMode,
         Key("online (needs an API key), offline (files in the run directory) or disabled", WandbMode.offline),
     ]
-    project: Annotated[str, Key("", "nemo_like")]
+    project: Annotated[str, Key("in which the run is shown", "nemo_like")]
     name: Annotated[str | None, Key("null: the name of the run directory", None)]
     entity: Annotated[
         str | None, Key("the team or user that owns the project; null: that of the API key", None)
@@ -84,6 +84,8 @@ class ProfileConfig:
 
 @dataclass(kw_only=True, slots=True)
 class LoggerConfig:
+    """What a run leaves behind, and what it shows."""
+
     log_dir: Annotated[str, Key("the run directories are made in it", "runs")]
     run_name: Annotated[str | None, Key("null: config name, date and time", None)]
     console: Annotated[
@@ -96,9 +98,9 @@ class LoggerConfig:
             "write RUN_DIR/report.html while the run goes on: curves, samples, stages (docs/report.md)", True
         ),
     ]
-    wandb: WandbConfig
-    tensorboard: TensorboardConfig
-    mlflow: MlflowConfig
+    wandb: Annotated[WandbConfig, Key("Weights & Biases")]
+    tensorboard: Annotated[TensorboardConfig, Key("event files for TensorBoard")]
+    mlflow: Annotated[MlflowConfig, Key("an MLflow server, or a folder")]
     prometheus: Annotated[
         PrometheusConfig, Key("http://HOST:PORT/metrics has the latest metrics, for as long as the run lasts")
     ]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from nemo_like.config.keys import Key
 
@@ -130,8 +131,8 @@ class LoraConfig:
 
     generation.lora_sync says what engines get."""
 
-    enabled: Annotated[bool, Key("", False)]
-    rank: Annotated[int, Key("", 16, at_least=1)]
+    enabled: Annotated[bool, Key("train adapters, and no other weight", False)]
+    rank: Annotated[int, Key("of each adapter", 16, at_least=1)]
     alpha: Annotated[
         float,
         Key(
@@ -177,10 +178,10 @@ class FsdpConfig:
 @dataclass(kw_only=True, slots=True)
 class OptimizerConfig:
     lr: Annotated[float, Key("the peak of the learning rate", 1e-06, above=0)]
-    weight_decay: Annotated[float, Key("", 0.01, at_least=0)]
-    adam_beta1: Annotated[float, Key("", 0.9, at_least=0, below=1)]
-    adam_beta2: Annotated[float, Key("", 0.999, at_least=0, below=1)]
-    adam_eps: Annotated[float, Key("", 1e-08, above=0)]
+    weight_decay: Annotated[float, Key("AdamW's, decoupled from the gradient", 0.01, at_least=0)]
+    adam_beta1: Annotated[float, Key("decay of the mean of the gradients", 0.9, at_least=0, below=1)]
+    adam_beta2: Annotated[float, Key("decay of the mean of their squares", 0.999, at_least=0, below=1)]
+    adam_eps: Annotated[float, Key("added to the square root of that mean", 1e-08, above=0)]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -193,11 +194,13 @@ class SchedulerConfig:
         int,
         Key("the update at which min_lr is reached, warm-up included; unused by constant", 1000, at_least=1),
     ]
-    min_lr: Annotated[float, Key("", 0.0, at_least=0)]
+    min_lr: Annotated[float, Key("the learning rate at the end of the decay", 0.0, at_least=0)]
 
 
 @dataclass(kw_only=True, slots=True)
 class PolicyConfig:
+    """The model that is trained, and how it is spread over TP x CP x PP x DP workers."""
+
     model_name: Annotated[
         str, Key("Hugging Face checkpoint directory; megatron: Llama, Qwen2, Qwen3 or Qwen3-MoE")
     ]
@@ -279,8 +282,21 @@ class PolicyConfig:
 
 @dataclass(kw_only=True, slots=True)
 class ValueConfig(PolicyConfig):
-    """The critic of grpo.adv_estimator.name=gae: a worker group of its own, with the policy's keys, whose
-    model has one number per token as output. Its workers also estimate the advantages of tokens."""
+    """The critic of grpo.adv_estimator.name=gae: a second worker group, which may have another model, backend
+    and layout than the policy. What is not set otherwise is as in the group policy.
+    """
+
+    otherwise: ClassVar[Mapping[str, Key]] = {
+        "model_name": Key(
+            "or a reward model, whose output layer the critic then starts from; else it starts from 0",
+            "${policy.model_name}",
+        ),
+        "megatron_cfg.router_replay": Key(
+            "engines sample with the policy's routers; the critic has its own", False
+        ),
+        "lora.enabled": Key("the critic's output layer is new, and trains with all of it", False),
+        "optimizer.lr": Key("critics usually learn faster than policies", 1e-5),
+    }
 
     num_epochs_per_rollout: Annotated[
         int,
@@ -321,8 +337,18 @@ class TeacherScoring(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class TeacherConfig(PolicyConfig):
-    """The teacher of loss_fn.kind=distillation: a worker group of its own, with the policy's keys and
-    tokenizer. Its models are frozen, so keys of training have no effect."""
+    """The teacher of loss_fn.kind=distillation: a second worker group, which is frozen, and may have another
+    backend and layout than the policy. What is not set otherwise is as in the group policy; keys of
+    training have no effect.
+    """
+
+    otherwise: ClassVar[Mapping[str, Key]] = {
+        "model_name": Key("with the policy's tokenizer"),
+        "megatron_cfg.router_replay": Key(
+            "engines sample with the policy's routers; the teacher has its own", False
+        ),
+        "lora.enabled": Key("a teacher is frozen", False),
+    }
 
     models: Annotated[
         dict[str, str],

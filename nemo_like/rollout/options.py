@@ -10,6 +10,9 @@ from nemo_like.config.keys import Key
 
 @dataclass(kw_only=True, slots=True)
 class RolloutConfig:
+    """What is kept of the rollouts, and two kinds of runs: one without engines, and one that trains
+    nothing."""
+
     dump_period: Annotated[
         int, Key("write RUN_DIR/rollouts/step_N.jsonl, for people to read, every so many steps; 0: never", 0)
     ]

@@ -19,4 +19,13 @@ class Tripwires(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class DebugConfig:
-    tripwires: Annotated[Tripwires, Key("checks of every step, see docs/tripwires.md", Tripwires.cheap)]
+    """Checks that look for mistakes which raise no error and spoil what is trained; docs/tripwires.md."""
+
+    tripwires: Annotated[
+        Tripwires,
+        Key(
+            "off: none; cheap: those that cost at most a hundredth of a step; all: also the expensive ones. "
+            "In a file off needs quotes: without them YAML reads a boolean.",
+            Tripwires.cheap,
+        ),
+    ]

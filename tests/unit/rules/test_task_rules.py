@@ -179,7 +179,7 @@ def test_an_option_without_a_default_must_be_set(with_env: Callable[..., Config]
         ("f1", "options.answer_pattern=x", "env.task.options.answer_pattern=x has no group 1"),
         ("f1", "options.anser_pattern=x", "is not a key of the configuration; did you mean answer_pattern?"),
         ("exact_match", "options.ignore_case=3", "env.task.options.ignore_case=3 must be true or false"),
-        ("code", "options.timeout_s=0", "env.task.options.timeout_s=0 must be above 0"),
+        ("code", "options.timeout_s=0", "env.task.options.timeout_s=0.0 must be above 0"),
         ("code", "options.sandbox=maybe", "must be one of required, none"),
         ("code", "options.max_processes=0", "env.task.options.max_processes=0 must be above 0"),
         ("code", "options.network=none", "network is not a key of the configuration"),

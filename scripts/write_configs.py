@@ -1,0 +1,163 @@
+#!/usr/bin/env python
+"""Write the default files in ``configs/`` from the keys that the parts of the package declare.
+
+    python scripts/write_configs.py            # after a key was added or changed
+    python scripts/write_configs.py --check    # only say which files would change
+
+A key's sentence becomes the comment beside its default (``nemo_like.config.keys``). The configurations that
+build on these files are written by hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from nemo_like.config import fields  # noqa: E402
+from nemo_like.config.keys import Key, keys  # noqa: E402
+from nemo_like.configuration import Config  # noqa: E402
+from nemo_like.environments.kind_options import KINDS, Kind  # noqa: E402
+from nemo_like.environments.options import EnvConfig  # noqa: E402
+
+_WIDTH = 118
+# Groups whose keys are as in another group, where they have it, unless their ``otherwise`` says more.
+_FOLLOWS = {"value": "policy", "teacher": "policy"}
+
+
+def written() -> dict[Path, str]:
+    """Return the text of every file, by its path below the repository."""
+    files = {}
+    for name, (annotation, _) in keys(Config).items():
+        group = fields.without_none(annotation)
+        if fields.is_group(group):
+            files[Path("configs", name, "default.yaml")] = _file(group, _FOLLOWS.get(name))
+    files[Path("configs/env/default.yaml")] = _file(EnvConfig, None)
+    for kind, what in KINDS.items():
+        files[Path("configs/env", f"{kind.name}.yaml")] = _kind_file(kind.name, what)
+    return files
+
+
+def _file(group: type, follows: str | None) -> str:
+    otherwise: Mapping[str, Key] = getattr(group, "otherwise", {})
+    lines = [*_above(group.__doc__ or "", ""), *_group_lines(group, "", "", follows, otherwise)]
+    return "\n".join(lines) + "\n"
+
+
+def _kind_file(name: str, kind: Kind) -> str:
+    lines = [*_above(kind.about, ""), "defaults:", "  - default", f"kind: {name}"]
+    for key, what in kind.base.items():
+        lines += _leaf(key, what, "")
+    if keys(kind.options):
+        lines += ["options:", *_group_lines(kind.options, "  ", "", None, {})]
+    return "\n".join(lines) + "\n"
+
+
+def _group_lines(
+    group: type, indent: str, path: str, follows: str | None, otherwise: Mapping[str, Key]
+) -> Iterator[str]:
+    """Yield the lines of a group's keys. ``path`` is its key below the group that ``follows`` another."""
+    own = _own_keys(group) if follows and not path else set()
+    for name, (annotation, key) in keys(group).items():
+        inner = fields.without_none(annotation)
+        full = f"{path}{name}"
+        if fields.is_group(inner):
+            yield from _head(name, key.about if not follows else "", indent)
+            yield from _group_lines(inner, f"{indent}  ", f"{full}.", follows, otherwise)
+        elif fields.item_group(annotation):
+            yield from _leaf(name, Key(key.about, {}), indent)
+        elif follows and name not in own:
+            yield from _leaf(name, otherwise.get(full, Key("", f"${{{follows}.{full}}}")), indent)
+        else:
+            yield from _leaf(name, key, indent)
+
+
+def _own_keys(group: type) -> set[str]:
+    return {name for name in keys(group) if all(name not in keys(base) for base in group.__bases__)}
+
+
+def _head(name: str, about: str, indent: str) -> Iterator[str]:
+    yield from _with_comment(f"{indent}{name}:", about, indent)
+
+
+def _leaf(name: str, key: Key, indent: str) -> Iterator[str]:
+    value = key.default
+    if isinstance(value, str) and "\n" in value.strip("\n") and value == value.strip("\n"):
+        yield from _above(key.about, indent)
+        yield f"{indent}{name}: |-"
+        yield from (f"{indent}  {line}" if line else "" for line in value.splitlines())
+    else:
+        yield from _with_comment(f"{indent}{name}: {_scalar(value)}", key.about, indent)
+
+
+def _with_comment(line: str, about: str, indent: str) -> Iterator[str]:
+    """Yield a line with a comment behind it, or above it where it would be too long."""
+    beside = f"{line} # {about}" if about else line
+    if len(beside) <= _WIDTH:
+        yield beside
+    else:
+        yield from _above(about, indent)
+        yield line
+
+
+def _above(about: str, indent: str) -> Sequence[str]:
+    text = " ".join(about.replace("``", "`").split())
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent=f"{indent}# ",
+        subsequent_indent=f"{indent}# ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _scalar(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    plain = _plain(value)
+    if isinstance(plain, float) and "e" in repr(plain):
+        mantissa, exponent = repr(plain).split("e")
+        return f"{float(mantissa)}e{int(exponent)}"
+    if isinstance(plain, str) and (plain == "???" or plain.startswith("${")):
+        return plain
+    if isinstance(plain, str) and "\n" in plain:
+        return json.dumps(plain)
+    text = yaml.safe_dump(plain, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False)
+    return text.removesuffix("...\n").strip()
+
+
+def _plain(value: Any) -> Any:
+    return value.name if isinstance(value, Enum) else value
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit with 1 if a file would change"
+    )
+    only_checks = parser.parse_args(arguments).check
+    changed = [path for path, text in written().items() if _present(path) != text]
+    for path in changed:
+        print(f"{path} {'would change' if only_checks else 'is written'}")
+        if not only_checks:
+            (ROOT / path).write_text(written()[path], encoding="utf-8")
+    return 1 if changed and only_checks else 0
+
+
+def _present(path: Path) -> str | None:
+    file = ROOT / path
+    return file.read_text(encoding="utf-8") if file.is_file() else None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
