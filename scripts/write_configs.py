@@ -1,17 +1,18 @@
 #!/usr/bin/env python
-"""Write the default files in ``configs/`` from the keys that the parts of the package declare.
+"""Write the default files in ``configs/`` and the JSON schemas from the keys that the parts declare.
 
     python scripts/write_configs.py            # after a key was added or changed
     python scripts/write_configs.py --check    # only say which files would change
 
 A key's sentence becomes the comment beside its default (``nemo_like.config.keys``). The configurations that
-build on these files are written by hand.
+build on these files are written by hand; each names its schema in its first line, for editors.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,11 +26,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from nemo_like.config import fields  # noqa: E402
+from nemo_like.config.file_schemas import definitions, file_schema  # noqa: E402
 from nemo_like.config.keys import Key, keys  # noqa: E402
 from nemo_like.configuration import Config  # noqa: E402
 from nemo_like.environments.kind_options import KINDS, Kind  # noqa: E402
 from nemo_like.environments.options import EnvConfig  # noqa: E402
 
+SCHEMAS = Path("configs/schemas")
 _WIDTH = 118
 # Groups whose keys are as in another group, where they have it, unless their ``otherwise`` says more.
 _FOLLOWS = {"value": "policy", "teacher": "policy"}
@@ -37,25 +40,53 @@ _FOLLOWS = {"value": "policy", "teacher": "policy"}
 
 def written() -> dict[Path, str]:
     """Return the text of every file, by its path below the repository."""
-    files = {}
-    for name, (annotation, _) in keys(Config).items():
-        group = fields.without_none(annotation)
-        if fields.is_group(group):
-            files[Path("configs", name, "default.yaml")] = _file(group, _FOLLOWS.get(name))
-    files[Path("configs/env/default.yaml")] = _file(EnvConfig, None)
+    groups = {name: fields.without_none(annotation) for name, (annotation, _) in keys(Config).items()}
+    groups = {name: group for name, group in groups.items() if fields.is_group(group)} | {"env": EnvConfig}
+    files = {Path("configs", name, "default.yaml"): _file(name, group) for name, group in groups.items()}
     for kind, what in KINDS.items():
         files[Path("configs/env", f"{kind.name}.yaml")] = _kind_file(kind.name, what)
+    schemas = {name: _schema(group) for name, group in {"configuration": Config, **groups}.items()}
+    for name, schema in schemas.items():
+        files[SCHEMAS / f"{name}.json"] = json.dumps(schema, indent=1) + "\n"
     return files
 
 
-def _file(group: type, follows: str | None) -> str:
+def schema_line(file: Path) -> str:
+    """Return the first line of a YAML file of ``configs`` or ``recipes``, given below the repository."""
+    is_of_group = file.parts[0] == "configs" and len(file.parts) == 3
+    name = file.parts[1] if is_of_group else "configuration"
+    return f"# yaml-language-server: $schema={os.path.relpath(SCHEMAS / f'{name}.json', file.parent)}"
+
+
+def _schema(group: type) -> dict[str, Any]:
+    """Return the schema of files of a group. Where an environment's kind is named, its options are those."""
+    schema = file_schema(group, {"hydra": {"type": "object"}} if group is Config else None)
+    if group is EnvConfig or "EnvConfig" in schema["definitions"]:
+        of_env = schema if group is EnvConfig else schema["definitions"]["EnvConfig"]
+        of_env["allOf"] = [_if_kind(kind.name, what.options.__name__) for kind, what in KINDS.items()]
+        for what in KINDS.values():
+            schema["definitions"] |= definitions(what.options)
+    return schema
+
+
+def _if_kind(kind: str, options: str) -> dict[str, Any]:
+    is_kind = {"properties": {"kind": {"const": kind}}, "required": ["kind"]}
+    return {"if": is_kind, "then": {"properties": {"options": {"$ref": f"#/definitions/{options}"}}}}
+
+
+def _file(name: str, group: type) -> str:
     otherwise: Mapping[str, Key] = getattr(group, "otherwise", {})
-    lines = [*_above(group.__doc__ or "", ""), *_group_lines(group, "", "", follows, otherwise)]
+    lines = [
+        schema_line(Path("configs", name, "default.yaml")),
+        *_above(group.__doc__ or "", ""),
+        *_group_lines(group, "", "", _FOLLOWS.get(name), otherwise),
+    ]
     return "\n".join(lines) + "\n"
 
 
 def _kind_file(name: str, kind: Kind) -> str:
-    lines = [*_above(kind.about, ""), "defaults:", "  - default", f"kind: {name}"]
+    first = schema_line(Path("configs/env", f"{name}.yaml"))
+    lines = [first, *_above(kind.about, ""), "defaults:", "  - default", f"kind: {name}"]
     for key, what in kind.base.items():
         lines += _leaf(key, what, "")
     if keys(kind.options):
@@ -150,6 +181,7 @@ def main(arguments: Sequence[str]) -> int:
     for path in changed:
         print(f"{path} {'would change' if only_checks else 'is written'}")
         if not only_checks:
+            (ROOT / path).parent.mkdir(exist_ok=True)
             (ROOT / path).write_text(written()[path], encoding="utf-8")
     return 1 if changed and only_checks else 0
 

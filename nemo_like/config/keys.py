@@ -10,11 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler
+from pydantic import (
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+)
+from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
@@ -71,6 +79,20 @@ class Key(Leaf):
         """The limits as pydantic takes them."""
         given = ((Ge, self.at_least), (Gt, self.above), (Le, self.at_most), (Lt, self.below))
         return tuple(kind(limit) for kind, limit in given if limit is not None)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Describe the key for editors: its values within the limits, its sentence and its default."""
+        values = handler(schema)
+        bounds = handler(_number(self.limits).core_schema) if self.limits else {}
+        for one in values.get("anyOf", [values]):
+            if one.get("type") in ("integer", "number"):
+                one.update({name: limit for name, limit in bounds.items() if name != "type"})
+        told: dict[str, Any] = {"description": self.about} if self.about else {}
+        if self.default != MISSING:
+            told["default"] = self.default.name if isinstance(self.default, Enum) else self.default
+        return {"allOf": [values], **told} if "$ref" in values else {**values, **told}
 
 
 @cache

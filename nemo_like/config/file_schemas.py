@@ -1,0 +1,70 @@
+"""JSON schemas of the YAML files of a configuration, by which editors complete keys and mark mistakes.
+
+A file sets some keys of a group, so none is required; a scalar may be an interpolation, or ``???`` for a
+value that another file or an argument brings. The schemas are of draft 7, which editors' YAML extensions
+know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import TypeAdapter
+
+_DRAFT = "http://json-schema.org/draft-07/schema#"
+_OPEN = "#/definitions/open"
+# What stands for a value that the file itself does not have.
+_OPEN_VALUE = {"type": "string", "pattern": r"\$\{|^\?\?\?$"}
+_OF_KEY = ("description", "default")
+# What Hydra takes from a file besides the keys.
+_DEFAULTS = {"type": "array", "description": "the configurations that this one builds on, by Hydra"}
+
+
+def file_schema(group: type, further: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the schema of files that set keys of ``group``, with ``further`` names that they may have."""
+    schema = definitions(group)
+    whole = schema.pop(group.__name__)
+    whole["properties"] = {"defaults": _DEFAULTS, **(further or {}), **whole["properties"]}
+    return {"$schema": _DRAFT, **whole, "definitions": {**schema, "open": _OPEN_VALUE}}
+
+
+def definitions(group: type) -> dict[str, Any]:
+    """Return the schemas of a group and of everything below it, by name, in which ``open`` is referred to."""
+    found = TypeAdapter(group).json_schema(ref_template="#/definitions/{model}")
+    named = {**found.pop("$defs", {}), group.__name__: found}
+    return {name: _partial(one) for name, one in named.items()}
+
+
+def _partial(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a group, or of an Enum, for files."""
+    if "properties" not in schema and schema.get("type") != "object":
+        return {name: value for name, value in schema.items() if name not in ("title", "description")}
+    properties = {name: _value(one) for name, one in schema.get("properties", {}).items()}
+    return {"type": "object", "properties": properties, "additionalProperties": False}
+
+
+def _value(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of a key's value, or of what is in it, for files."""
+    told = {name: schema[name] for name in _OF_KEY if name in schema}
+    bare = {name: value for name, value in schema.items() if name not in (*_OF_KEY, "title")}
+    if not bare:
+        return told  # any value
+    values = [_within(one) for one in bare.get("anyOf", [bare])]
+    values += [{"type": "number"}] if any(one.get("type") == "string" for one in values) else []
+    return {**told, "anyOf": [*values, *_single(values), {"$ref": _OPEN}]}
+
+
+def _within(schema: Mapping[str, Any]) -> dict[str, Any]:
+    inner = dict(schema)
+    if isinstance(schema.get("items"), Mapping):
+        inner["items"] = schema["items"] if "$ref" in schema["items"] else _value(schema["items"])
+    if isinstance(schema.get("additionalProperties"), Mapping):
+        of_names = schema["additionalProperties"]
+        inner["additionalProperties"] = of_names if "$ref" in of_names else _value(of_names)
+    return {name: value for name, value in inner.items() if name != "title"}
+
+
+def _single(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the schema of a single group for each list of groups, which may be written as one."""
+    return [one["items"] for one in values if "$ref" in one.get("items", {})]
