@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
-from nemo_like.data.options import DatasetConfig, DatasetKind
+from nemo_like.data.options import DataConfig, DatasetConfig, DatasetKind
 
 # By a file's ending, the name that load_dataset has for its reader.
 FILE_READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
@@ -31,3 +32,10 @@ def is_here(cfg: DatasetConfig) -> bool:
     # A name on the hub is one word, or two with a slash between them.
     may_be_on_hub = len(path.parts) <= 2 and not path.is_absolute() and path.suffix not in FILE_READERS
     return path.exists() or may_be_on_hub
+
+
+def data_sources(data: DataConfig) -> Iterator[tuple[str, DatasetConfig]]:
+    """Yield every source with its full key: ``data.train``, or ``data.train[1]`` in a list of several."""
+    for section, sources in (("train", data.train), ("validation", data.validation)):
+        for index, source in enumerate(sources):
+            yield f"data.{section}" + (f"[{index}]" if len(sources) > 1 else ""), source

@@ -26,7 +26,8 @@ from nemo_like.batch.recordings import read_manifest
 from nemo_like.config.problems import ConfigError, Problem, without_secrets
 from nemo_like.configuration import Config
 from nemo_like.data.options import DatasetConfig, DatasetKind
-from nemo_like.data.sources import is_here
+from nemo_like.data.sources import data_sources, is_here
+from nemo_like.environments.hub_rules import has_interpreter
 from nemo_like.environments.kind_options import RewardModelOptions, options_of
 from nemo_like.environments.options import EnvironmentKind
 from nemo_like.generation.speculation import ARGUMENT
@@ -51,8 +52,7 @@ from nemo_like.preflight.ray_packages import unloadable_ray_packages
 from nemo_like.preflight.taken_arguments import engine_argument_problem, worker_argument_problem
 from nemo_like.preflight.versions import installed_version, untested_versions
 from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_declarations
-from nemo_like.rollout.tasks import data_sources, judging_environments, max_prompt_tokens, used_environments
-from nemo_like.rules.hub_rules import has_interpreter
+from nemo_like.rollout.tasks import judging_environments, max_prompt_tokens, used_environments
 from nemo_like.rules.library_arguments import PassedArguments, passed_to_engines, passed_to_workers
 from nemo_like.rules.machine_rules import Machine
 from nemo_like.rules.overlap_rules import staleness_notes
@@ -208,7 +208,7 @@ def _scan_request(cfg: Config) -> ScanRequest | None:
         return None
     model = Path(cfg.policy.model_name)
     sources, unread = [], []
-    for key, source in data_sources(cfg):
+    for key, source in data_sources(cfg.data):
         to_scan = SourceToScan(
             key=key,
             cfg=source,
@@ -334,7 +334,7 @@ def _unseen(cfg: Config, machine: Machine) -> Iterator[Note]:
         key = f"{group}.model_name"
         yield Note(Seen.assumed, f"{key}: {name} is not here; its sizes are those shipped in recipes/shapes")
         yield Note(Seen.not_checked, f"{key}: weights and tokenizer of {name}, so {unknown}")
-    for key, source in data_sources(cfg):
+    for key, source in data_sources(cfg.data):
         if not is_here(source):
             yield Note(Seen.not_checked, f"{key}: {source.path} is not here")
     for env, options in _reward_models(cfg).items():

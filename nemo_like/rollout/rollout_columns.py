@@ -24,10 +24,10 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.batch.recordings import RecordingManifest
 from nemo_like.batch.routed_experts import replayed_columns
-from nemo_like.data.sources import RECORD_COLUMN
+from nemo_like.data.sources import RECORD_COLUMN, data_sources
 from nemo_like.models.model_info import has_vision_tower
 from nemo_like.rollout.groups import RolloutGroups
-from nemo_like.rollout.tasks import data_sources, has_agents, judging_environments, task_environments
+from nemo_like.rollout.tasks import has_agents, judging_environments, task_environments
 
 
 def rollout_declarations(
@@ -130,7 +130,7 @@ def _of_images(cfg: RolloutGroups) -> Iterator[Declaration]:
 
 
 def _of_records(cfg: RolloutGroups) -> Iterator[Declaration]:
-    for key, source in data_sources(cfg):
+    for key, source in data_sources(cfg.data):
         if source.columns:
             columns = [record_column(name, text) for name, text in source.columns.items()]
             yield Declaration(key, tuple(columns), trains=key.startswith("data.train"))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Protocol
 
-from nemo_like.data.options import DataConfig, DatasetConfig
+from nemo_like.data.options import DataConfig
+from nemo_like.data.sources import data_sources
 from nemo_like.environments.options import EnvConfig, EnvironmentKind, component_weights
 from nemo_like.generation.options import GenerationConfig, SamplingConfig
 from nemo_like.generation.sampling import SamplingSettings
@@ -37,13 +37,6 @@ class SourcedSampling:
     keys: dict[str, str]
 
 
-def data_sources(cfg: TaskGroups) -> Iterator[tuple[str, DatasetConfig]]:
-    """Yield every source with its full key: ``data.train``, or ``data.train[1]`` in a list of several."""
-    for section, sources in (("train", cfg.data.train), ("validation", cfg.data.validation)):
-        for index, source in enumerate(sources):
-            yield f"data.{section}" + (f"[{index}]" if len(sources) > 1 else ""), source
-
-
 def max_prompt_tokens(cfg: TaskGroups) -> int:
     """Return how many tokens a prompt may have; the run leaves longer ones out."""
     limit = cfg.data.max_input_seq_length
@@ -52,7 +45,7 @@ def max_prompt_tokens(cfg: TaskGroups) -> int:
 
 def task_environments(cfg: TaskGroups) -> dict[str, EnvConfig]:
     """Return the environments that data sources name, in the order of ``env``; unknown names are left out."""
-    named = {source.env for _, source in data_sources(cfg)}
+    named = {source.env for _, source in data_sources(cfg.data)}
     return {name: env for name, env in cfg.env.items() if name in named}
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
+from nemo_like.data.sources import data_sources
 from nemo_like.models.model_info import IMAGE_TEXT_MODEL_TYPES, ModelInfo
-from nemo_like.rollout.tasks import data_sources
 
 
 def image_problems(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
@@ -16,7 +16,7 @@ def image_problems(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
         yield from _with_vision_tower(cfg)
         return
     rule = f"needs a model with a vision tower, and {cfg.policy.model_name} is of type {model.model_type!r}"
-    for key, source in data_sources(cfg):
+    for key, source in data_sources(cfg.data):
         if source.images_key is not None:
             yield Problem(
                 key=f"{key}.images_key={source.images_key}",

@@ -10,16 +10,17 @@ from pathlib import Path
 
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.configuration import Config
+from nemo_like.data.data_rules import data_problems
+from nemo_like.data_plane.data_plane_rules import data_plane_machine_problems
+from nemo_like.environments.endpoint_rules import endpoint_machine_problems
+from nemo_like.environments.hub_rules import hub_machine_problems
+from nemo_like.environments.sandbox_rules import sandbox_machine_problems
 from nemo_like.models.model_info import read_model_info
+from nemo_like.observability.logger_rules import logger_machine_problems, logger_problems
 from nemo_like.plan.plan import weight_bytes
 from nemo_like.plan.roles import Role, ray_cpus, roles
 from nemo_like.policy.options import Device
-from nemo_like.rules.data_plane_rules import data_plane_machine_problems
-from nemo_like.rules.data_rules import data_problems
-from nemo_like.rules.endpoint_rules import endpoint_machine_problems
-from nemo_like.rules.hub_rules import hub_machine_problems
-from nemo_like.rules.logger_rules import logger_machine_problems, logger_problems
-from nemo_like.rules.sandbox_rules import sandbox_machine_problems
+from nemo_like.rollout.tasks import used_environments
 
 # Room for the logs, metrics, learning curve and W&B files of one run.
 _RUN_DIRECTORY_BYTES = 100_000_000
@@ -43,14 +44,16 @@ def machine_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[P
     yield from _processors(cfg)
     if machine is Machine.this:
         yield from _present_gpus(cfg)
-        yield from data_plane_machine_problems(cfg)
-        yield from sandbox_machine_problems(cfg)
-        yield from endpoint_machine_problems(cfg)
-        yield from hub_machine_problems(cfg)
+        used = used_environments(cfg)
+        if cfg.cluster.address is None:  # else storage and actors are on the cluster's machines
+            yield from data_plane_machine_problems(cfg.data_plane)
+            yield from sandbox_machine_problems(used)
+            yield from endpoint_machine_problems(used)
+        yield from hub_machine_problems(used)
         yield from _log_directory(cfg)
-        yield from logger_machine_problems(cfg)
-    yield from data_problems(cfg, must_be_here=machine is Machine.this)
-    yield from logger_problems(cfg)
+        yield from logger_machine_problems(cfg.logger)
+    yield from data_problems(cfg.data, must_be_here=machine is Machine.this)
+    yield from logger_problems(cfg.logger)
 
 
 def _processors(cfg: Config) -> Iterator[Problem]:

@@ -14,14 +14,14 @@ from nemo_like.config.keys import beyond_limits
 from nemo_like.config.problems import ConfigError, Problem, told_of, without_secrets
 from nemo_like.config.units import parse_duration_s
 from nemo_like.configuration import Config
+from nemo_like.data.data_rules import MAX_ARITHMETIC_DIGITS
 from nemo_like.data.options import DatasetKind
+from nemo_like.data.sources import data_sources
+from nemo_like.data_plane.data_plane_rules import data_plane_problems
 from nemo_like.plan.plan import updates_per_step
 from nemo_like.policy.options import Device, LRDecayStyle
-from nemo_like.rollout.tasks import data_sources
 from nemo_like.rules.backend_rules import backend_problems
 from nemo_like.rules.checkpoint_rules import checkpoint_problems, other_checkpoint_problems
-from nemo_like.rules.data_plane_rules import data_plane_problems
-from nemo_like.rules.data_rules import MAX_ARITHMETIC_DIGITS
 from nemo_like.rules.evaluation_rules import evaluation_problems
 from nemo_like.rules.library_arguments import argument_problems, passed_to_engines
 from nemo_like.rules.loss_rules import loss_problems
@@ -74,7 +74,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += argument_problems(cfg, passed_to_engines(cfg))
     problems += speculation_problems(cfg)
     if not any(key.startswith("data_plane.") for key in broken):
-        problems += data_plane_problems(cfg)
+        problems += data_plane_problems(cfg.data_plane)
     if not any(key.startswith("grpo.") for key in broken):
         problems += metric_problems(cfg)
     if not any(key.startswith(("value.", "teacher.")) for key in broken):
@@ -211,7 +211,7 @@ def _lengths(cfg: Config) -> Iterator[Problem]:
 
 @_rule("generation.max_new_tokens", "policy.max_total_sequence_length")
 def _arithmetic_lengths(cfg: Config) -> Iterator[Problem]:
-    sources = [source for _, source in data_sources(cfg) if source.kind is DatasetKind.arithmetic]
+    sources = [source for _, source in data_sources(cfg.data) if source.kind is DatasetKind.arithmetic]
     digits = max((source.digits for source in sources), default=0)
     new, total = cfg.generation.max_new_tokens, cfg.policy.max_total_sequence_length
     if not 1 <= digits <= MAX_ARITHMETIC_DIGITS:

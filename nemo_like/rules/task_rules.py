@@ -8,21 +8,21 @@ from difflib import get_close_matches
 
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
+from nemo_like.data.sources import data_sources
+from nemo_like.environments.endpoint_rules import endpoint_problems
+from nemo_like.environments.hub_rules import hub_problems, mcp_problems
 from nemo_like.environments.kind_options import HUB_MODULES, option_problems
 from nemo_like.environments.options import EnvConfig, EnvironmentKind, component_weights, needs_gpu
 from nemo_like.generation.options import MAX_TEMPERATURE
 from nemo_like.policy.options import Device
 from nemo_like.rollout.tasks import (
     SourcedSampling,
-    data_sources,
     task_environments,
     training_sampling,
     used_environments,
     validation_sampling,
 )
 from nemo_like.rules.agent_rules import agent_problems
-from nemo_like.rules.endpoint_rules import endpoint_problems
-from nemo_like.rules.hub_rules import hub_problems, mcp_problems
 
 _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 # Kinds that cannot be components of a weighted sum: those that answer, and weighted sums themselves.
@@ -55,7 +55,7 @@ def task_problems(cfg: Config) -> Iterator[Problem]:
         if env.kind is EnvironmentKind.weighted_sum:
             yield from _components(cfg, name, env)
         if env.kind is EnvironmentKind.mcp:
-            yield from mcp_problems(cfg, name, env)
+            yield from mcp_problems(cfg.env, name)
         training, validation = training_sampling(cfg, name), validation_sampling(cfg, name)
         yield from _unique(_ranges(training), _ranges(validation))
         yield from _same_distribution(cfg, training)
@@ -69,7 +69,7 @@ def _unique(*groups: Iterator[Problem]) -> Iterator[Problem]:
 
 def _named_environments(cfg: Config) -> Iterator[Problem]:
     known = ", ".join(cfg.env) or "none"
-    for key, data in data_sources(cfg):
+    for key, data in data_sources(cfg.data):
         if data.env not in cfg.env:
             close = get_close_matches(data.env, cfg.env, n=1)
             yield Problem(

@@ -19,10 +19,10 @@ from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, start_actor
 from nemo_like.data_plane.connection import connect
+from nemo_like.data_plane.data_plane_rules import missing_mooncake_libraries
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.options import DataPlaneConfig, MooncakeConfig, MooncakeProtocol, StorageBackend
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
-from nemo_like.rules.data_plane_rules import missing_mooncake_libraries
 
 START_TIMEOUT_S = 90.0
 MOONCAKE_UNIT_BYTES = 64 << 20

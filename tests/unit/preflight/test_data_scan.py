@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from nemo_like.configuration import Config
+from nemo_like.data.sources import data_sources
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
-from nemo_like.rollout.tasks import data_sources, max_prompt_tokens
+from nemo_like.rollout.tasks import max_prompt_tokens
 from scripts.demo_model.shapes import write_records
 from scripts.demo_model.tiny_tokenizer import save_tokenizer
 from scripts.demo_model.tiny_vlm import VISION_TOKENS, image_processor, tiny_vlm_config
@@ -44,7 +45,7 @@ def look(demo: Callable[..., Config], tmp_path: Path, tokenizer: str) -> Callabl
             SourceToScan(
                 key=key, cfg=source, split="train", environments={source.env: env or cfg.env[source.env]}
             )
-            for key, source in data_sources(cfg)
+            for key, source in data_sources(cfg.data)
             if key.startswith("data.train")
         )
         return scan(

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from nemo_like.configuration import Config
-from nemo_like.rules import data_plane_rules
+from nemo_like.data_plane import data_plane_rules
 from nemo_like.rules.machine_rules import Machine, machine_problems
 
 Demo = Callable[..., Config]

@@ -6,7 +6,7 @@ import pytest
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
-from nemo_like.rules import data_plane_rules
+from nemo_like.data_plane import data_plane_rules
 from nemo_like.rules.rules import validate
 from tests.unit.config.checkpoints import SCORED
 

@@ -9,10 +9,10 @@ import pytest
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
+from nemo_like.environments import sandbox_rules
 from nemo_like.environments.kind_options import SandboxMode, options_of, replaced_options
 from nemo_like.environments.options import EnvironmentKind
 from nemo_like.rollout.tasks import training_sampling, used_environments, validation_sampling
-from nemo_like.rules import sandbox_rules
 from nemo_like.rules.machine_rules import Machine
 from nemo_like.rules.rules import validate
 from tests.unit.config.checkpoints import REPOSITORY

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.configuration import Config
-from nemo_like.rules.logger_rules import logger_machine_problems, logger_problems
+from nemo_like.observability.logger_rules import logger_machine_problems, logger_problems
 
 Demo = Callable[..., Config]
 MLFLOW = "logger.mlflow.enabled=true"
@@ -39,7 +39,7 @@ def server() -> Iterator[str]:
 
 
 def problems(cfg: Config) -> list[str]:
-    return [str(problem) for problem in (*logger_problems(cfg), *logger_machine_problems(cfg))]
+    return [str(problem) for problem in (*logger_problems(cfg.logger), *logger_machine_problems(cfg.logger))]
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
 from nemo_like.config.problems import Problem
-from nemo_like.configuration import Config
 from nemo_like.environments.kind_options import EndpointOptions, JudgeOptions, options_of
 from nemo_like.environments.options import EnvConfig, EnvironmentKind
-from nemo_like.rollout.tasks import used_environments
 
 # What a question may have in braces: first what it must have, then what it may.
 PLACEHOLDERS = {
@@ -50,11 +48,9 @@ def endpoint_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
         )
 
 
-def endpoint_machine_problems(cfg: Config) -> Iterator[Problem]:
+def endpoint_machine_problems(used: Mapping[str, EnvConfig]) -> Iterator[Problem]:
     """Yield a problem for each API key that this machine's environment variables lack."""
-    if cfg.cluster.address is not None:
-        return  # each actor looks at its own machine when it starts
-    for name, env in used_environments(cfg).items():
+    for name, env in used.items():
         variable = env.options.get("api_key_variable") if env.kind in PLACEHOLDERS else None
         if variable is not None and not os.environ.get(str(variable)):
             yield Problem(

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nemo_like.config.problems import Problem
-from nemo_like.configuration import Config
-from nemo_like.data_plane.options import MooncakeConfig, MooncakeProtocol, StorageBackend
+from nemo_like.data_plane.options import DataPlaneConfig, MooncakeConfig, MooncakeProtocol, StorageBackend
 
 # Libraries that Mooncake's own are linked with and that not every machine has: library -> Debian package.
 _MOONCAKE_LIBRARIES = {
@@ -24,9 +23,9 @@ _MOONCAKE_LIBRARIES = {
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
-def data_plane_problems(cfg: Config) -> Iterator[Problem]:
+def data_plane_problems(plane: DataPlaneConfig) -> Iterator[Problem]:
     """Yield every problem with keys of data_plane that do not fit together."""
-    plane, mooncake = cfg.data_plane, cfg.data_plane.mooncake_cfg
+    mooncake = plane.mooncake_cfg
     if plane.backend is not StorageBackend.mooncake_cpu:
         return
     there_gib = plane.num_storage_units * mooncake.segment_gib
@@ -47,14 +46,11 @@ def data_plane_problems(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def data_plane_machine_problems(cfg: Config) -> Iterator[Problem]:
-    """Yield everything that the storage backend needs and this machine lacks.
-
-    Nothing is checked for a run that joins a cluster, because storage is then on the cluster's machines.
-    """
-    if cfg.data_plane.backend is not StorageBackend.mooncake_cpu or cfg.cluster.address is not None:
+def data_plane_machine_problems(plane: DataPlaneConfig) -> Iterator[Problem]:
+    """Yield everything that the storage backend needs and this machine lacks."""
+    if plane.backend is not StorageBackend.mooncake_cpu:
         return
-    key = f"data_plane.backend={cfg.data_plane.backend.value}"
+    key = f"data_plane.backend={plane.backend.value}"
     if importlib.util.find_spec("mooncake") is None:
         yield Problem(
             key=key,
@@ -73,8 +69,8 @@ def data_plane_machine_problems(cfg: Config) -> Iterator[Problem]:
         )
     if shutil.which("setpriv") is None:
         yield Problem(key=key, rule="needs the program setpriv", remedy="it is part of util-linux")
-    yield from _mooncake_memory(cfg)
-    yield from _rdma_devices(cfg.data_plane.mooncake_cfg)
+    yield from _mooncake_memory(plane)
+    yield from _rdma_devices(plane.mooncake_cfg)
 
 
 def missing_mooncake_libraries() -> dict[str, str]:
@@ -90,8 +86,8 @@ def _can_load(library: str) -> bool:
     return True
 
 
-def _mooncake_memory(cfg: Config) -> Iterator[Problem]:
-    num_units, segment_gib = cfg.data_plane.num_storage_units, cfg.data_plane.mooncake_cfg.segment_gib
+def _mooncake_memory(plane: DataPlaneConfig) -> Iterator[Problem]:
+    num_units, segment_gib = plane.num_storage_units, plane.mooncake_cfg.segment_gib
     memory_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
     if num_units * segment_gib > memory_gib:
         yield Problem(

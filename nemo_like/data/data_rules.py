@@ -9,10 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from nemo_like.config.problems import Problem
-from nemo_like.configuration import Config
-from nemo_like.data.options import DatasetConfig, DatasetKind, source_name
-from nemo_like.data.sources import FILE_READERS, RECORD_COLUMN, is_here
-from nemo_like.rollout.tasks import data_sources
+from nemo_like.data.options import DataConfig, DatasetConfig, DatasetKind, source_name
+from nemo_like.data.sources import FILE_READERS, RECORD_COLUMN, data_sources, is_here
 
 # More digits make more pairs of operands than are worth keeping in memory.
 MAX_ARITHMETIC_DIGITS = 3
@@ -29,12 +27,12 @@ _MISSING = {
 }
 
 
-def data_problems(cfg: Config, *, must_be_here: bool = True) -> Iterator[Problem]:
+def data_problems(data: DataConfig, *, must_be_here: bool = True) -> Iterator[Problem]:
     """Yield every problem for which a run could not read its data sources and prompt the policy with them.
 
     With ``must_be_here=False`` missing files are no problem: a run elsewhere may be planned without them.
     """
-    for key, source in data_sources(cfg):
+    for key, source in data_sources(data):
         yield from _numbers(key, source)
         yield from _prompts(key, source)
         yield from _path(key, source)
@@ -42,9 +40,9 @@ def data_problems(cfg: Config, *, must_be_here: bool = True) -> Iterator[Problem
         yield from _columns(key, source)
         if must_be_here and not is_here(source):
             yield Problem(key=f"{key}.path={source.path}", rule="is not a file", remedy=_MISSING[source.kind])
-    for section, sources in (("train", cfg.data.train), ("validation", cfg.data.validation)):
+    for section, sources in (("train", data.train), ("validation", data.validation)):
         yield from _names(section, sources)
-    limit, template = cfg.data.max_input_seq_length, cfg.data.chat_template
+    limit, template = data.max_input_seq_length, data.chat_template
     if limit is not None and limit < 1:
         yield Problem(key=f"data.max_input_seq_length={limit}", rule="must be at least 1", remedy="")
     if template is not None and not Path(template).is_file():

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from nemo_like.configuration import Config
+from nemo_like.data.data_rules import data_problems
 from nemo_like.data.options import source_name
-from nemo_like.rollout.tasks import data_sources
-from nemo_like.rules.data_rules import data_problems
+from nemo_like.data.sources import data_sources
 
 Demo = Callable[..., Config]
 
@@ -37,7 +37,7 @@ Demo = Callable[..., Config]
     ],
 )
 def test_what_cannot_be_read_or_asked_is_refused(demo: Demo, argument: str, problem: str) -> None:
-    (found,) = data_problems(demo(argument))
+    (found,) = data_problems(demo(argument).data)
     assert str(found).startswith(problem)
 
 
@@ -54,28 +54,28 @@ def test_files_must_be_here_unless_the_run_will_be_elsewhere(
     demo: Demo, source: str, is_missing: bool
 ) -> None:
     cfg = demo(f"data.train={{{source}}}")
-    found = [str(problem) for problem in data_problems(cfg)]
+    found = [str(problem) for problem in data_problems(cfg.data)]
     assert [" is not a file; give a" in problem for problem in found] == [True] * is_missing
-    assert list(data_problems(cfg, must_be_here=False)) == []
+    assert list(data_problems(cfg.data, must_be_here=False)) == []
 
 
 def test_a_file_has_no_subset(demo: Demo, tmp_path: Path) -> None:
     (tmp_path / "rows.parquet").touch()
     source = f"kind: huggingface, split: train, subset: main, path: {tmp_path}/rows.parquet"
-    (found,) = data_problems(demo(f"data.train={{{source}}}"))
+    (found,) = data_problems(demo(f"data.train={{{source}}}").data)
     assert str(found).endswith("rows.parquet is a file; set it to null")
     on_the_hub = "{kind: huggingface, split: 'train[:9]', subset: main, path: openai/gsm8k}"
-    assert list(data_problems(demo(f"data.train={on_the_hub}"))) == []
+    assert list(data_problems(demo(f"data.train={on_the_hub}").data)) == []
 
 
 def test_several_sources_of_every_kind_of_prompt_are_accepted(demo: Demo) -> None:
     chat = "{name: chat, use_chat_template: true, system_prompt: brief, prompt_template: 'Q: {prompt}'}"
-    assert list(data_problems(demo(f"data.train=[{{name: plain, weight: 0.5}}, {chat}]"))) == []
+    assert list(data_problems(demo(f"data.train=[{{name: plain, weight: 0.5}}, {chat}]").data)) == []
 
 
 def test_sources_are_called_by_their_name_their_file_or_their_kind(demo: Demo) -> None:
     sources = "data.train=[{name: mine}, {kind: jsonl, path: data/easy.jsonl}, {}]"
-    named = {key: source_name(source) for key, source in data_sources(demo(sources))}
+    named = {key: source_name(source) for key, source in data_sources(demo(sources).data)}
     assert named == {
         "data.train[0]": "mine",
         "data.train[1]": "easy",
@@ -91,7 +91,7 @@ def test_what_is_no_column_is_refused(demo: Demo, text: str, tmp_path: Path) -> 
     cfg = demo(
         "data.train.kind=jsonl", f"data.train.path={path}", f"++data.train.columns={{level: '{text}'}}"
     )
-    (found,) = data_problems(cfg)
+    (found,) = data_problems(cfg.data)
     assert str(found).startswith(f"data.train.columns.level={text} is no column; write a dtype")
 
 
@@ -99,5 +99,5 @@ def test_a_column_of_a_field_that_records_lack_is_refused(demo: Demo, tmp_path: 
     path = tmp_path / "problems.jsonl"
     path.write_text('{"prompt": "1+1=", "answer": "2"}\n')
     cfg = demo("data.train.kind=jsonl", f"data.train.path={path}", "++data.train.columns={level: int8}")
-    (found,) = data_problems(cfg)
+    (found,) = data_problems(cfg.data)
     assert "data.train.columns=level is not a field of" in str(found)

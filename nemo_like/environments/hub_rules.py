@@ -10,10 +10,8 @@ from difflib import get_close_matches
 from functools import cache
 
 from nemo_like.config.problems import Problem
-from nemo_like.configuration import Config
 from nemo_like.environments.kind_options import HUB_MODULES, options_of
 from nemo_like.environments.options import EnvConfig, EnvironmentKind
-from nemo_like.rollout.tasks import used_environments
 
 _LOOK_TIMEOUT_S = 60.0
 _SETUP = "bash scripts/setup.sh --hubs makes .venv-hubs with all packages of hubs"
@@ -40,10 +38,10 @@ def hub_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
         )
 
 
-def hub_machine_problems(cfg: Config) -> Iterator[Problem]:
+def hub_machine_problems(used: Mapping[str, EnvConfig]) -> Iterator[Problem]:
     """Yield every problem for which this machine could not run the packages of hubs and the servers of
-    tools that a run uses."""
-    for name, env in used_environments(cfg).items():
+    tools that the environments ``used`` by a run have."""
+    for name, env in used.items():
         if env.kind in HUB_MODULES:
             yield from _package(name, env)
         elif env.kind is EnvironmentKind.mcp:
@@ -88,9 +86,9 @@ def _programs(name: str, env: EnvConfig) -> Iterator[Problem]:
             )
 
 
-def mcp_problems(cfg: Config, name: str, env: EnvConfig) -> Iterator[Problem]:
-    """Yield every problem with the servers and the judge of an environment of kind mcp."""
-    prefix = f"env.{name}.options"
+def mcp_problems(envs: Mapping[str, EnvConfig], name: str) -> Iterator[Problem]:
+    """Yield every problem with the servers and the judge of ``envs[name]``, an environment of kind mcp."""
+    env, prefix = envs[name], f"env.{name}.options"
     servers, judge = env.options.get("servers"), str(env.options.get("judge"))
     for server, given in servers.items() if isinstance(servers, Mapping) else ():
         command = given.get("command") if isinstance(given, Mapping) else None
@@ -106,17 +104,17 @@ def mcp_problems(cfg: Config, name: str, env: EnvConfig) -> Iterator[Problem]:
             rule="names no server, so there is no tool",
             remedy="for example {tools: {command: [python, -m, my_server]}}",
         )
-    if judge not in cfg.env:
-        close = get_close_matches(judge, cfg.env.keys() - {name}, n=1)
+    if judge not in envs:
+        close = get_close_matches(judge, envs.keys() - {name}, n=1)
         yield Problem(
             key=f"{prefix}.judge={judge}",
-            rule=f"is not an environment of this configuration, which has {', '.join(cfg.env)}",
+            rule=f"is not an environment of this configuration, which has {', '.join(envs)}",
             remedy=f"did you mean {close[0]}?" if close else "it judges the responses that call no tool",
         )
-    elif cfg.env[judge].kind in (EnvironmentKind.mcp, *HUB_MODULES) or cfg.env[judge].max_turns > 1:
+    elif envs[judge].kind in (EnvironmentKind.mcp, *HUB_MODULES) or envs[judge].max_turns > 1:
         yield Problem(
             key=f"{prefix}.judge={judge}",
-            rule=f"is of kind {cfg.env[judge].kind.name}, which judges no single response",
+            rule=f"is of kind {envs[judge].kind.name}, which judges no single response",
             remedy="name one that does, such as math_verify, exact_match or judge, with max_turns=1",
         )
     if env.max_turns == 1:

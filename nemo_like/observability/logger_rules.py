@@ -15,8 +15,14 @@ from pathlib import Path
 from urllib.parse import urlparse
 
 from nemo_like.config.problems import Problem
-from nemo_like.configuration import Config
-from nemo_like.observability.options import PrometheusConfig, WandbMode, mlflow_directory
+from nemo_like.observability.options import (
+    LoggerConfig,
+    MlflowConfig,
+    PrometheusConfig,
+    WandbConfig,
+    WandbMode,
+    mlflow_directory,
+)
 
 _WANDB_FORBIDDEN = "/\\#?%:"
 _WANDB_MAX_NAME, _WANDB_MAX_TAG = 128, 64
@@ -27,17 +33,17 @@ _MLFLOW_OTHERS = ("databricks", "uc", "databricks-uc")
 _SERVER_TIMEOUT_S = 5.0
 
 
-def logger_problems(cfg: Config) -> Iterator[Problem]:
+def logger_problems(logger: LoggerConfig) -> Iterator[Problem]:
     """Yield every problem with the back ends' keys, packages and credentials."""
-    yield from _wandb(cfg)
-    port = cfg.logger.prometheus.port
+    yield from _wandb(logger.wandb)
+    port = logger.prometheus.port
     if port is not None and not _is_port(port):
         yield Problem(
             key=f"logger.prometheus.port={port}",
             rule="must be from 1 to 65535",
             remedy="null switches it off",
         )
-    if cfg.logger.mlflow.enabled and importlib.util.find_spec("mlflow") is None:
+    if logger.mlflow.enabled and importlib.util.find_spec("mlflow") is None:
         yield Problem(
             key="logger.mlflow.enabled=true",
             rule="needs the package mlflow, which is not installed",
@@ -45,10 +51,10 @@ def logger_problems(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def logger_machine_problems(cfg: Config) -> Iterator[Problem]:
+def logger_machine_problems(logger: LoggerConfig) -> Iterator[Problem]:
     """Yield everything that keeps this machine from reaching MLflow, and Prometheus from reaching the run."""
-    yield from _listening(cfg.logger.prometheus)
-    yield from _mlflow(cfg)
+    yield from _listening(logger.prometheus)
+    yield from _mlflow(logger.mlflow)
 
 
 def _listening(prometheus: PrometheusConfig) -> Iterator[Problem]:
@@ -76,11 +82,11 @@ def _listening(prometheus: PrometheusConfig) -> Iterator[Problem]:
             yield Problem(key=host, rule=rule, remedy="127.0.0.1 is for this machine alone, 0.0.0.0 for all")
 
 
-def _mlflow(cfg: Config) -> Iterator[Problem]:
+def _mlflow(mlflow: MlflowConfig) -> Iterator[Problem]:
     """Yield everything that keeps this machine from reaching MLflow."""
-    if not cfg.logger.mlflow.enabled or importlib.util.find_spec("mlflow") is None:
+    if not mlflow.enabled or importlib.util.find_spec("mlflow") is None:
         return
-    uri = cfg.logger.mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    uri = mlflow.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     if uri is None:
         key, uri = "logger.mlflow.tracking_uri=null", "sqlite:///mlflow.db"  # MLflow's own choice
     else:
@@ -103,8 +109,7 @@ def _mlflow(cfg: Config) -> Iterator[Problem]:
         )
 
 
-def _wandb(cfg: Config) -> Iterator[Problem]:
-    wandb = cfg.logger.wandb
+def _wandb(wandb: WandbConfig) -> Iterator[Problem]:
     if wandb.mode is WandbMode.disabled:
         return
     if wandb.mode is WandbMode.online and not _has_wandb_key():

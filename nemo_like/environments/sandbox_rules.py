@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nemo_like.config.problems import Problem
-from nemo_like.configuration import Config
 from nemo_like.environments.bubblewrap import bubblewrap_failure
 from nemo_like.environments.kind_options import SandboxMode
-from nemo_like.environments.options import EnvironmentKind
-from nemo_like.rollout.tasks import used_environments
+from nemo_like.environments.options import EnvConfig, EnvironmentKind
 
 
-def sandbox_machine_problems(cfg: Config) -> Iterator[Problem]:
+def sandbox_machine_problems(used: Mapping[str, EnvConfig]) -> Iterator[Problem]:
     """Yield a problem for every environment that needs a sandbox, if this machine cannot make one."""
-    if cfg.cluster.address is not None:
-        return  # each actor looks at its own machine when it starts
-    for name, env in used_environments(cfg).items():
+    for name, env in used.items():
         # The option is read as it is written: the typed options cannot be built where they are wrong.
         starts = env.kind is EnvironmentKind.code or (
             env.kind is EnvironmentKind.agent and bool(env.options.get("command"))
