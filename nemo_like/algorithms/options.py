@@ -244,6 +244,11 @@ class GRPOConfig:
     ]
     val_stop_threshold: Annotated[float | None, Key("... is at least this; null: never", None)]
 
+    @property
+    def num_samples_per_step(self) -> int:
+        """N, the samples on which one step trains."""
+        return self.num_prompts_per_step * self.num_generations_per_prompt
+
 
 @dataclass(kw_only=True, slots=True)
 class LossConfig:

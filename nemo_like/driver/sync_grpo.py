@@ -103,7 +103,7 @@ class SyncGRPODriver:
         self.checkpoints = components.checkpoints
         self.stop_requests = components.stop_requests
         self.recovery = components.recovery
-        self.num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
+        self.num_samples = cfg.grpo.num_samples_per_step
         self.groups = saved_groups(self.policy, self.value)
         self.position = self.checkpoints.resume(self.groups, self.schedule)
         self.policy_version = self.position.policy_version

@@ -34,7 +34,7 @@ def updates_per_step(cfg: Config) -> int:
 
 
 def _updates_per_step(cfg: Config, group: PolicyConfig, num_epochs: int) -> int:
-    num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
+    num_samples = cfg.grpo.num_samples_per_step
     return num_samples // group.train_global_batch_size * num_epochs
 
 
@@ -115,7 +115,7 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
     over all per_token columns."""
     grpo, policy, value, teacher = cfg.grpo, cfg.policy, cfg.value, cfg.teacher
     model = models[Role.policy_worker]
-    num_samples = grpo.num_prompts_per_step * grpo.num_generations_per_prompt
+    num_samples = grpo.num_samples_per_step
     of_critic, of_teacher = None, None
     if value is not None and (critic := models.get(Role.value_worker)) is not None:
         of_critic = _group_plan(cfg, value, critic, value.num_epochs_per_rollout)
@@ -147,9 +147,7 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
 
 def _group_plan(cfg: Config, group: PolicyConfig, model: ModelInfo, num_epochs: int) -> GroupPlan:
     """Return the plan of a group. A critic values samples whose prompts are not shared."""
-    rows_per_rank = (
-        cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt // group.data_parallel_size
-    )
+    rows_per_rank = cfg.grpo.num_samples_per_step // group.data_parallel_size
     update_rows_per_rank = group.train_global_batch_size // group.data_parallel_size
     train, scoring = _micro_batches(group)
     size = scoring.size.removesuffix(_SHARED) if isinstance(group, ValueConfig) else scoring.size

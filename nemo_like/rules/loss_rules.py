@@ -252,7 +252,7 @@ def _on_policy(cfg: Config) -> Iterator[Problem]:
     """Yield a problem unless a step has one update: a ratio of 1 is right only while the weights are those
     that sampled."""
     key = "loss_fn.force_on_policy_ratio=true"
-    num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
+    num_samples = cfg.grpo.num_samples_per_step
     batch = cfg.policy.train_global_batch_size
     if num_samples != batch:
         yield Problem(

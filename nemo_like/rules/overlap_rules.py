@@ -133,7 +133,7 @@ def _first_update(cfg: Config) -> Iterator[Problem]:
             key="grpo.mix_groups_in_updates=false",
             rule="lets the first of several updates wait for certain groups, and grpo.overlap=exact takes "
             "groups as they end",
-            remedy=f"set it to true, or policy.train_global_batch_size={_samples(cfg)}",
+            remedy=f"set it to true, or policy.train_global_batch_size={cfg.grpo.num_samples_per_step}",
         )
     elif size % grpo.num_prompts_per_step or first_update_generations(cfg) % grpo.samples_kept_together:
         share = grpo.num_prompts_per_step * grpo.samples_kept_together
@@ -144,10 +144,6 @@ def _first_update(cfg: Config) -> Iterator[Problem]:
             remedy=f"try {max(1, size // share) * share}, or a smaller grpo.samples_kept_together; "
             "1 needs policy.sequence_packing.share_prompts=false",
         )
-
-
-def _samples(cfg: Config) -> int:
-    return cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
 
 
 def _rollouts_ahead(cfg: Config, key: str) -> Iterator[Problem]:

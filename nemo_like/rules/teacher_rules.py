@@ -95,7 +95,7 @@ def _of_the_group(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
             rule="needs GPUs of its own, and cluster.placement=colocated gives it the policy's",
             remedy="set cluster.placement=separate",
         )
-    num_samples = cfg.grpo.num_prompts_per_step * cfg.grpo.num_generations_per_prompt
+    num_samples = cfg.grpo.num_samples_per_step
     if teacher.data_parallel_size >= 1 and num_samples % teacher.data_parallel_size:
         yield Problem(
             key=f"teacher.data_parallel_size={teacher.data_parallel_size}",

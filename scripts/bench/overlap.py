@@ -137,7 +137,7 @@ def measure_modes(options: argparse.Namespace, directory: Path) -> dict[str, Any
     """Make a run of each mode; return what each took beside the ideal and the prediction."""
     median_s, overrides = options.median_s, [*SMALL, *CORRECTED, *options.overrides]
     grpo = load_config(CONFIG, overrides).grpo
-    slowest = mean_slowest(grpo.num_prompts_per_step * grpo.num_generations_per_prompt, options.sigma)
+    slowest = mean_slowest(grpo.num_samples_per_step, options.sigma)
     if median_s is None:
         quick = make_run(CONFIG, directory, "quick", None, [*overrides, "grpo.max_num_steps=10"])
         work_s = statistics.fmean(step.overlappable_s for step in quick.steps)
