@@ -24,14 +24,6 @@ class Problem:
         return masked(f"{prefix}{subject}" + (f"; {self.remedy}" if self.remedy else ""))
 
 
-def told_of(group: str, problems: Iterable[Problem]) -> Iterator[Problem]:
-    """Yield problems of a configuration in which another group, such as ``value``, has the policy's place,
-    under that group's keys."""
-    for one in problems:
-        key, rule, remedy = (text.replace("policy.", f"{group}.") for text in (one.key, one.rule, one.remedy))
-        yield replace(one, key=key, rule=rule, remedy=remedy)
-
-
 def without_secrets(problems: Iterable[Problem], cfg: Any) -> Iterator[Problem]:
     """Yield the problems of a configuration without the texts that environment variables gave to it."""
     given = {key: (value, reference) for key, value, reference in referring_texts(cfg)}

@@ -24,7 +24,6 @@ _PLACEHOLDERS = ("image_token_id", "video_token_id")
 # A directory for each model that recipes name, with its config.json and nothing else.
 _SHAPES = Path(__file__).resolve().parents[2] / "recipes" / "shapes"
 
-_KEY = "policy.model_name"
 _REQUIRED = (
     "hidden_size",
     "intermediate_size",
@@ -165,59 +164,63 @@ def _as_critic(model: ModelInfo) -> ModelInfo:
     return replace(critic, num_stored_scalars=stored)
 
 
-def read_model_info(model_name: str, backend: PolicyBackend) -> ModelInfo:
+def read_model_info(model_name: str, backend: PolicyBackend, group: str = "policy") -> ModelInfo:
     """Read a model's sizes from ``config.json`` in the directory ``model_name``.
 
     Raises ConfigError when the file is missing or broken, or when it is for Megatron-core and describes a
-    model that is not supported there.
+    model that is not supported there. ``group`` names the worker group of whose keys the error tells.
     """
     path = Path(model_name) / "config.json"
     if not path.is_file():
-        raise _error(model_name, "has no config.json", "point it at a Hugging Face checkpoint directory")
+        raise _error(
+            group, model_name, "has no config.json", "point it at a Hugging Face checkpoint directory"
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise _error(model_name, f"has a config.json that is not valid JSON ({error})", "") from error
+        raise _error(group, model_name, f"has a config.json that is not valid JSON ({error})", "") from error
     if not isinstance(content, dict):
-        raise _error(model_name, "has a config.json that is not a JSON object", "")
+        raise _error(group, model_name, "has a config.json that is not a JSON object", "")
     model_type = content.get("model_type")
     if "vision_config" in content:
-        _check_vision_tower(model_name, str(model_type), backend)
+        _check_vision_tower(group, model_name, str(model_type), backend)
         content = _of_language_model(content)
     content = _with_usual_names(content)
     if backend is PolicyBackend.megatron and model_type not in SUPPORTED_MODEL_TYPES:
         supported = ", ".join(SUPPORTED_MODEL_TYPES)
-        remedy = f"supported are {supported}; policy.backend=fsdp trains others too"
-        raise _error(model_name, f"is a model of type {model_type!r}", remedy)
+        remedy = f"supported are {supported}; {group}.backend=fsdp trains others too"
+        raise _error(group, model_name, f"is a model of type {model_type!r}", remedy)
     required = _REQUIRED + (_REQUIRED_OF_MIXTURES if model_type == "qwen3_moe" else ())
     bad = [name for name in required if not _is_size(content.get(name))]
     if bad:
-        raise _error(model_name, f"has a config.json without a positive integer for {', '.join(bad)}", "")
+        raise _error(
+            group, model_name, f"has a config.json without a positive integer for {', '.join(bad)}", ""
+        )
     for name in _UNSUPPORTED_FEATURES:
         if backend is PolicyBackend.megatron and content.get(name):
             raise _error(
-                model_name, f"has {name}=true, which is not supported", "use a checkpoint without it"
+                group, model_name, f"has {name}=true, which is not supported", "use a checkpoint without it"
             )
     if backend is PolicyBackend.megatron and _has_layers_without_experts(content):
         rule = "has layers without experts (mlp_only_layers or decoder_sparse_step), which is not supported"
-        raise _error(model_name, rule, "use a checkpoint with experts in every layer")
+        raise _error(group, model_name, rule, "use a checkpoint with experts in every layer")
     rope = _rope(content)
     if backend is PolicyBackend.megatron and rope is None:
         rule = f"has rope scaling {_rope_settings(content)}, which is not supported"
-        raise _error(model_name, rule, "use a checkpoint with none, or with that of Llama 3.1")
+        raise _error(group, model_name, rule, "use a checkpoint with none, or with that of Llama 3.1")
     is_known = model_type in SUPPORTED_MODEL_TYPES
     return _model_info(content, None if is_known else count_stored_scalars(Path(model_name)))
 
 
-def _check_vision_tower(model_name: str, model_type: str, backend: PolicyBackend) -> None:
+def _check_vision_tower(group: str, model_name: str, model_type: str, backend: PolicyBackend) -> None:
     """Raise ConfigError unless a model of this type, which has a vision tower, can be trained."""
     rule = f"has a vision tower (it is of type {model_type!r})"
     if model_type not in IMAGE_TEXT_MODEL_TYPES:
         supported = f"use one of type {' or '.join(IMAGE_TEXT_MODEL_TYPES)}, or a model of text alone"
-        raise _error(model_name, f"{rule} that is not supported", supported)
+        raise _error(group, model_name, f"{rule} that is not supported", supported)
     if backend is PolicyBackend.megatron:
-        rule += ", which policy.backend=megatron does not train"
-        raise _error(model_name, rule, "set policy.backend=fsdp")
+        rule += f", which {group}.backend=megatron does not train"
+        raise _error(group, model_name, rule, f"set {group}.backend=fsdp")
 
 
 def _of_language_model(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -334,8 +337,8 @@ def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _error(model_name: str, rule: str, remedy: str) -> ConfigError:
-    return ConfigError([Problem(key=f"{_KEY}={model_name}", rule=rule, remedy=remedy)])
+def _error(group: str, model_name: str, rule: str, remedy: str) -> ConfigError:
+    return ConfigError([Problem(key=f"{group}.model_name={model_name}", rule=rule, remedy=remedy)])
 
 
 # transformers' name for the output layer of a model that scores whole sequences with one number.

@@ -33,6 +33,7 @@ from nemo_like.environments.options import EnvironmentKind
 from nemo_like.generation.speculation import ARGUMENT
 from nemo_like.models.model_info import model_of, shipped_shape
 from nemo_like.plan.roles import worker_groups
+from nemo_like.policy.library_arguments import PassedArguments, passed_to_engines, passed_to_workers
 from nemo_like.policy.options import Device, LoraConfig, PolicyBackend
 from nemo_like.policy.policy_columns import (
     dumped_columns,
@@ -53,7 +54,6 @@ from nemo_like.preflight.taken_arguments import engine_argument_problem, worker_
 from nemo_like.preflight.versions import installed_version, untested_versions
 from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_declarations
 from nemo_like.rollout.tasks import judging_environments, max_prompt_tokens, used_environments
-from nemo_like.rules.library_arguments import PassedArguments, passed_to_engines, passed_to_workers
 from nemo_like.rules.machine_rules import Machine
 from nemo_like.rules.overlap_rules import staleness_notes
 
@@ -179,12 +179,12 @@ def _passed_on(cfg: Config, machine: Machine) -> Iterator[_Check]:
     """Yield the checks of what is passed on to vLLM and to the trainer's library."""
     is_like_this = machine is Machine.this or cfg.policy.device is Device.cpu
     is_here = is_like_this and Path(cfg.policy.model_name).is_dir()
-    for passed in passed_to_engines(cfg):
+    for passed in passed_to_engines(cfg.generation):
         asked = (engine_argument_problem, cfg, passed, is_here)
         start = partial(ChildCall, *asked, timeout_s=_IMPORT_TIME_S)
         yield _Check(start, partial(_taken, passed, "vllm", is_judged=is_here))
     for role, group in worker_groups(cfg).items():
-        for passed in passed_to_workers(group, role.group):
+        for passed in passed_to_workers(role.group, group):
             is_fsdp = group.backend is PolicyBackend.fsdp
             if is_fsdp and not Path(group.model_name).is_dir():
                 continue

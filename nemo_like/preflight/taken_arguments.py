@@ -12,9 +12,9 @@ from typing import Any
 
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import read_model_info
+from nemo_like.policy.library_arguments import Library, PassedArguments
 from nemo_like.policy.options import PolicyConfig
 from nemo_like.preflight.drafts import draft_problem, unknown_argument
-from nemo_like.rules.library_arguments import Library, PassedArguments
 
 
 def engine_argument_problem(cfg: Config, passed: PassedArguments, builds_config: bool) -> str | None:

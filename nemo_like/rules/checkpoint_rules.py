@@ -19,7 +19,7 @@ from nemo_like.plan.host_memory import host_bytes, host_memory_problems
 from nemo_like.plan.memory_timetable import gpu_bytes, memory_problems
 from nemo_like.plan.run_models import run_models
 from nemo_like.policy.layout import stage_size
-from nemo_like.policy.options import Device, PolicyBackend
+from nemo_like.policy.options import Device, PolicyBackend, PolicyConfig
 from nemo_like.rollout.tasks import task_environments, training_sampling, validation_sampling
 from nemo_like.rules.image_rules import image_problems
 from nemo_like.rules.machine_rules import Machine
@@ -47,57 +47,59 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
 
     For a run on another machine the checkpoint need not be here if the sizes of the model are known.
     """
-    model = yield from _model(cfg, machine)
+    model = yield from _model("policy", cfg.policy, cfg, machine)
     if model is None:
         return
     yield from image_problems(cfg, model)
-    layout_problems = [*_policy_layout(cfg, model), *_engine_layout(cfg, model)]
+    layout_problems = [*_layout("policy", cfg.policy, model), *_engine_layout(cfg, model)]
     yield from layout_problems
     if not layout_problems:
         yield from _memory(cfg)
-    yield from _context_length(cfg, model)
+    yield from _context_length("policy", cfg.policy, model)
     yield from _stop_tokens(cfg, model)
 
 
-def other_checkpoint_problems(as_policy: Config, machine: Machine = Machine.this) -> Iterator[Problem]:
-    """Yield every problem with the checkpoint of the critic or teacher that ``as_policy`` has as policy."""
-    model = yield from _model(as_policy, machine)
+def other_checkpoint_problems(
+    name: str, group: PolicyConfig, cfg: Config, machine: Machine = Machine.this
+) -> Iterator[Problem]:
+    """Yield every problem with the checkpoint of a worker group, called ``name``, beside the policy."""
+    model = yield from _model(name, group, cfg, machine)
     if model is not None:
-        yield from _policy_layout(as_policy, model)
-        yield from _context_length(as_policy, model)
+        yield from _layout(name, group, model)
+        yield from _context_length(name, group, model)
 
 
-def _model(cfg: Config, machine: Machine) -> Generator[Problem, None, ModelInfo | None]:
-    """Yield what is wrong with the checkpoint's directory; return the model, or None where it cannot be
-    read."""
-    name = cfg.policy.model_name
-    path = Path(name)
+def _model(
+    name: str, group: PolicyConfig, cfg: Config, machine: Machine
+) -> Generator[Problem, None, ModelInfo | None]:
+    """Yield what is wrong with the directory of a group's checkpoint; return the model, or None where it
+    cannot be read."""
+    model_name = group.model_name
+    key, path = f"{name}.model_name={model_name}", Path(model_name)
     if path.is_dir():
-        yield from _missing_files(name, path)
-    elif machine is Machine.another and (shape := shipped_shape(name)) is not None:
+        yield from _missing_files(key, path)
+    elif machine is Machine.another and (shape := shipped_shape(model_name)) is not None:
         path = shape
     else:
-        yield Problem(
-            key=f"policy.model_name={name}", rule="is not a directory", remedy=_how_to_get(cfg, name)
-        )
+        yield Problem(key=key, rule="is not a directory", remedy=_how_to_get(cfg, model_name))
         return None
     try:
         stated_end_ids(path)
     except EndTokenError as error:
         remedy = "write the ids of the tokens that end a response there"
-        yield Problem(key=f"policy.model_name={name}", rule=str(error), remedy=remedy)
+        yield Problem(key=key, rule=str(error), remedy=remedy)
     try:
-        return read_model_info(str(path), cfg.policy.backend)
+        return read_model_info(str(path), group.backend, name)
     except ConfigError as error:
         yield from error.problems
         return None
 
 
-def _context_length(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
-    length = cfg.policy.max_total_sequence_length
+def _context_length(name: str, group: PolicyConfig, model: ModelInfo) -> Iterator[Problem]:
+    length = group.max_total_sequence_length
     if length > model.max_position_embeddings:
         yield Problem(
-            key=f"policy.max_total_sequence_length={length}",
+            key=f"{name}.max_total_sequence_length={length}",
             rule=f"must be at most the model's max_position_embeddings={model.max_position_embeddings}",
             remedy="shorten the sequences or use a model with a longer context",
         )
@@ -165,8 +167,7 @@ def _download(owner: str, path: Path) -> str:
     return f"hf download {quote(f'{owner}/{path.name}')} --local-dir {quote(str(path))}"
 
 
-def _missing_files(name: str, path: Path) -> Iterator[Problem]:
-    key = f"policy.model_name={name}"
+def _missing_files(key: str, path: Path) -> Iterator[Problem]:
     if not any(path.glob("*.safetensors")):
         remedy = "save the model with save_pretrained, or download it completely"
         yield Problem(key=key, rule="has no weights (*.safetensors)", remedy=remedy)
@@ -176,44 +177,43 @@ def _missing_files(name: str, path: Path) -> Iterator[Problem]:
         yield Problem(key=key, rule=rule, remedy="save the tokenizer there with save_pretrained")
 
 
-def _policy_layout(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
-    megatron, fsdp = cfg.policy.megatron_cfg, cfg.policy.fsdp_cfg
+def _layout(name: str, group: PolicyConfig, model: ModelInfo) -> Iterator[Problem]:
+    megatron, fsdp = group.megatron_cfg, group.fsdp_cfg
     parts = {"attention heads": model.num_heads, "key-value heads": model.num_kv_heads}
     if model.num_experts is None:
         parts["FFN columns"] = model.intermediate_size
-    yield from mixture_problems(cfg, model)
-    if cfg.policy.backend is PolicyBackend.fsdp:
-        yield from _must_divide("policy.fsdp_cfg.tensor_parallel_size", fsdp.tensor_parallel_size, parts)
+    if group.backend is PolicyBackend.fsdp:
+        yield from _must_divide(f"{name}.fsdp_cfg.tensor_parallel_size", fsdp.tensor_parallel_size, parts)
         return
     yield from _must_divide(
-        "policy.megatron_cfg.tensor_model_parallel_size", megatron.tensor_model_parallel_size, parts
+        f"{name}.megatron_cfg.tensor_model_parallel_size", megatron.tensor_model_parallel_size, parts
     )
     yield from _must_divide(
-        "policy.megatron_cfg.pipeline_model_parallel_size",
+        f"{name}.megatron_cfg.pipeline_model_parallel_size",
         megatron.pipeline_model_parallel_size,
         {"layers": model.num_layers},
     )
-    yield from _experts(cfg, model)
-    yield from _adapted_experts(cfg, model)
+    yield from _experts(name, group, model)
+    yield from _adapted_experts(name, group, model)
 
 
-def _experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
-    megatron = cfg.policy.megatron_cfg
-    key, ep = "policy.megatron_cfg.expert_model_parallel_size", megatron.expert_model_parallel_size
+def _experts(name: str, group: PolicyConfig, model: ModelInfo) -> Iterator[Problem]:
+    megatron = group.megatron_cfg
+    key, ep = f"{name}.megatron_cfg.expert_model_parallel_size", megatron.expert_model_parallel_size
     if model.num_experts is None:
         if ep > 1:
             rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
             yield Problem(key=f"{key}={ep}", rule=rule, remedy="set it to 1")
         if megatron.moe_grouped_gemm:
             rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
-            key = "policy.megatron_cfg.moe_grouped_gemm=true"
+            key = f"{name}.megatron_cfg.moe_grouped_gemm=true"
             yield Problem(key=key, rule=rule, remedy="set it to null")
         if megatron.router_replay:
             rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
-            yield Problem(key="policy.megatron_cfg.router_replay=true", rule=rule, remedy="set it to false")
+            yield Problem(key=f"{name}.megatron_cfg.router_replay=true", rule=rule, remedy="set it to false")
         return
     yield from _must_divide(key, ep, {"experts": model.num_experts})
-    ranks = stage_size(cfg.policy)
+    ranks = stage_size(group)
     if ep >= 1 and ranks % ep:
         yield Problem(
             key=f"{key}={ep}",
@@ -222,26 +222,27 @@ def _experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
         )
     if megatron.tensor_model_parallel_size > 1 and not megatron.sequence_parallel:
         yield Problem(
-            key="policy.megatron_cfg.sequence_parallel=false",
+            key=f"{name}.megatron_cfg.sequence_parallel=false",
             rule="must be true for a mixture of experts with tensor parallelism: else every tensor-parallel "
             "rank would compute every expert on every token",
             remedy="set it to true",
         )
 
 
-def _adapted_experts(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
-    lora = cfg.policy.lora
+def _adapted_experts(name: str, group: PolicyConfig, model: ModelInfo) -> Iterator[Problem]:
+    lora = group.lora
     experts = [layer for layer in adapted_layers(lora) if layer in FEED_FORWARD_LAYERS]
     if lora.enabled and model.num_experts is not None and experts:
         yield Problem(
-            key=f"policy.lora.target_modules=[{', '.join(lora.target_modules)}]",
+            key=f"{name}.lora.target_modules=[{', '.join(lora.target_modules)}]",
             rule=f"asks for adapters beside {', '.join(experts)}, which are experts in this mixture and get "
-            "none with policy.backend=megatron",
+            f"none with {name}.backend=megatron",
             remedy=f"name layers of the attention: [{', '.join(ATTENTION_LAYERS)}]",
         )
 
 
 def _engine_layout(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
+    yield from mixture_problems(cfg, model)
     has_engines = cfg.rollout.replay is None
     if has_engines and cfg.policy.device is Device.cpu and model.head_size not in CPU_HEAD_SIZES:
         yield Problem(

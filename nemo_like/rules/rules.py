@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.config.keys import beyond_limits
-from nemo_like.config.problems import ConfigError, Problem, told_of, without_secrets
+from nemo_like.config.problems import ConfigError, Problem, without_secrets
 from nemo_like.config.units import parse_duration_s
 from nemo_like.configuration import Config
 from nemo_like.data.data_rules import MAX_ARITHMETIC_DIGITS
@@ -19,17 +20,17 @@ from nemo_like.data.options import DatasetKind
 from nemo_like.data.sources import data_sources
 from nemo_like.data_plane.data_plane_rules import data_plane_problems
 from nemo_like.plan.plan import updates_per_step
-from nemo_like.policy.options import Device, LRDecayStyle
-from nemo_like.rules.backend_rules import backend_problems
+from nemo_like.policy.backend_rules import backend_problems
+from nemo_like.policy.group_rules import group_problems
+from nemo_like.policy.library_arguments import engine_argument_problems
+from nemo_like.policy.options import Device, LRDecayStyle, PolicyConfig, ValueConfig
 from nemo_like.rules.checkpoint_rules import checkpoint_problems, other_checkpoint_problems
 from nemo_like.rules.evaluation_rules import evaluation_problems
-from nemo_like.rules.library_arguments import argument_problems, passed_to_engines
 from nemo_like.rules.loss_rules import loss_problems
 from nemo_like.rules.machine_rules import Machine, machine_problems
 from nemo_like.rules.metric_rules import metric_problems
 from nemo_like.rules.overlap_rules import overlap_problems
 from nemo_like.rules.placement_rules import placement_problems
-from nemo_like.rules.policy_rules import policy_problems
 from nemo_like.rules.reward_rules import reward_problems
 from nemo_like.rules.rollout_rules import rollout_problems
 from nemo_like.rules.speculation_rules import speculation_problems
@@ -37,12 +38,10 @@ from nemo_like.rules.task_rules import task_problems
 from nemo_like.rules.teacher_rules import (
     teacher_model_problems,
     teacher_problems,
-    with_teacher_as_policy,
 )
 from nemo_like.rules.value_rules import (
     critic_model_problems,
     critic_problems,
-    with_critic_as_policy,
 )
 from nemo_like.rules.weight_rules import weight_problems
 
@@ -59,19 +58,19 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
         if not broken.keys() & rule.keys:
             problems += rule.check(cfg)
     if not any(key.startswith("policy.") for key in broken):
-        problems += policy_problems(cfg)
+        problems += group_problems("policy", cfg.policy, cfg.grpo)
     problems += [problem for problem in task_problems(cfg) if problem.key.partition("=")[0] not in broken]
     problems += reward_problems(cfg)
     problems += rollout_problems(cfg)
     problems += evaluation_problems(cfg, machine)
     problems += loss_problems(cfg)
-    problems += backend_problems(cfg)
+    problems += backend_problems("policy", cfg.policy)
     if not any(key.startswith(_PLACED_GROUPS) for key in broken):
         problems += placement_problems(cfg)
     if not broken:
         problems += overlap_problems(cfg)
     problems += weight_problems(cfg)
-    problems += argument_problems(cfg, passed_to_engines(cfg))
+    problems += engine_argument_problems(cfg.generation, cfg.grpo)
     problems += speculation_problems(cfg)
     if not any(key.startswith("data_plane.") for key in broken):
         problems += data_plane_problems(cfg.data_plane)
@@ -79,8 +78,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
         problems += metric_problems(cfg)
     if not any(key.startswith(("value.", "teacher.")) for key in broken):
         problems += checkpoint_problems(cfg, machine)
-        for name, as_policy in _as_policies(cfg).items():
-            problems += _of_group(name, as_policy, broken.keys(), machine, told=problems)
+        problems += _beside_policy(cfg, broken.keys(), machine, told=problems)
         if cfg.value is not None:
             problems += critic_model_problems(cfg, cfg.value)
         if cfg.teacher is not None:
@@ -92,15 +90,18 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
         raise ConfigError(list(without_secrets(problems, cfg)))
 
 
-def _as_policies(cfg: Config) -> dict[str, Config]:
-    """Return, for every worker group but the policy's, by name, the configuration in which it is the
-    policy."""
-    groups = {}
-    if cfg.value is not None:
-        groups["value"] = with_critic_as_policy(cfg, cfg.value)
-    if cfg.teacher is not None:
-        groups["teacher"] = with_teacher_as_policy(cfg, cfg.teacher)
-    return groups
+def _beside_policy(
+    cfg: Config, broken: Collection[str], machine: Machine, *, told: Sequence[Problem]
+) -> Iterator[Problem]:
+    """Yield every problem of the keys that critic and teacher have like the policy. One that is ``told`` of
+    the policy, in the same words but for the group's name, is not told again."""
+    groups = {"value": cfg.value, "teacher": cfg.teacher}
+    for name, group in groups.items():
+        if group is not None:
+            own, as_of_policy = (
+                _of_group(called, group, cfg, broken, machine) for called in (name, "policy")
+            )
+            yield from (one for one, other in zip(own, as_of_policy, strict=True) if other not in told)
 
 
 def _out_of_range(cfg: Config) -> dict[str, Problem]:
@@ -116,23 +117,21 @@ def _out_of_range(cfg: Config) -> dict[str, Problem]:
 
 
 def _of_group(
-    name: str, as_policy: Config, broken: Collection[str], machine: Machine, *, told: Sequence[Problem]
+    name: str, group: PolicyConfig, cfg: Config, broken: Collection[str], machine: Machine
 ) -> Iterator[Problem]:
-    """Yield every problem of the keys that a worker group has like the policy, but for those with the same
-    value, whose problem is among those that were ``told`` of the policy.
-
-    ``broken`` are the keys that are out of their ranges.
-    """
-    found: list[Problem] = []
-    of_updates = () if name == "teacher" else (_batch_sizes, _scheduler)
-    for rule in _RULES:
-        if rule.check in of_updates and not rule.keys.intersection(broken):
-            found += rule.check(as_policy)
+    """Yield every problem of the keys that a critic or a teacher, called ``name``, has like the policy.
+    ``broken`` are the keys that are beyond their limits."""
+    needed = {rule.check: rule.keys for rule in _RULES}
+    if isinstance(group, ValueConfig) and not needed[_batch_sizes].intersection(broken):
+        yield from _batches(name, group, cfg.grpo)
+    if isinstance(group, ValueConfig) and not needed[_scheduler].intersection(broken):
+        per_epoch = cfg.grpo.num_samples_per_step // group.train_global_batch_size
+        num_updates = cfg.grpo.max_num_steps * per_epoch * group.num_epochs_per_rollout
+        yield from _learning_rate(name, group, num_updates)
     if not any(key.startswith("policy.") for key in broken):
-        found += policy_problems(as_policy)
-    found += backend_problems(as_policy)
-    found += other_checkpoint_problems(as_policy, machine)
-    yield from told_of(name, (problem for problem in found if problem not in told))
+        yield from group_problems(name, group, cfg.grpo)
+    yield from backend_problems(name, group)
+    yield from other_checkpoint_problems(name, group, cfg, machine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,22 +176,26 @@ def _leave_one_out(cfg: Config) -> Iterator[Problem]:
     "policy.data_parallel_size",
 )
 def _batch_sizes(cfg: Config) -> Iterator[Problem]:
-    prompts, group = cfg.grpo.num_prompts_per_step, cfg.grpo.num_generations_per_prompt
-    batch, ranks = cfg.policy.train_global_batch_size, cfg.policy.data_parallel_size
-    num_samples = prompts * group
+    yield from _batches("policy", cfg.policy, cfg.grpo)
+
+
+def _batches(name: str, group: PolicyConfig, grpo: GRPOConfig) -> Iterator[Problem]:
+    prompts, size = grpo.num_prompts_per_step, grpo.num_generations_per_prompt
+    batch, ranks = group.train_global_batch_size, group.data_parallel_size
+    num_samples = grpo.num_samples_per_step
     if num_samples % batch == 0 and batch % ranks == 0:
         return
     valid = [size for size in range(ranks, num_samples + 1, ranks) if num_samples % size == 0]
     if valid:
         remedy = f"try {_nearest(valid, batch)}"
     else:
-        fitting = [count for count in range(1, prompts + ranks + 1) if count * group % ranks == 0]
+        fitting = [count for count in range(1, prompts + ranks + 1) if count * size % ranks == 0]
         remedy = f"N is no multiple of {ranks}: try grpo.num_prompts_per_step={_nearest(fitting, prompts)}"
     yield Problem(
-        key=f"policy.train_global_batch_size={batch}",
+        key=f"{name}.train_global_batch_size={batch}",
         rule=(
-            f"must divide the N = {prompts} prompts x {group} generations = {num_samples} samples of a step "
-            f"and be a multiple of policy.data_parallel_size={ranks}"
+            f"must divide the N = {prompts} prompts x {size} generations = {num_samples} samples of a step "
+            f"and be a multiple of {name}.data_parallel_size={ranks}"
         ),
         remedy=remedy,
     )
@@ -310,15 +313,18 @@ def _kv_cache(cfg: Config) -> Iterator[Problem]:
     "value.warmup_steps",
 )
 def _scheduler(cfg: Config) -> Iterator[Problem]:
-    scheduler, lr = cfg.policy.scheduler, cfg.policy.optimizer.lr
+    num_steps = cfg.grpo.max_num_steps - (0 if cfg.value is None else cfg.value.warmup_steps)
+    yield from _learning_rate("policy", cfg.policy, num_steps * updates_per_step(cfg))
+
+
+def _learning_rate(name: str, group: PolicyConfig, total: int) -> Iterator[Problem]:
+    scheduler, lr = group.scheduler, group.optimizer.lr
     if scheduler.decay_style is LRDecayStyle.constant:
         return
-    num_steps = cfg.grpo.max_num_steps - (0 if cfg.value is None else cfg.value.warmup_steps)
-    total = num_steps * updates_per_step(cfg)
     if scheduler.min_lr > lr:
-        rule = f"must be at most policy.optimizer.lr={lr:g}"
-        yield Problem(key=f"policy.scheduler.min_lr={scheduler.min_lr:g}", rule=rule, remedy="")
-    key = f"policy.scheduler.decay_updates={scheduler.decay_updates}"
+        rule = f"must be at most {name}.optimizer.lr={lr:g}"
+        yield Problem(key=f"{name}.scheduler.min_lr={scheduler.min_lr:g}", rule=rule, remedy="")
+    key = f"{name}.scheduler.decay_updates={scheduler.decay_updates}"
     if scheduler.decay_updates <= scheduler.warmup_updates:
         yield Problem(
             key=key,
@@ -329,7 +335,7 @@ def _scheduler(cfg: Config) -> Iterator[Problem]:
         yield Problem(
             key=key,
             rule=f"reaches a learning rate of 0 before the last of {total} updates",
-            remedy=f"set it to {total}, or policy.scheduler.min_lr above 0",
+            remedy=f"set it to {total}, or {name}.scheduler.min_lr above 0",
         )
 
 

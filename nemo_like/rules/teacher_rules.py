@@ -1,7 +1,7 @@
 """Rules on the teacher of loss_fn.kind=distillation, or of a loss of one's own, the group teacher.
 
-Most of its keys are those of the policy, so most of its rules are the policy's too: they are asked of the
-configuration in which the teacher is the policy, and their answers are told of the teacher.
+Most of its keys are those of every worker group, whose rules are in ``policy.group_rules`` and
+``policy.backend_rules``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from nemo_like.algorithms.loss_traits import has_teacher, is_own_loss
 from nemo_like.batch.recordings import read_manifest
 from nemo_like.cluster.options import Placement
-from nemo_like.config.problems import ConfigError, Problem, told_of
+from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import model_of
 from nemo_like.policy.layout import is_one_engine, policy_world_size
@@ -156,11 +156,6 @@ def _tasks(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
             )
 
 
-def with_teacher_as_policy(cfg: Config, teacher: TeacherConfig) -> Config:
-    """Return the configuration in which the teacher is the policy."""
-    return replace(cfg, policy=teacher, value=None, teacher=None)
-
-
 def teacher_model_problems(
     cfg: Config, teacher: TeacherConfig, machine: Machine = Machine.this
 ) -> Iterator[Problem]:
@@ -177,11 +172,11 @@ def _further_model(
     cfg: Config, teacher: TeacherConfig, machine: Machine, *, key: str, model: str
 ) -> Iterator[Problem]:
     """Yield every problem of one of the teacher's further checkpoints."""
-    as_policy = with_teacher_as_policy(cfg, replace(teacher, model_name=model))
-    of_name = f"policy.model_name={model}"
+    group, of_name = replace(teacher, model_name=model), f"teacher.model_name={model}"
     # What else is told of it is also told of model_name, since both have one architecture.
-    own = [one for one in other_checkpoint_problems(as_policy, machine) if one.key == of_name]
-    yield from (replace(one, key=key) for one in told_of("teacher", own))
+    found = other_checkpoint_problems("teacher", group, cfg, machine)
+    own = [one for one in found if one.key == of_name]
+    yield from (replace(one, key=key) for one in own)
     directories = Path(teacher.model_name), Path(model)
     if own or not all(path.is_dir() for path in directories):
         return

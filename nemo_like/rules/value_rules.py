@@ -1,13 +1,12 @@
 """Rules on the critic of grpo.adv_estimator.name=gae, the group value.
 
-Most of its keys are those of the policy, so most of its rules are the policy's too: they are asked of the
-configuration in which the critic is the policy, and their answers are told of the critic.
+Most of its keys are those of every worker group, whose rules are in ``policy.group_rules`` and
+``policy.backend_rules``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 from nemo_like.algorithms.options import AdvantageEstimatorName
@@ -67,12 +66,6 @@ def _of_the_group(cfg: Config, value: ValueConfig) -> Iterator[Problem]:
             rule=f"must be below grpo.max_num_steps={cfg.grpo.max_num_steps}, or the policy never trains",
             remedy=f"try {cfg.grpo.max_num_steps // 10}",
         )
-
-
-def with_critic_as_policy(cfg: Config, value: ValueConfig) -> Config:
-    """Return the configuration in which the critic is the policy."""
-    grpo = replace(cfg.grpo, num_epochs_per_rollout=value.num_epochs_per_rollout)
-    return replace(cfg, grpo=grpo, policy=value, value=None, teacher=None)
 
 
 def critic_model_problems(cfg: Config, value: ValueConfig) -> Iterator[Problem]:

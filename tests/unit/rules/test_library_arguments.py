@@ -17,16 +17,16 @@ from nemo_like.configuration import Config
 from nemo_like.generation import engine_args
 from nemo_like.generation.speculation import DraftMethod
 from nemo_like.plan.memory_timetable import GIB, memory_problems
-from nemo_like.policy.megatron import model as megatron_model
-from nemo_like.policy.megatron import optimizer as megatron_optimizer
-from nemo_like.rules.library_arguments import (
+from nemo_like.policy.library_arguments import (
     KEYS,
     RELIED_ON,
     Library,
-    argument_problems,
-    passed_to_engines,
+    engine_argument_problems,
     passed_to_workers,
+    worker_argument_problems,
 )
+from nemo_like.policy.megatron import model as megatron_model
+from nemo_like.policy.megatron import optimizer as megatron_optimizer
 from nemo_like.rules.loss_rules import loss_problems
 from nemo_like.rules.speculation_rules import REFUSED
 from tests.unit.plan.test_memory_timetable import qwen3_8b
@@ -53,8 +53,8 @@ DEFAULTS = {
 
 
 def problems(cfg: Config) -> list[str]:
-    passed = [*passed_to_engines(cfg), *passed_to_workers(cfg.policy)]
-    return [str(problem) for problem in argument_problems(cfg, passed)]
+    of_engines = engine_argument_problems(cfg.generation, cfg.grpo)
+    return [str(problem) for problem in (*of_engines, *worker_argument_problems("policy", cfg.policy))]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_what_depends_on_other_keys_is_refused_beside_these(demo: Demo) -> None:
 
 def test_arguments_of_the_other_backend_are_refused(demo: Demo) -> None:
     cfg = demo("policy.backend=fsdp", "policy.megatron_cfg.model_kwargs={moe_router_dtype: fp32}")
-    assert passed_to_workers(cfg.policy) == []
+    assert passed_to_workers("policy", cfg.policy) == []
 
 
 @pytest.mark.parametrize("library", DATACLASSES)

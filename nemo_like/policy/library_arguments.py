@@ -11,13 +11,14 @@ installed library takes the others, ``preflight.taken_arguments`` finds out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.config.problems import Problem
-from nemo_like.configuration import Config
+from nemo_like.generation.options import GenerationConfig
 from nemo_like.policy.options import PolicyBackend, PolicyConfig
 
 
@@ -185,17 +186,17 @@ RELIED_ON: Mapping[Library, Mapping[str, str]] = {
 _RECOMPUTATION = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
 _ATTENTION = "attn_implementation"
 _DISPATCHERS = ("alltoall", "flex")
+_TWO_VERSIONS = "computes a step ahead, which would belong to two versions with grpo.max_staleness above 0"
 
 
-def passed_to_engines(cfg: Config) -> list[PassedArguments]:
+def passed_to_engines(generation: GenerationConfig) -> list[PassedArguments]:
     """Return what a configuration passes on to engines, where it passes anything."""
-    passed = PassedArguments("generation.vllm_kwargs", Library.vllm, cfg.generation.vllm_kwargs)
+    passed = PassedArguments("generation.vllm_kwargs", Library.vllm, generation.vllm_kwargs)
     return [passed] if passed.values else []
 
 
-def passed_to_workers(group: PolicyConfig, prefix: str = "policy") -> list[PassedArguments]:
-    """Return what a group of training workers passes on, where it passes anything; ``prefix`` begins the
-    group's keys."""
+def passed_to_workers(name: str, group: PolicyConfig) -> list[PassedArguments]:
+    """Return what the workers of the group ``name`` pass on, where they pass anything."""
     megatron, fsdp = group.megatron_cfg, group.fsdp_cfg
     by_backend = {
         PolicyBackend.megatron: {
@@ -205,36 +206,49 @@ def passed_to_workers(group: PolicyConfig, prefix: str = "policy") -> list[Passe
         PolicyBackend.fsdp: {"fsdp_cfg.model_kwargs": (Library.transformers, fsdp.model_kwargs)},
     }
     return [
-        PassedArguments(f"{prefix}.{key}", library, values)
+        PassedArguments(f"{name}.{key}", library, values)
         for key, (library, values) in by_backend[group.backend].items()
         if values
     ]
 
 
-def argument_problems(cfg: Config, arguments: Sequence[PassedArguments]) -> Iterator[Problem]:
-    """Yield a problem for every argument that is set by a key of its own, or on which something relies."""
-    for passed in arguments:
-        for name, value in passed.values.items():
-            shown = f"{passed.key}.{name}={value}"
-            if key := KEYS[passed.library].get(name):
-                yield Problem(key=shown, rule=f"is set by {key}", remedy=f"set {key} and leave this out")
-            elif reason := _reason(cfg, passed.library, name, value):
-                rule, _, remedy = reason.partition("; ")
-                yield Problem(key=shown, rule=rule, remedy=remedy or "leave it out")
+def engine_argument_problems(generation: GenerationConfig, grpo: GRPOConfig) -> Iterator[Problem]:
+    """Yield a problem for every argument of engines that has a key, or on which something relies."""
+    for passed in passed_to_engines(generation):
+        for argument, value in passed.values.items():
+            is_ahead = argument == "async_scheduling" and value and grpo.max_staleness > 0
+            reason = _TWO_VERSIONS if is_ahead else ""
+            yield from _problem(passed, argument, KEYS[passed.library].get(argument), reason)
 
 
-def _reason(cfg: Config, library: Library, name: str, value: Any) -> str:
-    """Return why an argument is refused, by itself or beside the rest of the configuration; empty where it
-    is not."""
-    if reason := RELIED_ON[library].get(name):
-        return reason
+def worker_argument_problems(name: str, group: PolicyConfig) -> Iterator[Problem]:
+    """Yield a problem for every argument of the workers of ``name`` that has a key, or on which something
+    relies."""
+    for passed in passed_to_workers(name, group):
+        for argument, value in passed.values.items():
+            key = KEYS[passed.library].get(argument)
+            own = None if key is None else key.replace("policy.", f"{name}.", 1)
+            yield from _problem(passed, argument, own, _reason(name, group, passed.library, argument, value))
+
+
+def _problem(passed: PassedArguments, argument: str, key: str | None, reason: str) -> Iterator[Problem]:
+    """Yield the problem of an argument that ``key`` sets, or that is refused for a ``reason``."""
+    shown = f"{passed.key}.{argument}={passed.values[argument]}"
+    reason = RELIED_ON[passed.library].get(argument, reason)
+    if key is not None:
+        yield Problem(key=shown, rule=f"is set by {key}", remedy=f"set {key} and leave this out")
+    elif reason:
+        rule, _, remedy = reason.partition("; ")
+        yield Problem(key=shown, rule=rule, remedy=remedy or "leave it out")
+
+
+def _reason(name: str, group: PolicyConfig, library: Library, argument: str, value: Any) -> str:
+    """Return why an argument is refused beside the rest of its group; empty where it is not."""
     if library is Library.megatron_model:
-        if name in _RECOMPUTATION and cfg.policy.megatron_cfg.activation_checkpointing:
-            return "is set by policy.megatron_cfg.activation_checkpointing=true; set that to false"
-        if name == "moe_token_dispatcher_type" and value not in _DISPATCHERS:
+        if argument in _RECOMPUTATION and group.megatron_cfg.activation_checkpointing:
+            return f"is set by {name}.megatron_cfg.activation_checkpointing=true; set that to false"
+        if argument == "moe_token_dispatcher_type" and value not in _DISPATCHERS:
             return "does not take micro-batches of different lengths; use " + " or ".join(_DISPATCHERS)
-    if library is Library.transformers and name == _ATTENTION and cfg.policy.sequence_packing.enabled:
-        return "is set by policy.sequence_packing.enabled=true, which has attention of its own"
-    if library is Library.vllm and name == "async_scheduling" and value and cfg.grpo.max_staleness > 0:
-        return "computes a step ahead, which would belong to two versions with grpo.max_staleness above 0"
+    if library is Library.transformers and argument == _ATTENTION and group.sequence_packing.enabled:
+        return f"is set by {name}.sequence_packing.enabled=true, which has attention of its own"
     return ""

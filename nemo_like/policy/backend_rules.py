@@ -11,10 +11,9 @@ from difflib import get_close_matches
 from functools import reduce
 
 from nemo_like.config.problems import Problem
-from nemo_like.configuration import Config
 from nemo_like.models.adapter_layers import ADAPTABLE_LAYERS, ALL_LINEAR, adapts_all_linear
+from nemo_like.policy.library_arguments import worker_argument_problems
 from nemo_like.policy.options import Device, PolicyBackend, PolicyConfig
-from nemo_like.rules.library_arguments import argument_problems, passed_to_workers
 
 # Keys that ask a backend for something, each with the value that asks for nothing.
 _NEUTRAL = {
@@ -40,64 +39,64 @@ _NEUTRAL = {
 }
 
 
-def backend_problems(cfg: Config) -> Iterator[Problem]:
-    """Yield a problem for every key that asks the backend that is not chosen for something, and for what the
-    chosen backend cannot do."""
-    yield from _other_backend(cfg.policy)
-    yield from argument_problems(cfg, passed_to_workers(cfg.policy))
-    if cfg.policy.backend is PolicyBackend.fsdp:
-        yield from _fsdp(cfg.policy)
-    if cfg.policy.lora.enabled:
-        yield from _adapters(cfg.policy)
+def backend_problems(name: str, group: PolicyConfig) -> Iterator[Problem]:
+    """Yield a problem for every key of the worker group ``name`` that asks the backend that is not chosen for
+    something, and for what the chosen backend cannot do."""
+    yield from _other_backend(name, group)
+    yield from worker_argument_problems(name, group)
+    if group.backend is PolicyBackend.fsdp:
+        yield from _fsdp(name, group)
+    if group.lora.enabled:
+        yield from _adapters(name, group)
 
 
-def _other_backend(policy: PolicyConfig) -> Iterator[Problem]:
+def _other_backend(name: str, group: PolicyConfig) -> Iterator[Problem]:
     for backend, keys in _NEUTRAL.items():
-        if backend is policy.backend:
+        if backend is group.backend:
             continue
-        for name, neutral in keys.items():
-            value: object = reduce(getattr, name.split("."), policy)
+        for key, neutral in keys.items():
+            value: object = reduce(getattr, key.split("."), group)
             if value != neutral:
                 yield Problem(
-                    key=f"policy.{name}={_shown(value)}",
-                    rule=f"is for policy.backend={backend.value}, but that is {policy.backend.value}",
-                    remedy=f"set it to {_shown(neutral)}, or policy.backend={backend.value}",
+                    key=f"{name}.{key}={_shown(value)}",
+                    rule=f"is for {name}.backend={backend.value}, but that is {group.backend.value}",
+                    remedy=f"set it to {_shown(neutral)}, or {name}.backend={backend.value}",
                 )
 
 
-def _fsdp(policy: PolicyConfig) -> Iterator[Problem]:
-    fsdp = policy.fsdp_cfg
-    if fsdp.cpu_offload and policy.device is Device.cpu:
+def _fsdp(name: str, group: PolicyConfig) -> Iterator[Problem]:
+    fsdp = group.fsdp_cfg
+    if fsdp.cpu_offload and group.device is Device.cpu:
         yield Problem(
-            key="policy.fsdp_cfg.cpu_offload=true",
-            rule="moves nothing with policy.device=cpu",
+            key=f"{name}.fsdp_cfg.cpu_offload=true",
+            rule=f"moves nothing with {name}.device=cpu",
             remedy="set it to false",
         )
-    for name in ("offload_parameters_between_phases", "offload_optimizer_for_logprob"):
-        if fsdp.cpu_offload and getattr(policy, name):
+    for key in ("offload_parameters_between_phases", "offload_optimizer_for_logprob"):
+        if fsdp.cpu_offload and getattr(group, key):
             yield Problem(
-                key=f"policy.{name}=true",
-                rule="moves nothing with policy.fsdp_cfg.cpu_offload=true: all of it is on the host already",
+                key=f"{name}.{key}=true",
+                rule=f"moves nothing with {name}.fsdp_cfg.cpu_offload=true: all of it is on the host already",
                 remedy="set it to false",
             )
 
 
-def _adapters(policy: PolicyConfig) -> Iterator[Problem]:
+def _adapters(name: str, group: PolicyConfig) -> Iterator[Problem]:
     """Yield a problem where nothing is adapted, or with Megatron-core a layer that no model there has. What
     a model of transformers has is looked up in the model, later."""
-    lora = policy.lora
-    shown = f"policy.lora.target_modules=[{', '.join(lora.target_modules)}]"
+    lora = group.lora
+    shown = f"{name}.lora.target_modules=[{', '.join(lora.target_modules)}]"
     if not lora.target_modules:
         yield Problem(
             key=shown, rule="names no layer, so nothing would train", remedy="[all-linear] is usual"
         )
-    elif policy.backend is PolicyBackend.megatron and not adapts_all_linear(lora):
+    elif group.backend is PolicyBackend.megatron and not adapts_all_linear(lora):
         unknown = [layer for layer in lora.target_modules if layer not in ADAPTABLE_LAYERS]
         if unknown:
             close = get_close_matches(unknown[0], ADAPTABLE_LAYERS, n=1)
             yield Problem(
                 key=shown,
-                rule=f"names {', '.join(unknown)}, and policy.backend=megatron has adapters for "
+                rule=f"names {', '.join(unknown)}, and {name}.backend=megatron has adapters for "
                 f"{', '.join(ADAPTABLE_LAYERS)}, or for [{ALL_LINEAR}]",
                 remedy=f"did you mean {close[0]}?" if close else "",
             )
