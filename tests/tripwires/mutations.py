@@ -809,7 +809,7 @@ def reference_left_in_the_policy(in_place: Any) -> Any:
         import torch
 
         with torch.no_grad():
-            for parameter, held in zip(self._parameters(), self._held, strict=True):
+            for parameter, held in zip(self._parameters(), self.held, strict=True):
                 parameter.copy_(held)
         yield
 
