@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))
 
 from nemo_like.config import fields  # noqa: E402
 from nemo_like.config.file_schemas import definitions, file_schema  # noqa: E402
-from nemo_like.config.keys import Key, keys  # noqa: E402
+from nemo_like.config.keys import MISSING, Key, keys  # noqa: E402
 from nemo_like.configuration import Config  # noqa: E402
 from nemo_like.environments.kind_options import KINDS, Kind  # noqa: E402
 from nemo_like.environments.options import EnvConfig  # noqa: E402
@@ -103,7 +103,7 @@ def _group_lines(
         inner = fields.without_none(annotation)
         full = f"{path}{name}"
         if fields.is_group(inner):
-            yield from _head(name, key.about if not follows else "", indent)
+            yield from _with_comment(f"{indent}{name}:", key.about if not follows else "", indent)
             yield from _group_lines(inner, f"{indent}  ", f"{full}.", follows, otherwise)
         elif fields.item_group(annotation):
             yield from _leaf(name, Key(key.about, {}), indent)
@@ -115,10 +115,6 @@ def _group_lines(
 
 def _own_keys(group: type) -> set[str]:
     return {name for name in keys(group) if all(name not in keys(base) for base in group.__bases__)}
-
-
-def _head(name: str, about: str, indent: str) -> Iterator[str]:
-    yield from _with_comment(f"{indent}{name}:", about, indent)
 
 
 def _leaf(name: str, key: Key, indent: str) -> Iterator[str]:
@@ -155,20 +151,16 @@ def _above(about: str, indent: str) -> Sequence[str]:
 
 def _scalar(value: Any) -> str:
     """Return a value as YAML on one line."""
-    plain = _plain(value)
+    plain = value.name if isinstance(value, Enum) else value
     if isinstance(plain, float) and "e" in repr(plain):
         mantissa, exponent = repr(plain).split("e")
         return f"{float(mantissa)}e{int(exponent)}"
-    if isinstance(plain, str) and (plain == "???" or plain.startswith("${")):
+    if isinstance(plain, str) and (plain == MISSING or plain.startswith("${")):
         return plain
     if isinstance(plain, str) and "\n" in plain:
         return json.dumps(plain)
     text = yaml.safe_dump(plain, default_flow_style=True, width=10_000, allow_unicode=True, sort_keys=False)
     return text.removesuffix("...\n").strip()
-
-
-def _plain(value: Any) -> Any:
-    return value.name if isinstance(value, Enum) else value
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -177,12 +169,12 @@ def main(arguments: Sequence[str]) -> int:
         "--check", action="store_true", help="write nothing; exit with 1 if a file would change"
     )
     only_checks = parser.parse_args(arguments).check
-    changed = [path for path, text in written().items() if _present(path) != text]
-    for path in changed:
+    changed = {path: text for path, text in written().items() if _present(path) != text}
+    for path, text in changed.items():
         print(f"{path} {'would change' if only_checks else 'is written'}")
         if not only_checks:
             (ROOT / path).parent.mkdir(exist_ok=True)
-            (ROOT / path).write_text(written()[path], encoding="utf-8")
+            (ROOT / path).write_text(text, encoding="utf-8")
     return 1 if changed and only_checks else 0
 
 

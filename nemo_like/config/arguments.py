@@ -19,9 +19,9 @@ from hydra.errors import HydraException
 from nemo_like.config import fields
 from nemo_like.config.composition import Composition, Layer, nested
 from nemo_like.config.grammar import Override, alternatives
+from nemo_like.config.keys import MISSING
 from nemo_like.config.problems import Problem
 
-MISSING = "???"
 _REMOVED = object()  # in a layer, in the place of a value: the key is there no more
 _ABSENT = object()  # a layer has nothing of the key
 _FORMS = "key=value, +key=value, ++key=value or ~key"

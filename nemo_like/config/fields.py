@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin, get_t
 
 from pydantic import TypeAdapter, ValidationError
 
-from nemo_like.config.keys import Leaf
+from nemo_like.config.keys import MISSING, Leaf
 from nemo_like.config.problems import Problem
 
 _SCALAR_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
@@ -187,7 +187,7 @@ def is_interpolation(value: Any) -> bool:
 def check_value(key: str, value: Any, annotation: Any, where: str, root: type) -> list[Problem]:
     """Return why a plain value cannot stand where the schema has type ``annotation``; empty when it can."""
     kind = without_none(annotation)
-    if value == "???" or (is_interpolation(value) and not is_group(kind)):
+    if value == MISSING or (is_interpolation(value) and not is_group(kind)):
         return []
     if (item := item_group(kind)) and isinstance(value, Mapping):
         return check_tree(value, item, where, root=root, prefix=f"{key}.")
@@ -218,7 +218,7 @@ def _leaf_problems(key: str, value: Any, annotation: Any, where: str) -> list[Pr
         return [
             _wrong_type(*_at(key, annotation, each["loc"]), each["input"], where)
             for each in error.errors(include_url=False, include_context=False)
-            if each["input"] != "???" and not is_interpolation(each["input"])
+            if each["input"] != MISSING and not is_interpolation(each["input"])
         ]
     return []
 

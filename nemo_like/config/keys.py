@@ -29,7 +29,9 @@ from pydantic_core.core_schema import no_info_wrap_validator_function
 from nemo_like.config.problems import Problem
 from nemo_like.config.secrets import reference_of, referring
 
-MISSING = "???"  # in the place of a default: the key has to be set
+MISSING = "???"  # in the place of a value: the key has to be set
+# The fields of ``Key`` that are limits, and what pydantic calls them.
+_LIMITS: dict[str, Any] = {"at_least": Ge, "above": Gt, "at_most": Le, "below": Lt}
 
 
 class Leaf:
@@ -77,8 +79,8 @@ class Key(Leaf):
     @property
     def limits(self) -> tuple[Ge | Gt | Le | Lt, ...]:
         """The limits as pydantic takes them."""
-        given = ((Ge, self.at_least), (Gt, self.above), (Le, self.at_most), (Lt, self.below))
-        return tuple(kind(limit) for kind, limit in given if limit is not None)
+        given = {name: getattr(self, name) for name in _LIMITS}
+        return tuple(_LIMITS[name](limit) for name, limit in given.items() if limit is not None)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -124,14 +126,9 @@ def beyond_limits(group: Any, prefix: str = "") -> Iterator[Problem]:
 
 def _asked(key: Key) -> str:
     """Return what the limits of a key ask of a number."""
-    limits = {
-        "at least": key.at_least,
-        "above": key.above,
-        "at most": key.at_most,
-        "below": key.below,
-    }
+    given = {name.replace("_", " "): getattr(key, name) for name in _LIMITS}
     return "must be " + " and ".join(
-        f"{word} {limit:g}" for word, limit in limits.items() if limit is not None
+        f"{word} {limit:g}" for word, limit in given.items() if limit is not None
     )
 
 

@@ -31,10 +31,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from nemo_like.config import fields
-from nemo_like.config.arguments import MISSING, Arguments, read_arguments
+from nemo_like.config.arguments import Arguments, read_arguments
 from nemo_like.config.composition import Composition, SweepSettings, composing
 from nemo_like.config.grammar import Override
 from nemo_like.config.interpolations import KeyPath, full_key, interpolations, texts, values_of_texts
+from nemo_like.config.keys import MISSING
 from nemo_like.config.lists import complete_lists, make_lists, single_groups
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.resolvers import environment_reads, register_resolvers

@@ -1,8 +1,8 @@
-"""Validation of a configuration before anything is started: ranges of single keys, and rules over several.
+"""Validation of a configuration before anything is started: limits of single keys, and rules over several.
 
-A rule is skipped while one of the keys that it relies on is out of its range. Other groups of rules are in
-the ``*_rules`` modules; ``checkpoint_rules`` and ``machine_rules`` say what the model checkpoint and the
-machine must be like.
+A rule is skipped while one of the keys that it relies on is beyond its limits. Rules that span parts are here
+and in the ``*_rules`` modules beside this one; ``checkpoint_rules`` and ``machine_rules`` say what the model
+checkpoint and the machine must be like. Rules on one part stand beside it.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ _RULES: list[_Rule] = []
 def _rule(
     *keys: str,
 ) -> Callable[[Callable[[Config], Iterator[Problem]]], Callable[[Config], Iterator[Problem]]]:
-    """Register a rule with the keys whose ranges it relies on."""
+    """Register a rule with the keys on whose limits it relies."""
 
     def register(check: Callable[[Config], Iterator[Problem]]) -> Callable[[Config], Iterator[Problem]]:
         _RULES.append(_Rule(frozenset(keys), check))
