@@ -18,12 +18,12 @@ from shlex import quote
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from nemo_like.config.frameworks.trl import TRL
+from nemo_like.config.other_frameworks import table_of
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import load_config
 from nemo_like.conversion.pages import table
 from nemo_like.conversion.their_files import read_theirs
-from nemo_like.conversion.translation import FRAMEWORKS, Conversion, convert, framework_of, told
+from nemo_like.conversion.translation import CONVERTIBLE, Conversion, convert, framework_of, told
 from nemo_like.conversion.writing import written
 from nemo_like.observability.printable import accept_all_characters
 
@@ -32,7 +32,7 @@ def main() -> int:
     accept_all_characters()
     options = _parse()
     if options.table is not None:
-        print(table({**FRAMEWORKS, "trl": TRL}[options.table]))
+        print(table(table_of(options.table)))
         return 0
     try:
         theirs, unresolved = read_theirs(options.file, options.arguments)
@@ -80,7 +80,7 @@ def _parse() -> argparse.Namespace:
         "--from", dest="framework", metavar="NAME", help="nemo_rl or verl; else it is guessed"
     )
     parser.add_argument("-o", "--output", type=Path, help="the file to write; else the YAML is printed")
-    parser.add_argument("--table", choices=[*FRAMEWORKS, "trl"], help="print the table of a framework")
+    parser.add_argument("--table", choices=[*CONVERTIBLE, "trl"], help="print the table of a framework")
     options = parser.parse_intermixed_args()
     if options.file is None and options.table is None:
         parser.error("name the file to convert")

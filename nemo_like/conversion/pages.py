@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
-from nemo_like.config.frameworks.entries import Always, Entry, Framework, Missing, NoEffect, heres
+from nemo_like.config.other_frameworks import Always, Entry, Framework, Missing, NoEffect, heres
 
 
 def table(framework: Framework) -> str:

@@ -19,11 +19,11 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from nemo_like.config.composition import HYDRA_VERSION
-from nemo_like.config.frameworks.entries import Theirs
 from nemo_like.config.grammar import parse
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.resolvers import register_resolvers
 from nemo_like.config.search_path import near_files
+from nemo_like.conversion.values import Theirs
 
 _OVERRIDE = "_override_"
 

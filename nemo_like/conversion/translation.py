@@ -11,25 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nemo_like.config import fields
-from nemo_like.config.frameworks.entries import (
-    Always,
-    Entry,
-    Framework,
-    Here,
-    LeftOut,
-    Missing,
-    Noted,
-    Theirs,
-    Untranslatable,
-    heres,
-)
-from nemo_like.config.frameworks.nemo_rl import NEMO_RL
-from nemo_like.config.frameworks.verl import VERL
+from nemo_like.config.other_frameworks import Always, Entry, Framework, Here, Missing, heres, table_of
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.configuration import Config
+from nemo_like.conversion.by_name import conversion_of
+from nemo_like.conversion.values import LeftOut, Noted, Theirs, Untranslatable
 
 # By the name that --from takes.
-FRAMEWORKS: Mapping[str, Framework] = {"nemo_rl": NEMO_RL, "verl": VERL}
+CONVERTIBLE: Mapping[str, Framework] = {name: table_of(name) for name in ("nemo_rl", "verl")}
 # Hydra's and OmegaConf's own keys in their files.
 _INSTRUCTIONS = ("_target_", "_override_", "_self_", "_recursive_")
 
@@ -58,16 +47,16 @@ def framework_of(tree: Mapping[str, Any], name: str | None, where: str) -> Frame
     Raises ConfigError when there is none.
     """
     if name is not None:
-        if name not in FRAMEWORKS:
+        if name not in CONVERTIBLE:
             rule = "is not a framework whose configurations can be converted"
             raise ConfigError([Problem(key=f"--from={name}", rule=rule, remedy=_choices())])
-        return FRAMEWORKS[name]
-    counts = {key: sum(1 for _ in _known(tree, framework)) for key, framework in FRAMEWORKS.items()}
+        return CONVERTIBLE[name]
+    counts = {key: sum(1 for _ in _known(tree, framework)) for key, framework in CONVERTIBLE.items()}
     best = max(counts, key=lambda key: counts[key])
     if not counts[best]:
         rule = "has no key that is known of another framework"
         raise ConfigError([Problem(key=where, rule=rule, remedy=f"name its framework: {_choices()}")])
-    return FRAMEWORKS[best]
+    return CONVERTIBLE[best]
 
 
 def convert(framework: Framework, theirs: Theirs, where: str) -> Conversion:
@@ -81,17 +70,17 @@ def convert(framework: Framework, theirs: Theirs, where: str) -> Conversion:
             _unnamed(key, value, framework, where, found)
         elif ends := heres(entry):
             for here in ends:
-                _translate(key, value, here, theirs, where, found)
+                _translate(key, value, here, framework, theirs, where, found)
         elif why := _loss(value, entry):
             found.lost.append(_problem(key, value, why, where))
-    for key, (value, why) in framework.habits.items():
-        found.settings.setdefault(key, Setting(value, f"as {framework.name} does: {why}"))
+    for key, habit in framework.habits.items():
+        found.settings.setdefault(key, Setting(habit.value, f"as {framework.name} does: {habit.why}"))
     _without_a_critic(found, where)
     return found
 
 
 def _choices() -> str:
-    return " or ".join(f"--from {name}" for name in FRAMEWORKS)
+    return " or ".join(f"--from {name}" for name in CONVERTIBLE)
 
 
 def _leaves(tree: Mapping[str, Any], framework: Framework, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -141,7 +130,7 @@ def _is_off(key: str, framework: Framework, theirs: Theirs) -> bool:
 
 def _loss(value: Any, entry: Entry) -> str:
     """Return why a value without a counterpart is lost; empty where nothing is."""
-    if isinstance(entry, Missing) and value not in entry.off:
+    if isinstance(entry, Missing) and value not in entry.neutral:
         return f"is missing here: {entry.why}"
     if isinstance(entry, Always) and value is not None and value not in entry.values:
         return f"is never so here: {entry.why}"
@@ -159,11 +148,13 @@ def _unnamed(key: str, value: Any, framework: Framework, where: str, found: Conv
         found.lost.append(_problem(key, value, why, where))
 
 
-def _translate(key: str, value: Any, here: Here, theirs: Theirs, where: str, found: Conversion) -> None:
+def _translate(
+    key: str, value: Any, here: Here, framework: Framework, theirs: Theirs, where: str, found: Conversion
+) -> None:
     if value == "???":
         return
     try:
-        converted = here.convert(value, theirs)
+        converted = conversion_of(framework.name, here)(value, theirs)
     except Untranslatable as error:
         found.lost.append(_problem(key, value, f"is not translated: {error}", where))
         return

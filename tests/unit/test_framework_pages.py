@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.config.frameworks.trl import TRL
+from nemo_like.config.other_frameworks import table_of
 from nemo_like.conversion.pages import table
-from nemo_like.conversion.translation import FRAMEWORKS
 
 DOCS = Path(__file__).parents[2] / "docs"
-TABLES = {**FRAMEWORKS, "trl": TRL}
+TABLES = {name: table_of(name) for name in ("nemo_rl", "verl", "trl")}
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.config import fields
-from nemo_like.config.frameworks.entries import Always, Missing, NoEffect, heres
-from nemo_like.config.other_frameworks import NAMES
+from nemo_like.config.other_frameworks import FRAMEWORKS, Always, Missing, NoEffect, heres, table_of
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
 
@@ -19,9 +18,9 @@ def message(*overrides: str, path: Path = DEMO) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("framework", NAMES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_every_name_leads_to_a_key_that_exists_and_one_of_both_changes_its_value(framework: str) -> None:
-    for name, entry in NAMES[framework].items():
+    for name, entry in table_of(framework).keys.items():
         for here in heres(entry):
             assert fields.find(Config, here.key) is not None, name
         if isinstance(entry, str) and "=" in entry:
@@ -31,9 +30,9 @@ def test_every_name_leads_to_a_key_that_exists_and_one_of_both_changes_its_value
             assert not isinstance(entry, str | NoEffect | Always), name
 
 
-@pytest.mark.parametrize("framework", NAMES)
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_every_entry_without_a_counterpart_says_why(framework: str) -> None:
-    for name, entry in NAMES[framework].items():
+    for name, entry in table_of(framework).keys.items():
         if not heres(entry):
             assert isinstance(entry, Always | NoEffect | Missing)
             assert len(entry.why.split()) >= 2, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,14 @@ from typing import Any
 
 import pytest
 
+from nemo_like.config.other_frameworks import heres
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import load_config
+from nemo_like.conversion import nemo_rl, nemo_rl_data, values, verl
+from nemo_like.conversion.by_name import conversion_of
 from nemo_like.conversion.their_files import read_theirs
-from nemo_like.conversion.translation import Conversion, convert, framework_of
+from nemo_like.conversion.translation import CONVERTIBLE, Conversion, convert, framework_of
+from nemo_like.conversion.values import Theirs
 from nemo_like.conversion.writing import written
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "convert_config.py"
@@ -425,3 +430,27 @@ def test_the_script_writes_a_file_that_loads_and_lists_what_it_could_not_transla
     assert "ulysses_sequence_parallel_size=2 is missing here" in done.stderr
     assert f"{output} loads" in done.stderr
     assert "num_prompts_per_step: 128 # data.train_batch_size" in output.read_text()
+
+
+@pytest.mark.parametrize("name", CONVERTIBLE)
+def test_every_conversion_that_a_table_names_exists_and_takes_the_arguments_of_the_table(name: str) -> None:
+    framework = CONVERTIBLE[name]
+    for entry in framework.keys.values():
+        for here in heres(entry):
+            inspect.signature(conversion_of(framework.name, here)).bind("value", Theirs({}))
+
+
+def test_every_conversion_is_named_by_a_table() -> None:
+    named = {
+        here.by
+        for framework in CONVERTIBLE.values()
+        for entry in framework.keys.values()
+        for here in heres(entry)
+    }
+    defined = {
+        name
+        for module in (nemo_rl, nemo_rl_data, values, verl)
+        for name, function in vars(module).items()
+        if inspect.isfunction(function) and function.__module__ == module.__name__ and name[0] != "_"
+    }
+    assert defined == named

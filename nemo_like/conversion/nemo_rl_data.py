@@ -1,4 +1,4 @@
-"""What NeMo-RL's data sets and their environments are here. Standard library only."""
+"""Conversions of NeMo-RL's data sets and their environments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from nemo_like.config.frameworks.entries import LEFT_OUT, Convert, Noted, Theirs, Untranslatable
+from nemo_like.conversion.values import LEFT_OUT, Noted, Theirs, Untranslatable
 
 # Names of data sets that NeMo-RL downloads itself: the place on the hub, the split, and the two fields.
 _KNOWN = {
@@ -101,18 +101,14 @@ def environment(value: Any, theirs: Theirs) -> Any:
     )
 
 
-def prompt_text(place: str | None) -> Convert:
-    """Return a conversion of a prompt's file to its text, in which ``place`` stands for the problem."""
-
-    def convert(value: Any, theirs: Theirs) -> Any:
-        if value is None:
-            return None
-        text = theirs.texts(str(value))
-        if text is None:
-            raise Untranslatable(f"the file {value} is not there; write its text into the key")
-        if place is None:
-            return text.strip()
-        return text.strip().replace("{{", "\0").replace("}}", "\1").replace("{}", place) \
-            .replace("\0", "{").replace("\1", "}")  # fmt: skip
-
-    return convert
+def prompt_text(value: Any, theirs: Theirs, place: str | None = None) -> str | None:
+    """Return the text of a prompt's file, in which ``place`` stands for the problem."""
+    if value is None:
+        return None
+    text = theirs.texts(str(value))
+    if text is None:
+        raise Untranslatable(f"the file {value} is not there; write its text into the key")
+    if place is None:
+        return text.strip()
+    return text.strip().replace("{{", "\0").replace("}}", "\1").replace("{}", place) \
+        .replace("\0", "{").replace("\1", "}")  # fmt: skip

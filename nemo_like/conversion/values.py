@@ -1,0 +1,171 @@
+"""How a value of another framework becomes one of this framework: what several frameworks' tables ask for.
+
+A conversion is a function of the value, of the configuration that it is in, and of what the table says
+besides (``by: item, index: 0``). It returns the value for here, LEFT_OUT where another key says it or nothing
+asks for it, or Noted, and raises Untranslatable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from shlex import quote
+from typing import Any, Final, NamedTuple
+
+
+class Untranslatable(Exception):
+    """A value of theirs has no counterpart; the text says why, and what to do instead."""
+
+
+class LeftOut:
+    """Stands for a value that is not set here, since another key says it or nothing asks for it."""
+
+
+LEFT_OUT: Final = LeftOut()
+
+
+class Noted(NamedTuple):
+    """A value, with what whoever converts a configuration has to know of it."""
+
+    value: Any
+    note: str
+
+
+class Theirs:
+    """A configuration of another framework, as a tree of plain values without interpolations.
+
+    ``texts`` reads a file that it names; None where there is no such file.
+    """
+
+    def __init__(
+        self, tree: Mapping[str, Any], texts: Callable[[str], str | None] = lambda name: None
+    ) -> None:
+        self.tree, self.texts = tree, texts
+
+    def __call__(self, key: str, default: Any = None) -> Any:
+        """Return the value of a full key; ``default`` where it has none, or null."""
+        value: Any = self.tree
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return default
+            value = value[part]
+        return default if value is None or value == "???" else value
+
+
+def unchanged(value: Any, theirs: Theirs) -> Any:
+    """Return the value as it is."""
+    return value
+
+
+def elsewhere(value: Any, theirs: Theirs) -> Any:
+    """Leave the value out: the conversion of another key reads it."""
+    return LEFT_OUT
+
+
+def either(value: Any, theirs: Theirs, then: Any, otherwise: Any = LEFT_OUT) -> Any:
+    """Return ``then`` for a value that is true, else ``otherwise``."""
+    return then if value else otherwise
+
+
+def one_of(value: Any, theirs: Theirs, values: Mapping[Any, Any], remedy: str) -> Any:
+    """Return what a table has for the value; ``remedy`` is for a value that is not in it."""
+    if value not in values:
+        raise Untranslatable(f"only {', '.join(map(str, values))} can be translated; {remedy}")
+    return values[value]
+
+
+def is_value(value: Any, theirs: Theirs, wanted: Any) -> bool:
+    """Return whether the value is ``wanted``."""
+    return bool(value == wanted)
+
+
+def is_on(value: Any, theirs: Theirs, key: str) -> bool:
+    """Return whether another key of theirs is true, whatever this value is."""
+    return bool(theirs(key, False))
+
+
+def above_zero(value: Any, theirs: Theirs) -> bool:
+    """Return whether a number is above 0; null counts as 0."""
+    return int(value or 0) > 0
+
+
+def positive_or(value: Any, theirs: Theirs, otherwise: int) -> int:
+    """Return a number that is above 0, and ``otherwise`` for another one or null."""
+    return int(value) if above_zero(value, theirs) else otherwise
+
+
+def or_no_item(value: Any, theirs: Theirs) -> Any:
+    """Return a list; null is an empty one."""
+    return value or []
+
+
+def unless_null(value: Any, theirs: Theirs) -> Any:
+    """Return a value that is not null."""
+    return LEFT_OUT if value is None else value
+
+
+def unless_empty(value: Any, theirs: Theirs) -> Any:
+    """Return a mapping that has entries."""
+    return dict(value) if value else LEFT_OUT
+
+
+def unless_equal(value: Any, theirs: Theirs, key: str) -> Any:
+    """Return a value that differs from another key's."""
+    return LEFT_OUT if value == theirs(key) else value
+
+
+def unless_set(value: Any, theirs: Theirs, key: str) -> Any:
+    """Return the value where another key of theirs, which would win, has none."""
+    return LEFT_OUT if theirs(key) is not None else value
+
+
+def along_with(value: Any, theirs: Theirs, key: str) -> Any:
+    """Return a value that counts only where another key of theirs is true."""
+    return value if theirs(key, False) else LEFT_OUT
+
+
+def without(value: Any, theirs: Theirs, key: str) -> Any:
+    """Return a value, not null, that counts only where another key of theirs is not true."""
+    return LEFT_OUT if value is None or theirs(key, False) else value
+
+
+def item(value: Any, theirs: Theirs, index: int) -> Any:
+    """Return one item of a list."""
+    return value[index]
+
+
+def is_listed(value: Any, theirs: Theirs, name: str, then: Any, otherwise: Any) -> Any:
+    """Return ``then`` where a list of loggers, or a single name, has ``name``; else ``otherwise``."""
+    names = [value] if isinstance(value, str) else value or []
+    return then if name in names else otherwise
+
+
+def period(value: Any, theirs: Theirs) -> int:
+    """Return a period in steps; 0 stands for never, where theirs is below 1 or null."""
+    return max(0, int(value or 0))
+
+
+def all_tokens(value: Any, theirs: Theirs) -> int | None:
+    """Return top_k; null stands for all tokens, where theirs is null, 0 or -1."""
+    return None if value is None or int(value) < 1 else int(value)
+
+
+def several_nodes(value: Any, theirs: Theirs) -> Any:
+    """Return the address of a Ray that a run on several nodes joins."""
+    return "auto" if int(value) > 1 else LEFT_OUT
+
+
+def path(value: Any, theirs: Theirs) -> str:
+    """Return a path with the home directory by its environment variable, which any machine can resolve."""
+    text = str(value)
+    return f"${{oc.env:HOME}}{text[1:]}" if text.startswith("~/") else text
+
+
+def model_directory(value: Any, theirs: Theirs) -> Any:
+    """Return the directory of a model, where recipes here expect a download from the hub."""
+    name = str(value)
+    if len(PurePath(name).parts) != 2 or name.startswith((".", "/", "~")):
+        return path(name, theirs)
+    directory = f"models/{PurePath(name).name}"
+    download = f"hf download {quote(name)} --local-dir {quote(directory)}"
+    return Noted(directory, f"a model is a directory here: {download}")
