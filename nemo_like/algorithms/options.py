@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from nemo_like.config.keys import Key
+
+
+class StepShape(NamedTuple):
+    """How many prompts a step has, and how many responses to each of them."""
+
+    num_prompts: int
+    num_generations: int
+
+    @classmethod
+    def read(cls, grpo: Mapping[str, Any]) -> StepShape:
+        """Return the shape by the keys of the group grpo, as a file has them."""
+        return cls(grpo["num_prompts_per_step"], grpo["num_generations_per_prompt"])
+
+    @property
+    def by_key(self) -> dict[str, int]:
+        """The shape by the keys of the group grpo."""
+        return {
+            "num_prompts_per_step": self.num_prompts,
+            "num_generations_per_prompt": self.num_generations,
+        }
+
+    @property
+    def num_samples(self) -> int:
+        """N, the samples on which one step trains."""
+        return self.num_prompts * self.num_generations
 
 
 class Overlap(Enum):
@@ -245,9 +271,14 @@ class GRPOConfig:
     val_stop_threshold: Annotated[float | None, Key("... is at least this; null: never", None)]
 
     @property
+    def step_shape(self) -> StepShape:
+        """The prompts of a step and the responses to each."""
+        return StepShape(self.num_prompts_per_step, self.num_generations_per_prompt)
+
+    @property
     def num_samples_per_step(self) -> int:
         """N, the samples on which one step trains."""
-        return self.num_prompts_per_step * self.num_generations_per_prompt
+        return self.step_shape.num_samples
 
 
 @dataclass(kw_only=True, slots=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Annotated
 
+from nemo_like.cluster.stage import Stage
 from nemo_like.config.keys import Key
 
 
@@ -25,7 +26,7 @@ class Placement(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class StageTimeoutsConfig:
-    """Deadlines of single stages, seconds; null: cluster.stage_timeout_s."""
+    """Deadlines of single stages (``Stage``), seconds; null: cluster.stage_timeout_s."""
 
     weight_sync: Annotated[float | None, Key("from the trainer to the engines", None, above=0)]
     generation: Annotated[float | None, Key("includes the rewards", None, above=0)]
@@ -102,20 +103,6 @@ class ClusterConfig:
     ]
 
 
-class Stage(Enum):
-    """The stages of a step that have deadlines, named like their keys in cluster.stage_timeouts_s."""
-
-    weight_sync = "weight_sync"
-    generation = "generation"
-    logprobs = "logprobs"
-    teacher_logprobs = "teacher_logprobs"
-    values = "values"
-    policy_training = "policy_training"
-    value_training = "value_training"
-    checkpoint = "checkpoint"
-    validation = "validation"
-
-
 def deadline_s(cfg: ClusterConfig, stage: Stage) -> float:
     """Return a stage's deadline in seconds: its own, or the general one where it has none."""
     own = getattr(cfg.stage_timeouts_s, stage.name)
@@ -124,4 +111,4 @@ def deadline_s(cfg: ClusterConfig, stage: Stage) -> float:
 
 def longest_deadline_s(cfg: ClusterConfig) -> float:
     """Return the longest deadline of any stage in seconds, for whatever must outlast every stage."""
-    return max(deadline_s(cfg, stage) for stage in Stage)
+    return max(deadline_s(cfg, Stage[key.name]) for key in fields(cfg.stage_timeouts_s))

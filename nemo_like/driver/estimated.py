@@ -33,13 +33,13 @@ def in_update_order(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
     """Return whole groups, which come by (prompt, generation), in the order in which updates take samples."""
     if not cfg.mix_groups_in_updates:
         return batch
-    size = cfg.num_generations_per_prompt
+    size = cfg.step_shape.num_generations
     return batch.subset(by_generation(len(batch) // size, size, cfg.samples_kept_together))
 
 
 def first_update(batch: KVBatchMeta, cfg: Config) -> KVBatchMeta:
     """Return those samples of a part, which is in the order of updates, that the step's first update has."""
-    num_groups = len(batch) // cfg.grpo.num_generations_per_prompt
+    num_groups = len(batch) // cfg.grpo.step_shape.num_generations
     return batch.slice(0, num_groups * first_update_generations(cfg))
 
 

@@ -21,10 +21,10 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import MeetingPlace
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.options import longest_deadline_s
+from nemo_like.cluster.stage import EngineHolds
 from nemo_like.configuration import Config
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
 from nemo_like.generation.environment import WAITING_METHODS, engine_environment, unused_by_engines
-from nemo_like.generation.gpu_stages import EngineHolds
 from nemo_like.generation.sleep import Sleeps
 from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.disk import write_whole

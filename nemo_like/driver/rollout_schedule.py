@@ -181,7 +181,7 @@ class RolloutSchedule:
             step=step,
             policy_version=version,
             indices=self._drawn.popleft() if self._drawn else self._sampler.next(grpo.num_prompts_per_step),
-            num_generations=grpo.num_generations_per_prompt,
+            num_generations=grpo.step_shape.num_generations,
             num_steps_ahead=ahead,
         )
         self._journal.begun(prompts)

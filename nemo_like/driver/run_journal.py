@@ -222,8 +222,7 @@ def _settings(cfg: Config) -> dict[str, Any]:
     """Return the keys on which the order of what happens depends, besides those of engines."""
     grpo = cfg.grpo
     return {
-        "grpo.num_prompts_per_step": grpo.num_prompts_per_step,
-        "grpo.num_generations_per_prompt": grpo.num_generations_per_prompt,
+        **{f"grpo.{name}": value for name, value in grpo.step_shape.by_key.items()},
         "grpo.overlap": grpo.overlap.value,
         "grpo.max_staleness": grpo.max_staleness,
         "grpo.weight_updates": grpo.weight_updates.value,

@@ -28,9 +28,10 @@ from nemo_like.cluster.actor_errors import (
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.janitor import swept_directory
-from nemo_like.cluster.options import Placement, Stage, TimeoutAction, deadline_s
+from nemo_like.cluster.options import Placement, TimeoutAction, deadline_s
 from nemo_like.cluster.private_ray import temporary_parent, temporary_parent_note
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
+from nemo_like.cluster.stage import EngineHolds, Stage
 from nemo_like.config.loader import to_yaml
 from nemo_like.configuration import Config
 from nemo_like.data.interface import SourceReport
@@ -59,7 +60,6 @@ from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.driver.validation import ValidationSet, reached_goal, validation_sets
 from nemo_like.environments.interface import EnvironmentCheckFailed
 from nemo_like.generation.engine_journal import EngineJournal
-from nemo_like.generation.gpu_stages import EngineHolds
 from nemo_like.models.model_info import model_of, read_model_info
 from nemo_like.observability.disk import DiskFull, full_directory, space_for
 from nemo_like.observability.logger import RunLogger

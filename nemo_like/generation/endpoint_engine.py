@@ -16,11 +16,11 @@ import numpy as np
 import openai
 
 from nemo_like.batch.tags import AS_LOADED
+from nemo_like.cluster.stage import EngineHolds
 from nemo_like.config.secrets import as_written
 from nemo_like.data.messages import as_openai, is_begun
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.driver.options import EvaluationConfig
-from nemo_like.generation.gpu_stages import EngineHolds
 from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, Response, ResultSink
 from nemo_like.generation.sampling import SamplingSettings
 

@@ -13,8 +13,8 @@ import numpy as np
 
 from nemo_like.batch.columns import POLICY_VERSIONS
 from nemo_like.cluster.actor_errors import Overdue
+from nemo_like.cluster.stage import EngineHolds
 from nemo_like.data.interface import Prompt
-from nemo_like.generation.gpu_stages import EngineHolds
 from nemo_like.generation.options import WeightTransport
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.tripwires.options import Tripwires

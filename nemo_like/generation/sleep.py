@@ -4,7 +4,7 @@
 
 What the KV cache holds is lost. The weights are lost too (vLLM's sleep of level 2) where a transfer brings
 all of them before anything is generated again; elsewhere they wait in host memory (level 1).
-``generation.gpu_stages`` says what an engine holds in which stage of a run.
+``cluster.stage`` says what an engine holds in which stage of a run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any, Protocol
 
-from nemo_like.generation.gpu_stages import EngineHolds
+from nemo_like.cluster.stage import EngineHolds
 from nemo_like.policy.options import Device
 
 _WEIGHTS, _KV_CACHE = "weights", "kv_cache"  # vLLM's names

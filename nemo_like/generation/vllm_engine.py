@@ -41,6 +41,7 @@ from nemo_like.batch.tags import AS_LOADED
 from nemo_like.cluster.breakdown import break_down, in_short, is_out_of_memory, is_own
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
+from nemo_like.cluster.stage import EngineHolds
 from nemo_like.data.images import decoded
 from nemo_like.generation.engine_adapter import EngineAdapter
 from nemo_like.generation.engine_args import engine_args
@@ -70,7 +71,6 @@ from nemo_like.generation.engine_requests import (
 )
 from nemo_like.generation.engine_routes import NO_ROUTES, EngineRoutes
 from nemo_like.generation.engine_tally import EngineActivity, EngineTally
-from nemo_like.generation.gpu_stages import EngineHolds
 from nemo_like.generation.interface import (
     EngineOverdue,
     EngineStats,

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_like.cluster.options import Placement
+from nemo_like.cluster.stage import GPU_STAGES, EngineHolds, Stage
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
 from nemo_like.environments.kind_options import RewardModelOptions, options_of
 from nemo_like.environments.options import EnvConfig
-from nemo_like.generation.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage
 from nemo_like.generation.speculation import draft_bytes
 from nemo_like.models.model_arithmetic import kv_bytes_per_token, value_bytes
 from nemo_like.models.model_info import ModelInfo, count_stored_scalars
@@ -50,12 +50,12 @@ class Holding:
 class MemoryTimetable:
     """The holdings on every GPU of a run, by stage; empty on the CPU."""
 
-    holdings: Mapping[Gpu, Mapping[GpuStage, tuple[Holding, ...]]]
+    holdings: Mapping[Gpu, Mapping[Stage, tuple[Holding, ...]]]
 
-    def bytes_in(self, gpu: Gpu, stage: GpuStage) -> int:
+    def bytes_in(self, gpu: Gpu, stage: Stage) -> int:
         return sum(holding.num_bytes for holding in self.holdings[gpu][stage])
 
-    def peak(self, gpu: Gpu) -> GpuStage:
+    def peak(self, gpu: Gpu) -> Stage:
         """Return the stage in which the GPU is fullest."""
         return max(self.holdings[gpu], key=lambda stage: self.bytes_in(gpu, stage))
 
@@ -127,7 +127,7 @@ def _table(timetable: MemoryTimetable, gpu: Gpu) -> list[str]:
     """Return a table of one GPU: a row for each holding, a column for each stage."""
     stages = timetable.holdings[gpu]
     title = f"GiB on node {gpu[0]} GPU {gpu[1]}"
-    lines = ["", f"{title:<42}" + "".join(f"{_TITLES[stage]:>9}" for stage in stages)]
+    lines = ["", f"{title:<42}" + "".join(f"{stage.title:>9}" for stage in stages)]
     for key in dict.fromkeys((one.actor, one.what) for held in stages.values() for one in held):
         sizes = [
             sum(one.num_bytes for one in held if (one.actor, one.what) == key) for held in stages.values()
@@ -136,19 +136,6 @@ def _table(timetable: MemoryTimetable, gpu: Gpu) -> list[str]:
         lines.append(f"  {' '.join(key):<40}{row}")
     totals = "".join(f"{timetable.bytes_in(gpu, stage) / GIB:>9.1f}" for stage in stages)
     return [*lines, f"  {'in all':<40}{totals}"]
-
-
-_TITLES = {
-    GpuStage.engine_start: "engines",
-    GpuStage.policy_start: "policy",
-    GpuStage.weight_sync: "sync",
-    GpuStage.generation: "generate",
-    GpuStage.logprobs: "logprobs",
-    GpuStage.teacher_logprobs: "teacher",
-    GpuStage.values: "values",
-    GpuStage.value_training: "critic",
-    GpuStage.policy_training: "train",
-}
 
 
 def memory_problems(cfg: Config, models: RunModels, size: int) -> Iterator[Problem]:
@@ -170,7 +157,7 @@ def memory_problems(cfg: Config, models: RunModels, size: int) -> Iterator[Probl
             key=key,
             rule=(
                 f"is too little: GPU {gpu[1]} of node {gpu[0]} needs {needed / GIB:.1f} of "
-                f"{size / GIB:.1f} GiB in stage {stage.value}: {parts}"
+                f"{size / GIB:.1f} GiB in stage {stage.name}: {parts}"
             ),
             remedy="try " + " or ".join(dict.fromkeys(_remedies(cfg, stage, held))),
         )
@@ -207,7 +194,7 @@ def _holdings(place: Place, parts: Mapping[str, int]) -> Iterator[Holding]:
 
 def _parts_of(
     cfg: Config, models: RunModels, place: Place, size: int | None
-) -> Callable[[GpuStage], dict[str, int]]:
+) -> Callable[[Stage], dict[str, int]]:
     """Return the function that gives the bytes of each part which a process holds in a stage."""
     policy = models[Role.policy_worker]
     if place.role is Role.engine:
@@ -221,7 +208,7 @@ def _parts_of(
         return lambda stage: of_engine
     memory = policy_memory(group, model, place.rank)
 
-    def of_worker(stage: GpuStage) -> dict[str, int]:
+    def of_worker(stage: Stage) -> dict[str, int]:
         further = _for_engines(cfg, policy, stage) if place.role is Role.policy_worker else {}
         return _of_worker(group, memory, stage, _STAGES[place.role], further)
 
@@ -246,14 +233,14 @@ def _of_teaching_engine(
     return {"weights": weights, "KV cache and work space": max(0, share - weights)}
 
 
-def _of_engine(cfg: Config, model: ModelInfo, stage: GpuStage, size: int | None) -> dict[str, int]:
-    holds = ENGINE_HOLDS[stage] if shares_gpus(cfg) else EngineHolds.everything
+def _of_engine(cfg: Config, model: ModelInfo, stage: Stage, size: int | None) -> dict[str, int]:
+    holds = stage.engine_holds if shares_gpus(cfg) else EngineHolds.everything
     weights, draft = engine_weights(cfg, model), engine_draft(cfg)
     # Beside the buckets, vLLM's loader keeps the tensors of a layer until the layer is complete.
     received = _bucket_bytes(cfg) + max(
         model.parameters.layer * value_bytes(cfg.policy.precision), _largest_tensor(cfg, model)
     )
-    buckets = received if stage is GpuStage.weight_sync else 0
+    buckets = received if stage is Stage.weight_sync else 0
     asleep = {"context": CONTEXT_BYTES, "token counts": _token_counts(cfg, model)}
     if holds is EngineHolds.nothing:
         return asleep
@@ -270,42 +257,42 @@ def _of_engine(cfg: Config, model: ModelInfo, stage: GpuStage, size: int | None)
 class _GroupStages:
     """The stages in which a group of training workers computes."""
 
-    scoring: GpuStage
-    training: GpuStage | None  # None: it never trains
-    further: tuple[GpuStage, ...] = (GpuStage.policy_start,)
+    scoring: Stage
+    training: Stage | None  # None: it never trains
+    further: tuple[Stage, ...] = (Stage.policy_start,)
 
     @property
-    def all(self) -> tuple[GpuStage | None, ...]:
+    def all(self) -> tuple[Stage | None, ...]:
         return (self.scoring, self.training, *self.further)
 
 
 _STAGES = {
     Role.policy_worker: _GroupStages(
-        scoring=GpuStage.logprobs,
-        training=GpuStage.policy_training,
-        further=(GpuStage.policy_start, GpuStage.weight_sync),
+        scoring=Stage.logprobs,
+        training=Stage.policy_training,
+        further=(Stage.policy_start, Stage.weight_sync),
     ),
-    Role.value_worker: _GroupStages(scoring=GpuStage.values, training=GpuStage.value_training),
-    Role.teacher_worker: _GroupStages(scoring=GpuStage.teacher_logprobs, training=None),
+    Role.value_worker: _GroupStages(scoring=Stage.values, training=Stage.value_training),
+    Role.teacher_worker: _GroupStages(scoring=Stage.teacher_logprobs, training=None),
 }
 
 
 def _of_worker(
     group: PolicyConfig,
     memory: PolicyMemory,
-    stage: GpuStage,
+    stage: Stage,
     own: _GroupStages,
     further: Mapping[str, int],
 ) -> dict[str, int]:
     """Return what a training worker holds, and ``further`` parts. ``offload_*`` has parts leave while nothing
     uses them."""
-    if stage is GpuStage.engine_start:
+    if stage is Stage.engine_start:
         return {}
     has_weights = stage in own.all or not group.offload_parameters_between_phases
     has_optimizer = stage is own.training or not group.offload_optimizer_for_logprob
     # What is to leave is made on the GPU too.
-    is_made = stage is GpuStage.policy_start and not has_optimizer
-    activations: dict[GpuStage | None, int] = {
+    is_made = stage is Stage.policy_start and not has_optimizer
+    activations: dict[Stage | None, int] = {
         own.scoring: memory.logprob_activations,
         own.training: memory.training_activations,
     }
@@ -320,9 +307,9 @@ def _of_worker(
     }
 
 
-def _for_engines(cfg: Config, model: ModelInfo, stage: GpuStage) -> dict[str, int]:
+def _for_engines(cfg: Config, model: ModelInfo, stage: Stage) -> dict[str, int]:
     """Return what a policy worker holds besides, for the weights that it sends."""
-    is_sync = stage is GpuStage.weight_sync
+    is_sync = stage is Stage.weight_sync
     return {
         "buckets": _bucket_bytes(cfg),  # kept between transfers
         "tensor to send": _largest_tensor(cfg, model) * is_sync,  # its parts are joined one tensor at a time
@@ -378,7 +365,7 @@ def _largest_tensor(cfg: Config, model: ModelInfo) -> int:
     return model.parameters.input_embeddings * value_bytes(cfg.policy.precision)
 
 
-def _remedies(cfg: Config, stage: GpuStage, held: Sequence[Holding]) -> Iterator[str]:
+def _remedies(cfg: Config, stage: Stage, held: Sequence[Holding]) -> Iterator[str]:
     """Yield what may help, for the largest holdings first."""
     groups = {Role.policy_worker: cfg.policy, **worker_groups(cfg)}
     for one in held:
@@ -388,7 +375,7 @@ def _remedies(cfg: Config, stage: GpuStage, held: Sequence[Holding]) -> Iterator
         # Engines hold the policy's model.
         role = Role.policy_worker if one.role is Role.engine else one.role
         what, name, group, own = one.what, role.group, groups[role], _STAGES[role]
-        is_idle = stage is GpuStage.generation and shares_gpus(cfg)
+        is_idle = stage is Stage.generation and shares_gpus(cfg)
         if cfg.value is not None and cfg.cluster.placement is Placement.colocated:
             is_idle = is_idle or stage not in own.all
         if what == "activations":
@@ -405,13 +392,9 @@ def _remedies(cfg: Config, stage: GpuStage, held: Sequence[Holding]) -> Iterator
             yield "a lower generation.vllm_cfg.gpu_memory_utilization"
 
 
-_OF_CRITIC = (GpuStage.values, GpuStage.value_training)
-
-
-_OF_TEACHER = (GpuStage.teacher_logprobs,)
-
-
-def gpu_stages(cfg: Config) -> tuple[GpuStage, ...]:
+def gpu_stages(cfg: Config) -> tuple[Stage, ...]:
     """Return the stages of a run, in order; those of a critic or a teacher only where there is one."""
-    missing = (*(_OF_CRITIC if cfg.value is None else ()), *(_OF_TEACHER if cfg.teacher is None else ()))
-    return tuple(stage for stage in GpuStage if stage not in missing)
+    groups = {Role.value_worker: cfg.value, Role.teacher_worker: cfg.teacher}
+    absent = [_STAGES[role] for role, group in groups.items() if group is None]
+    missing = {stage for own in absent for stage in (own.scoring, own.training)}
+    return tuple(stage for stage in GPU_STAGES if stage not in missing)

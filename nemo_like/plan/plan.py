@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_like.algorithms.loss_traits import scores_prev_logprobs
+from nemo_like.algorithms.options import StepShape
 from nemo_like.config.units import format_size
 from nemo_like.configuration import Config
 from nemo_like.models.adapter_layers import num_adapter_parameters
@@ -87,9 +88,7 @@ class Plan:
     places: list[Place]
     memory: MemoryTimetable
     host_memory: HostMemory
-    num_prompts: int
-    num_generations: int
-    num_samples: int  # rows per step
+    step_shape: StepShape
     num_steps: int
     policy: GroupPlan
     logprob_phases: int  # how many of prev_logprobs and reference_logprobs are computed
@@ -115,7 +114,6 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
     over all per_token columns."""
     grpo, policy, value, teacher = cfg.grpo, cfg.policy, cfg.value, cfg.teacher
     model = models[Role.policy_worker]
-    num_samples = grpo.num_samples_per_step
     of_critic, of_teacher = None, None
     if value is not None and (critic := models.get(Role.value_worker)) is not None:
         of_critic = _group_plan(cfg, value, critic, value.num_epochs_per_rollout)
@@ -127,9 +125,7 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
         places=placement(cfg),
         memory=memory_timetable(cfg, models, gpu_bytes(cfg)),
         host_memory=host_memory(cfg, models),
-        num_prompts=grpo.num_prompts_per_step,
-        num_generations=grpo.num_generations_per_prompt,
-        num_samples=num_samples,
+        step_shape=grpo.step_shape,
         num_steps=grpo.max_num_steps,
         policy=_group_plan(cfg, policy, model, grpo.num_epochs_per_rollout),
         logprob_phases=scores_prev_logprobs(cfg.loss_fn) + (cfg.loss_fn.reference_policy_kl_penalty > 0),
@@ -138,7 +134,7 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
         has_teaching_engine=teacher is not None and is_one_engine(teacher),
         critic_warmup_steps=0 if value is None else value.warmup_steps,
         end_tokens=shown_end_tokens(Path(policy.model_name)) if Path(policy.model_name).is_dir() else None,
-        max_tokens_per_step=num_samples * policy.max_total_sequence_length,
+        max_tokens_per_step=grpo.num_samples_per_step * policy.max_total_sequence_length,
         bytes_per_token=bytes_per_token,
         weight_bytes=weight_bytes(cfg, model),
         num_engines=cfg.generation.num_engines,
@@ -221,12 +217,13 @@ def process_table(roles: Mapping[Role, RoleNeeds], num_cpus: int, num_gpus: int)
 
 def format_plan(plan: Plan) -> str:
     """Return the plan as text for a terminal: a table of processes and a few lines."""
+    shape = plan.step_shape
     lines = [
         *process_table(plan.roles, plan.num_cpus, sum(gpus_by_node(plan.places).values())),
         "",
         f"model        {plan.policy.num_parameters:,} parameters, policy {plan.policy.layout}",
-        f"step         {plan.num_prompts:,} prompts x {plan.num_generations} responses = "
-        f"{plan.num_samples:,} rows; {plan.num_steps:,} steps",
+        f"step         {shape.num_prompts:,} prompts x {shape.num_generations} responses = "
+        f"{shape.num_samples:,} rows; {plan.num_steps:,} steps",
         f"responses    {_ends(plan.end_tokens)}",
         f"training     {_updates(plan.policy)}",
         f"log-probs    {_phases(plan)}",

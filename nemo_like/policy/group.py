@@ -39,8 +39,8 @@ from nemo_like.cluster.actor_errors import StageTimeout
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.cluster.options import Stage
 from nemo_like.cluster.pickled import Pickled
+from nemo_like.cluster.stage import Stage
 from nemo_like.data_plane.operations import Operation
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.data_plane.storage_errors import listed

@@ -124,8 +124,8 @@ def _mixed_groups(name: str, group: PolicyConfig, grpo: GRPOConfig) -> Iterator[
     if (
         grpo.mix_groups_in_updates
         and grpo.samples_kept_together == 1
-        and batch <= grpo.num_prompts_per_step
-        and grpo.num_generations_per_prompt > 1
+        and batch <= grpo.step_shape.num_prompts
+        and grpo.step_shape.num_generations > 1
     ):
         yield Problem(
             key=f"{name}.sequence_packing.share_prompts=true",

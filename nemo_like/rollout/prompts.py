@@ -12,7 +12,7 @@ from enum import Enum
 
 from nemo_like.batch.columns import Declaration
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.cluster.options import Stage
+from nemo_like.cluster.stage import Stage
 from nemo_like.data.interface import SourceReport
 from nemo_like.data_plane.operations import Operation
 from nemo_like.environments.interface import Failure

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from nemo_like.batch.columns import Column
-from nemo_like.batch.recordings import MANIFEST, RecordingManifest, read_manifest, rollout_file
+from nemo_like.batch.recordings import RecordingManifest, read_manifest, rollout_file, write_manifest
 from nemo_like.batch.tags import IS_JUDGED, SAMPLE_MASK
 from nemo_like.data_plane import codec
 from nemo_like.observability.disk import write_whole
@@ -49,7 +49,7 @@ class RolloutRecorder:
         self._directory = directory
         self._columns = {column.name: column for column in recorded_columns(manifest)}
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
+        write_manifest(directory, manifest)
 
     def write(self, prompts: PromptBatch, flat: FlatBatch, metrics: Mapping[str, Metric]) -> None:
         """Write the rollout of ``prompts``; its file gets its name only when it is whole."""
@@ -89,8 +89,8 @@ def read_step(directory: Path, step: int) -> FlatBatch:
         mode=RolloutMode.training,
         step=step,
         policy_version=step - 1,
-        indices=tuple(range(manifest.num_prompts_per_step)),
-        num_generations=manifest.num_generations_per_prompt,
+        indices=tuple(range(manifest.step_shape.num_prompts)),
+        num_generations=manifest.step_shape.num_generations,
     )
     return read_rollout(directory, recorded_columns(manifest), prompts).flat
 

@@ -57,7 +57,7 @@ class ReplayRolloutActor(DataPlaneUser):
         first = rollout_file(min(recorded_steps(self._directory)), 0)
         source = SourceReport(
             name="replay",
-            num_prompts=manifest.num_prompts_per_step,
+            num_prompts=manifest.step_shape.num_prompts,
             num_too_long=0,
             digest=file_digest(self._directory / first),  # no two recordings begin alike
         )

@@ -8,7 +8,7 @@ from typing import Any
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.options import Stage
+from nemo_like.cluster.stage import Stage
 from nemo_like.data_plane.operations import Operation
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.summary import SampleAnswer

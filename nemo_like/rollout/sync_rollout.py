@@ -530,8 +530,7 @@ class SyncRolloutActor(DataPlaneUser):
 
 def _recorder(cfg: RolloutGroups, run_directory: Path, columns: Iterable[Column]) -> RolloutRecorder:
     manifest = RecordingManifest(
-        num_prompts_per_step=cfg.grpo.num_prompts_per_step,
-        num_generations_per_prompt=cfg.grpo.num_generations_per_prompt,
+        step_shape=cfg.grpo.step_shape,
         columns=written_down(columns),
         tasks=training_tasks(cfg),
     )

@@ -58,9 +58,9 @@ def _recording(cfg: Config, key: str) -> Iterator[Problem]:
             remedy="give RUN_DIR/recorded of a run with rollout.record=true",
         )
         return
-    for name in ("num_prompts_per_step", "num_generations_per_prompt"):
-        recorded, asked = getattr(manifest, name), getattr(cfg.grpo, name)
-        if recorded != asked:
+    asked_by_key = cfg.grpo.step_shape.by_key
+    for name, recorded in manifest.step_shape.by_key.items():
+        if recorded != (asked := asked_by_key[name]):
             yield Problem(
                 key=f"grpo.{name}={asked}",
                 rule=f"must be {recorded}, as in the recording {cfg.rollout.replay}",

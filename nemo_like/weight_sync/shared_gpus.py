@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from nemo_like.generation.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage
+from nemo_like.cluster.stage import EngineHolds, Stage
 
 
 class SharedGpus:
@@ -23,9 +23,9 @@ class SharedGpus:
         self._held: EngineHolds | None = None
         self.have_weights = True  # the engines, those that were sent last
 
-    def enter(self, stage: GpuStage) -> None:
+    def enter(self, stage: Stage) -> None:
         """Have every engine hold what the stage leaves it."""
-        wanted = ENGINE_HOLDS[stage]
+        wanted = stage.engine_holds
         if wanted is not self._held:
             self._held = None  # should it fail half-way, nobody knows what the engines hold
             self.have_weights &= self._keeps_weights or wanted is not EngineHolds.nothing

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from nemo_like.generation.gpu_stages import GpuStage
+from nemo_like.cluster.stage import Stage
 from nemo_like.observability.metrics import Metric, maximum
 from nemo_like.tripwires.measured import WEIGHTS_DIGEST
 from nemo_like.weight_sync.shared_gpus import SharedGpus
@@ -59,17 +59,17 @@ class EngineWeights:
         is unknown, so that the next call transfers again.
         """
         if version == self._version and self._have_weights:
-            self._enter(GpuStage.generation)
+            self._enter(Stage.generation)
             return {}
         if self._version is not None and version < self._version:
             raise ValueError(f"engines are at policy version {self._version}; version={version} is older")
         self._version = None
         started_s = time.monotonic()
-        self._enter(GpuStage.weight_sync)
+        self._enter(Stage.weight_sync)
         sent = dict(self._push_weights(version))
         if self._shared_gpus is not None:
             self._shared_gpus.have_weights = True
-        self._enter(GpuStage.generation)
+        self._enter(Stage.generation)
         self._version = version
         digest = sent.pop(WEIGHTS_DIGEST, None)
         self._digest = None if digest is None else digest.value
@@ -77,13 +77,13 @@ class EngineWeights:
 
     def generation_is_over(self) -> None:
         """Put engines that share GPUs with the trainer to sleep."""
-        self._enter(GpuStage.logprobs)
+        self._enter(Stage.logprobs)
 
     @property
     def _have_weights(self) -> bool:
         return self._shared_gpus is None or self._shared_gpus.have_weights
 
-    def _enter(self, stage: GpuStage) -> None:
+    def _enter(self, stage: Stage) -> None:
         if self._shared_gpus is not None:
             self._shared_gpus.enter(stage)
 

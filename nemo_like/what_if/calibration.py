@@ -15,7 +15,7 @@ from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any
 
-from nemo_like.algorithms.options import WeightUpdates
+from nemo_like.algorithms.options import StepShape, WeightUpdates
 from nemo_like.config.resolved import read_resolved
 from nemo_like.environments.options import EnvironmentKind
 from nemo_like.observability.jsonl import read_metrics
@@ -131,7 +131,7 @@ def calibrated(
         for of_engine in [requests_of(engine, num_engines, [one for step in steps for one in by_step[step]])]
     ]
     policy, grpo = config["policy"], config["grpo"]
-    num_samples = grpo["num_prompts_per_step"] * grpo["num_generations_per_prompt"]
+    num_samples = StepShape.read(grpo).num_samples
     return RecordedRun(
         path=path,
         works=works,

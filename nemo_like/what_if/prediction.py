@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nemo_like.algorithms.options import WeightUpdates
+from nemo_like.algorithms.options import StepShape, WeightUpdates
 from nemo_like.cluster.options import Placement
 from nemo_like.configuration import Config
 from nemo_like.generation.options import KvCacheAfterUpdate
@@ -211,11 +211,10 @@ def _row(one: Prediction, synchronous_s: float) -> str:
 def _check_shape(cfg: Config, run: RecordedRun) -> None:
     """Raise UnfitRun unless the recorded steps have as many samples as the configuration asks for."""
     first = run.works[0].rollouts[0]
-    asked = (cfg.grpo.num_prompts_per_step, cfg.grpo.num_generations_per_prompt)
-    found = (len(first), len(first[0].samples))
+    asked, found = cfg.grpo.step_shape, StepShape(len(first), len(first[0].samples))
     if asked != found:
+        keys = " and ".join(f"grpo.{name}={value}" for name, value in asked.by_key.items())
         raise UnfitRun(
-            f"--what-if={run.path}: its steps have {found[0]} prompts of {found[1]} samples, and "
-            f"grpo.num_prompts_per_step={asked[0]} and grpo.num_generations_per_prompt={asked[1]} ask for "
-            "others; use its numbers, or name a run with these"
+            f"--what-if={run.path}: its steps have {found.num_prompts} prompts of {found.num_generations} "
+            f"samples, and {keys} ask for others; use its numbers, or name a run with these"
         )

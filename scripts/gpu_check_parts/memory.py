@@ -6,7 +6,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from nemo_like.generation.gpu_stages import GpuStage
+from nemo_like.cluster.stage import Stage
 from nemo_like.plan.memory_timetable import MemoryTimetable
 from scripts.gpu_check_parts.run_files import Span
 from scripts.gpu_check_parts.sampling import MemorySample
@@ -14,8 +14,8 @@ from scripts.gpu_check_parts.settings import GIB
 
 # What a stage may hold on its way to the next: a sync ends with the engines awake, and a generation ends with
 # them asleep.
-_WITH_TRANSITIONS = {GpuStage.weight_sync: (GpuStage.weight_sync, GpuStage.generation)}
-_UNTRACED = (GpuStage.engine_start, GpuStage.policy_start)
+_WITH_TRANSITIONS = {Stage.weight_sync: (Stage.weight_sync, Stage.generation)}
+_UNTRACED = (Stage.engine_start, Stage.policy_start)
 OTHERS = "others"
 
 
@@ -50,7 +50,7 @@ def peaks(
         for stage in by_stage:
             if stage in _UNTRACED:
                 continue
-            spans = [span for span in stages if span.name == stage.value]
+            spans = [span for span in stages if span.name == stage.name]
             within = _within(samples, spans)
             if within:
                 found.append(_peak(gpu, (stage,), within, processes, before[gpu], timetable))
@@ -72,7 +72,7 @@ def _within(samples: Sequence[MemorySample], spans: Sequence[Span]) -> list[Memo
 
 def _peak(
     gpu: int,
-    stages: tuple[GpuStage, ...],
+    stages: tuple[Stage, ...],
     samples: Sequence[MemorySample],
     processes: Mapping[int, str],
     before: int,
@@ -95,7 +95,7 @@ def _peak(
             planned_by_process[actor] = max(size, planned_by_process.get(actor, 0))
     return Peak(
         gpu=gpu,
-        stage=stages[0].value if len(stages) == 1 else "the whole run",
+        stage=stages[0].name if len(stages) == 1 else "the whole run",
         measured=max(sample.gpus[gpu].used_bytes for sample in samples) - before,
         planned=max(timetable.bytes_in((0, gpu), stage) for stage in counted),
         by_process=by_process,

@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from nemo_like.cluster.actor_errors import ActorBroken, ActorFailed
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call
 from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.stage import EngineHolds
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.generation.environment import engine_environment
-from nemo_like.generation.gpu_stages import EngineHolds
 from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult
 from nemo_like.generation.prompt_scores import PromptScores
 from nemo_like.generation.sampling import SamplingSettings

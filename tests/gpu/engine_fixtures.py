@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 from nemo_like.cluster.actors import ActorHandle, ActorSpec
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import ParallelLayout
+from nemo_like.cluster.stage import EngineHolds
 from nemo_like.generation.environment import engine_environment
-from nemo_like.generation.gpu_stages import EngineHolds
 from nemo_like.generation.interface import GroupRequest
 from nemo_like.generation.options import WeightTransport
 from nemo_like.generation.sampling import SamplingSettings

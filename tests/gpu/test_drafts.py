@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.generation.gpu_stages import EngineHolds
+from nemo_like.cluster.stage import EngineHolds
 from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.policy.options import Device

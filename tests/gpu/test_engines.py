@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from nemo_like.cluster.actor_errors import ActorFailed
-from nemo_like.generation.gpu_stages import EngineHolds
+from nemo_like.cluster.stage import EngineHolds
 from nemo_like.policy.options import Device
 from tests.functional.generation_fixtures import make_checkpoint
 from tests.gpu.engine_fixtures import ENGINE_SHARE, World, start_world

@@ -3,14 +3,12 @@ every piece of Python is one."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,7 +19,7 @@ import yaml
 
 import run_grpo
 from nemo_like import GRPO
-from nemo_like.batch.recordings import MANIFEST, RecordingManifest, rollout_file
+from nemo_like.batch.recordings import RecordingManifest, rollout_file, write_manifest
 from nemo_like.configuration import load_config
 from tests.tripwires.mutations import Group
 from tests.unit.config.checkpoints import write_checkpoint
@@ -73,11 +71,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("run") / "recorded"
     directory.mkdir()
     grpo = load_config(ROOT / "configs" / "grpo_gpu.yaml", [MODEL]).grpo
-    manifest = RecordingManifest(
-        num_prompts_per_step=grpo.num_prompts_per_step,
-        num_generations_per_prompt=grpo.num_generations_per_prompt,
-    )
-    (directory / MANIFEST).write_text(json.dumps(asdict(manifest)))
+    write_manifest(directory, RecordingManifest(step_shape=grpo.step_shape))
     for step in range(grpo.max_num_steps):
         (directory / rollout_file(step + 1, 0)).touch()
     return directory.parent

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from nemo_like.cluster.stage import GPU_STAGES
 from nemo_like.config.loader import to_yaml
 from nemo_like.configuration import Config, load_config
 from nemo_like.environments.interface import Turn
-from nemo_like.generation.gpu_stages import GpuStage
 from nemo_like.models.model_arithmetic import forward_flops_per_token, training_flops_per_token
 from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.trace import Span as RecordedSpan
@@ -154,10 +154,10 @@ def timetable(**gib: float) -> MemoryTimetable:
     """Of one GPU: the engine's GiB by stage; the worker has 2 GiB in each."""
     stages = {
         stage: (
-            Holding("engine", Role.engine, "weights", int(gib.get(stage.value, 1) * GIB)),
+            Holding("engine", Role.engine, "weights", int(gib.get(stage.name, 1) * GIB)),
             Holding("policy_worker", Role.policy_worker, "context", 2 * GIB),
         )
-        for stage in GpuStage
+        for stage in GPU_STAGES
     }
     return MemoryTimetable({(0, 0): stages})
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from nemo_like.cluster.stage import EngineHolds
 from nemo_like.configuration import load_config
 from nemo_like.driver.processes import Starter
-from nemo_like.generation.gpu_stages import EngineHolds
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.plan.places import placement
 from tests.unit.config.checkpoints import DEMO

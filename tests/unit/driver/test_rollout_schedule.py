@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nemo_like.algorithms.options import StepShape
 from nemo_like.configuration import Config
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.rollout_schedule import RolloutSchedule
@@ -108,7 +109,7 @@ def test_each_step_trains_on_its_own_prompts_in_the_datas_order_and_none_is_too_
 ) -> None:
     grpo = SimpleNamespace(
         num_prompts_per_step=4,
-        num_generations_per_prompt=2,
+        step_shape=StepShape(4, 2),
         max_num_steps=NUM_STEPS,
         max_staleness=max_staleness,
         overlap=None,

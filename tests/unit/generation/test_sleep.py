@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.generation.gpu_stages import EngineHolds
+from nemo_like.cluster.stage import EngineHolds
 from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
 from nemo_like.policy.options import Device
 

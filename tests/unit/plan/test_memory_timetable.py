@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.cluster.stage import GPU_STAGES, EngineHolds, Stage
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
-from nemo_like.generation.gpu_stages import ENGINE_HOLDS, EngineHolds, GpuStage
 from nemo_like.plan.memory_timetable import (
     GIB,
     MemoryTimetable,
@@ -41,10 +41,10 @@ def test_an_engine_of_its_own_has_its_share_always_and_buckets_during_a_transfer
     share = int(0.85 * SIZE)
     buckets = 2 * 256 * 2**20 + 151936 * 4096 * 2  # the embedding is larger than a layer
     assert timetable.actors((0, 4)) == ["engine-0"]
-    assert timetable.bytes_in((0, 4), GpuStage.policy_training) == share
-    assert timetable.bytes_in((0, 4), GpuStage.weight_sync) == share + buckets
-    assert timetable.peak((0, 4)) is GpuStage.weight_sync
-    assert timetable.bytes_in((0, 0), GpuStage.engine_start) == 0
+    assert timetable.bytes_in((0, 4), Stage.policy_training) == share
+    assert timetable.bytes_in((0, 4), Stage.weight_sync) == share + buckets
+    assert timetable.peak((0, 4)) is Stage.weight_sync
+    assert timetable.bytes_in((0, 0), Stage.engine_start) == 0
 
 
 # Four bytes for each of 256 samples and each token, and a bit for each, in words of four bytes.
@@ -58,8 +58,8 @@ def test_of_an_engine_that_sleeps_a_context_and_counts_of_tokens_stay_and_graphs
     eager = f"generation.vllm_cfg.enforce_eager={str(is_eager).lower()}"
     timetable = memory_timetable(*qwen3_8b(*COLOCATED, *OFFLOADS, eager), SIZE)
     asleep = {"context": GIB, "token counts": COUNTS}
-    assert of_stage(timetable, "engine-0", GpuStage.logprobs) == asleep
-    woken = of_stage(timetable, "engine-0", GpuStage.weight_sync)
+    assert of_stage(timetable, "engine-0", Stage.logprobs) == asleep
+    woken = of_stage(timetable, "engine-0", Stage.weight_sync)
     assert woken.keys() == {"weights", "buckets", *asleep, *graphs}
     assert woken.items() >= {**asleep, **graphs}.items()
 
@@ -68,14 +68,14 @@ def test_what_shares_a_gpu_adds_up_in_each_stage() -> None:
     cfg, models = qwen3_8b(*COLOCATED, *OFFLOADS)
     timetable = memory_timetable(cfg, models, SIZE)
     assert timetable.actors((0, 0)) == ["engine-0", "policy_worker-0"]
-    generation = {(one.actor, one.what) for one in timetable.holdings[0, 0][GpuStage.generation]}
+    generation = {(one.actor, one.what) for one in timetable.holdings[0, 0][Stage.generation]}
     assert generation == {
         ("policy_worker-0", "context"),
         ("policy_worker-0", "buckets"),
         ("engine-0", "weights"),
         ("engine-0", "KV cache and work space"),
     }
-    training = {one.what for one in timetable.holdings[0, 0][GpuStage.policy_training]}
+    training = {one.what for one in timetable.holdings[0, 0][Stage.policy_training]}
     of_worker = {"weights", "gradients", "optimizer", "activations", "buckets", "context"}
     assert training == {*of_worker, "token counts"}
     assert problems(cfg, models) == []
@@ -127,18 +127,18 @@ def test_the_table_has_every_gpu_and_all_stages_of_the_fullest_of_each_kind() ->
         ["GiB", "on", "node", "0", "GPU", "4"],
     ]
     (total, _) = (line for line in lines if line.strip().startswith("in all"))
-    assert len(total.split()) == 2 + len(GpuStage) - 3  # without those of a critic and of a teacher
+    assert len(total.split()) == 2 + len(GPU_STAGES) - 3  # without those of a critic and of a teacher
 
 
 def test_without_a_size_an_engine_counts_with_its_weights_alone() -> None:
     timetable = memory_timetable(*qwen3_8b(), None)
-    assert timetable.bytes_in((0, 4), GpuStage.generation) == 8_190_735_360 * 2 + GIB
+    assert timetable.bytes_in((0, 4), Stage.generation) == 8_190_735_360 * 2 + GIB
 
 
 def test_eight_bits_halve_an_engines_layers_and_not_its_embeddings() -> None:
     timetable = memory_timetable(*qwen3_8b("generation.vllm_cfg.quantization=fp8"), None)
     embeddings = 2 * 151936 * 4096
-    assert timetable.bytes_in((0, 4), GpuStage.generation) == 8_190_735_360 + embeddings + GIB
+    assert timetable.bytes_in((0, 4), Stage.generation) == 8_190_735_360 + embeddings + GIB
 
 
 def test_a_run_on_the_cpu_has_no_timetable() -> None:
@@ -154,7 +154,7 @@ CRITIC = ("value=default", "grpo.adv_estimator.name=gae", "grpo.skip_idle_sample
 CRITIC_OFFLOADS = ("value.offload_optimizer_for_logprob=true", "value.offload_parameters_between_phases=true")
 
 
-def of_stage(timetable: MemoryTimetable, actor: str, stage: GpuStage) -> dict[str, int]:
+def of_stage(timetable: MemoryTimetable, actor: str, stage: Stage) -> dict[str, int]:
     held = timetable.holdings[0, 0][stage]
     return {one.what: one.num_bytes for one in held if one.actor == actor}
 
@@ -162,10 +162,10 @@ def of_stage(timetable: MemoryTimetable, actor: str, stage: GpuStage) -> dict[st
 def test_a_run_has_the_stages_of_a_critic_only_with_one_and_engines_sleep_in_them() -> None:
     without, _ = qwen3_8b()
     with_critic, _ = qwen3_8b(*CRITIC)
-    of_critic = {GpuStage.values, GpuStage.value_training}
+    of_critic = {Stage.values, Stage.value_training}
     assert set(gpu_stages(with_critic)) - set(gpu_stages(without)) == of_critic
-    for stage in (GpuStage.values, GpuStage.value_training):
-        assert ENGINE_HOLDS[stage] is EngineHolds.nothing
+    for stage in (Stage.values, Stage.value_training):
+        assert stage.engine_holds is EngineHolds.nothing
 
 
 def test_a_critic_holds_what_a_policy_of_its_model_would_but_sends_nothing() -> None:
@@ -174,8 +174,8 @@ def test_a_critic_holds_what_a_policy_of_its_model_would_but_sends_nothing() -> 
     assert timetable.actors((0, 0)) == ["engine-0", "policy_worker-0", "value_worker-0"]
     policy, critic = "policy_worker-0", "value_worker-0"
     for theirs, own in (
-        (GpuStage.logprobs, GpuStage.values),
-        (GpuStage.policy_training, GpuStage.value_training),
+        (Stage.logprobs, Stage.values),
+        (Stage.policy_training, Stage.value_training),
     ):
         of_policy = of_stage(timetable, policy, theirs)
         assert of_policy.pop("buckets") == 2 * 256 * 2**20
@@ -187,8 +187,8 @@ def test_a_critic_holds_what_a_policy_of_its_model_would_but_sends_nothing() -> 
         assert set(of_stage(timetable, critic, theirs)) == {"context"}
         assert set(of_stage(timetable, policy, own)) == {"context", "buckets"}
         assert of_stage(timetable, "engine-0", own) == {"context": GIB, "token counts": COUNTS}
-    assert "optimizer" in of_stage(timetable, critic, GpuStage.value_training)
-    assert of_stage(timetable, critic, GpuStage.engine_start) == {}
+    assert "optimizer" in of_stage(timetable, critic, Stage.value_training)
+    assert of_stage(timetable, critic, Stage.engine_start) == {}
     assert problems(cfg, models) == []
 
 
@@ -197,7 +197,7 @@ def test_a_critic_that_stays_on_the_gpu_is_counted_in_every_stage() -> None:
     stays = qwen3_8b(*COLOCATED, *OFFLOADS, *CRITIC, *(f"{key[:-4]}false" for key in CRITIC_OFFLOADS))[0]
     leaves = memory_timetable(cfg, models, SIZE)
     timetable = memory_timetable(stays, models, SIZE)
-    for stage in (GpuStage.generation, GpuStage.logprobs, GpuStage.policy_training):
+    for stage in (Stage.generation, Stage.logprobs, Stage.policy_training):
         held = of_stage(timetable, "value_worker-0", stage)
         added = held["weights"] + held["gradients"] + held["optimizer"]
         assert timetable.bytes_in((0, 0), stage) == leaves.bytes_in((0, 0), stage) + added
@@ -230,7 +230,7 @@ TEACHER = ("teacher=default", "teacher.model_name=models/Qwen3-8B", "loss_fn.kin
 MORE_NODES = ("generation.num_engines=1", "cluster.num_nodes=2", "cluster.address=auto")
 
 
-def of_actor(timetable: MemoryTimetable, actor: str, stage: GpuStage) -> dict[str, int]:
+def of_actor(timetable: MemoryTimetable, actor: str, stage: Stage) -> dict[str, int]:
     (gpu,) = (gpu for gpu in timetable.holdings if timetable.actors(gpu) == [actor])
     return {one.what: one.num_bytes for one in timetable.holdings[gpu][stage]}
 
@@ -238,10 +238,10 @@ def of_actor(timetable: MemoryTimetable, actor: str, stage: GpuStage) -> dict[st
 def test_a_teachers_worker_holds_weights_and_the_activations_of_a_forward_pass() -> None:
     cfg, models = qwen3_8b(*TEACHER, *MORE_NODES)
     timetable = memory_timetable(cfg, models, SIZE)
-    scoring = of_actor(timetable, "teacher_worker-0", GpuStage.teacher_logprobs)
-    of_policy = of_actor(timetable, "policy_worker-0", GpuStage.logprobs)
+    scoring = of_actor(timetable, "teacher_worker-0", Stage.teacher_logprobs)
+    of_policy = of_actor(timetable, "policy_worker-0", Stage.logprobs)
     assert scoring == {what: of_policy[what] for what in ("weights", "activations", "context")}
-    training = of_actor(timetable, "teacher_worker-0", GpuStage.policy_training)
+    training = of_actor(timetable, "teacher_worker-0", Stage.policy_training)
     assert training == {what: of_policy[what] for what in ("weights", "context")}
     assert problems(cfg, models) == []
     (title,) = {line[42:] for line in format_timetable(timetable) if line.startswith("GiB on")}
@@ -262,7 +262,7 @@ def test_an_engine_that_scores_for_a_teacher_has_its_share_and_needs_room_in_it(
     single = ("data_parallel_size=1", "megatron_cfg.tensor_model_parallel_size=1", "scored_by=engine")
     by_engine = (*TEACHER, *(f"teacher.{key}" for key in single), *MORE_NODES)
     cfg, models = qwen3_8b(*by_engine)
-    held = of_actor(memory_timetable(cfg, models, SIZE), "teacher_worker", GpuStage.policy_training)
+    held = of_actor(memory_timetable(cfg, models, SIZE), "teacher_worker", Stage.policy_training)
     assert sum(held.values()) == int(0.85 * SIZE) and held["weights"] == 8_190_735_360 * 2
     assert problems(cfg, models) == []
     small, _ = qwen3_8b(*by_engine, "generation.vllm_cfg.gpu_memory_utilization=0.15")
@@ -286,7 +286,7 @@ def test_what_leaves_the_gpu_is_made_on_it_at_the_start() -> None:
     """With two replicas a rank has half of the optimizer state of its part of the model. Gradients of 4 bytes
     and the buffer of 2 bytes into which weights move are as much as that."""
     timetable = memory_timetable(*qwen3_8b(*COLOCATED, *OFFLOADS, SHARDED), SIZE)
-    held = {one.what: one.num_bytes for one in timetable.holdings[0, 0][GpuStage.policy_start]}
-    training = {one.what: one.num_bytes for one in timetable.holdings[0, 0][GpuStage.policy_training]}
+    held = {one.what: one.num_bytes for one in timetable.holdings[0, 0][Stage.policy_start]}
+    training = {one.what: one.num_bytes for one in timetable.holdings[0, 0][Stage.policy_training]}
     assert held["start"] == training["gradients"] + training["weights"]
     assert held["start"] == pytest.approx(training["optimizer"], rel=1e-6)

@@ -75,7 +75,7 @@ def test_on_gpus_workers_and_engine_ranks_take_one_each(demo: Demo) -> None:
 
 def test_the_plan_of_the_demo_adds_up(demo: Demo) -> None:
     result = plan(demo(*PADDED))
-    assert result.num_samples == 128 * 8 == 1024
+    assert result.step_shape.num_samples == 128 * 8 == 1024
     assert result.policy.updates_per_step == 1024 // 128 == 8
     assert result.policy.micro_batches_per_update == 128 // 2 // 64 == 1
     assert result.policy.forwards_per_phase == 1024 // 2 // 128 == 4

@@ -16,7 +16,7 @@ from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.batch.tags import GROUP_ID, NUM_PROMPT_TOKENS
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.cluster.options import Stage
+from nemo_like.cluster.stage import Stage
 from nemo_like.configuration import Config, load_config
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import mean

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from nemo_like.algorithms.options import StepShape
 from nemo_like.batch.columns import ROLLOUT_COLUMNS, Column, Layout
 from nemo_like.batch.recordings import RecordingManifest, read_manifest, recorded_steps
 from nemo_like.observability.metrics import maximum, mean
@@ -16,7 +17,7 @@ from nemo_like.rollout.recorder import RolloutRecorder, read_rollout
 from nemo_like.rollout.rollout_columns import recorded_columns, written_down
 from tests.unit.data_plane.fields import frozen
 
-MANIFEST = RecordingManifest(num_prompts_per_step=2, num_generations_per_prompt=1)
+MANIFEST = RecordingManifest(step_shape=StepShape(2, 1))
 PROMPTS = PromptBatch(mode=RolloutMode.training, step=3, policy_version=2, indices=(7, 9), num_generations=1)
 METRICS = {"reward": mean(3.0, 4.0), "longest": maximum(9.0)}
 

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from nemo_like.batch.recordings import MANIFEST, RecordingManifest, rollout_file
+from nemo_like.algorithms.options import StepShape
+from nemo_like.batch.recordings import MANIFEST, RecordingManifest, rollout_file, write_manifest
 from nemo_like.configuration import Config
 from nemo_like.plan.roles import Role, roles
 from nemo_like.rules.rollout_rules import rollout_problems
@@ -21,8 +21,8 @@ def recording(tmp_path: Path) -> Path:
     """Of the demo's two first steps."""
     directory = tmp_path / "recorded"
     directory.mkdir()
-    manifest = RecordingManifest(num_prompts_per_step=128, num_generations_per_prompt=8)
-    (directory / MANIFEST).write_text(json.dumps(asdict(manifest)))
+    manifest = RecordingManifest(step_shape=StepShape(128, 8))
+    write_manifest(directory, manifest)
     for step in (1, 2):
         (directory / rollout_file(step, 0)).touch()
     return directory

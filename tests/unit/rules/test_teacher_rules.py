@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-from nemo_like.batch.recordings import MANIFEST, RecordingManifest, rollout_file
+from nemo_like.algorithms.options import StepShape
+from nemo_like.batch.recordings import RecordingManifest, rollout_file, write_manifest
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
 from nemo_like.plan.derived import groups_per_part
@@ -211,8 +211,8 @@ def test_a_further_checkpoint_must_have_the_policys_vocabulary(
 def test_a_replay_needs_a_recording_of_the_tasks(
     student: Path, teacher: Path, logician: Path, tmp_path: Path, tasks: list[str] | None, told: str | None
 ) -> None:
-    manifest = RecordingManifest(num_prompts_per_step=128, num_generations_per_prompt=8, tasks=tasks)
-    (tmp_path / MANIFEST).write_text(json.dumps(asdict(manifest)))
+    manifest = RecordingManifest(step_shape=StepShape(128, 8), tasks=tasks)
+    write_manifest(tmp_path, manifest)
     (tmp_path / rollout_file(1, 0)).touch()
     cfg = distilled(
         student,

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nemo_like.cluster.stage import EngineHolds, Stage
 from nemo_like.configuration import Config, load_config
-from nemo_like.generation.gpu_stages import EngineHolds, GpuStage
 from nemo_like.generation.sleep import EngineMemory, Sleeps
 from nemo_like.observability.metrics import Metric
 from nemo_like.plan.derived import keeps_weights_asleep
@@ -41,9 +41,9 @@ class OutOfMemory(Exception):
 class Gpu:
     """Memory that is counted; ``peaks`` has the most that was held in each stage."""
 
-    stage: GpuStage = GpuStage.engine_start
+    stage: Stage = Stage.engine_start
     held: dict[str, int] = field(default_factory=dict)
-    peaks: dict[GpuStage, int] = field(default_factory=dict)
+    peaks: dict[Stage, int] = field(default_factory=dict)
     is_measured: bool = False  # an engine starts, and nobody else may take or give up memory
 
     def take(self, name: str, size: int) -> None:
@@ -87,11 +87,11 @@ class Engine:
 class Policy:
     """One policy worker: what is offloaded between phases is there during the calls that use it."""
 
-    def __init__(self, gpu: Gpu, cfg: Config, sizes: Mapping[GpuStage, Mapping[str, int]]) -> None:
+    def __init__(self, gpu: Gpu, cfg: Config, sizes: Mapping[Stage, Mapping[str, int]]) -> None:
         self.gpu, self.cfg, self.sizes = gpu, cfg, sizes
-        gpu.stage = GpuStage.policy_start
+        gpu.stage = Stage.policy_start
         gpu.take("policy context", CONTEXT_BYTES)
-        gpu.take("policy buckets", sizes[GpuStage.policy_training]["buckets"])
+        gpu.take("policy buckets", sizes[Stage.policy_training]["buckets"])
         self.leaves = {
             "weights": cfg.policy.offload_parameters_between_phases,
             "gradients": cfg.policy.offload_optimizer_for_logprob,
@@ -99,10 +99,10 @@ class Policy:
         }
         for part, leaves in self.leaves.items():
             if not leaves:
-                gpu.take(f"policy {part}", sizes[GpuStage.policy_training][part])
+                gpu.take(f"policy {part}", sizes[Stage.policy_training][part])
 
     @contextlib.contextmanager
-    def call(self, stage: GpuStage, used: tuple[str, ...], extra: str) -> Iterator[None]:
+    def call(self, stage: Stage, used: tuple[str, ...], extra: str) -> Iterator[None]:
         self.gpu.stage = stage
         taken = [part for part in used if self.leaves[part]]
         for part in taken:
@@ -123,7 +123,7 @@ class Run:
         self.engine_names = [actor for actor in timetable.actors(GPU) if actor.startswith("engine")]
         start, sync, asleep = (
             {(one.actor, one.what): one.num_bytes for one in by_stage[stage]}
-            for stage in (GpuStage.engine_start, GpuStage.weight_sync, GpuStage.logprobs)
+            for stage in (Stage.engine_start, Stage.weight_sync, Stage.logprobs)
         )
         self.start_engine: Callable[[str], EngineMemory] = lambda name: EngineMemory(
             Engine(
@@ -150,9 +150,9 @@ class Run:
 
     def hold(self, what: EngineHolds) -> None:
         stage = {
-            EngineHolds.nothing: GpuStage.logprobs,
-            EngineHolds.weights: GpuStage.weight_sync,
-            EngineHolds.everything: GpuStage.generation,
+            EngineHolds.nothing: Stage.logprobs,
+            EngineHolds.weights: Stage.weight_sync,
+            EngineHolds.everything: Stage.generation,
         }[what]
         if what is not EngineHolds.nothing:  # else the stage begins when all have given theirs up
             self.gpu.stage = stage
@@ -161,7 +161,7 @@ class Run:
         self.gpu.stage = stage
 
     def push(self, version: int) -> dict[str, Metric]:
-        with self.policy.call(GpuStage.weight_sync, ("weights",), "tensor to send"):
+        with self.policy.call(Stage.weight_sync, ("weights",), "tensor to send"):
             for engine in self.engines.values():
                 assert engine.holds is EngineHolds.weights
                 engine.weights_came()
@@ -173,10 +173,10 @@ class Run:
         self.sync.generation_is_over()
 
     def train(self) -> None:
-        with self.policy.call(GpuStage.logprobs, ("weights",), "activations"):
+        with self.policy.call(Stage.logprobs, ("weights",), "activations"):
             pass
         parts = ("weights", "gradients", "optimizer")
-        with self.policy.call(GpuStage.policy_training, parts, "activations"):
+        with self.policy.call(Stage.policy_training, parts, "activations"):
             self.version += 1
 
     def lose_an_engine(self) -> None:
@@ -185,7 +185,7 @@ class Run:
         name = self.engine_names[0]
         for part in [part for part in self.gpu.held if part.startswith(name)]:
             self.gpu.give(part)
-        self.gpu.stage = GpuStage.generation
+        self.gpu.stage = Stage.generation
         self.engines[name] = self.start_engine(name)
         self.engines[name].hold(EngineHolds.nothing)
         self.sync.forget()
@@ -222,7 +222,7 @@ def test_a_run_holds_at_most_what_the_plan_says_in_every_stage(overrides: tuple[
     assert set(run.gpu.peaks) == set(gpu_stages(cfg))
     for stage, peak in run.gpu.peaks.items():
         assert peak <= timetable.bytes_in(GPU, stage) <= SIZE, stage
-    assert run.gpu.peaks[GpuStage.policy_training] == timetable.bytes_in(GPU, GpuStage.policy_training)
+    assert run.gpu.peaks[Stage.policy_training] == timetable.bytes_in(GPU, Stage.policy_training)
 
 
 @settings(max_examples=50)
@@ -246,8 +246,8 @@ def test_training_beside_engines_that_are_awake_is_what_does_not_fit() -> None:
 
 def test_an_engine_that_starts_after_the_policy_finds_no_room() -> None:
     cfg, timetable = planned()
-    held = timetable.holdings[GPU][GpuStage.policy_training]
+    held = timetable.holdings[GPU][Stage.policy_training]
     gpu = Gpu()
-    Policy(gpu, cfg, {GpuStage.policy_training: {one.what: one.num_bytes for one in held}})
+    Policy(gpu, cfg, {Stage.policy_training: {one.what: one.num_bytes for one in held}})
     with pytest.raises(OutOfMemory, match=r"finds less free than its 68\.0 GiB"):
         Engine(gpu, "engine-0", 16 * GIB, int(0.85 * SIZE), asleep=CONTEXT_BYTES, graphs=GIB)

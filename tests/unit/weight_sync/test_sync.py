@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_like.generation.gpu_stages import EngineHolds
+from nemo_like.cluster.stage import EngineHolds
 from nemo_like.observability.metrics import Metric, summed
 from nemo_like.weight_sync.shared_gpus import SharedGpus
 from nemo_like.weight_sync.sync import EngineWeights
