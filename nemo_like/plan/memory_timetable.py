@@ -112,7 +112,7 @@ def format_timetable(timetable: MemoryTimetable) -> list[str]:
     fullest: dict[tuple[str, ...], Gpu] = {}
     for gpu in timetable.holdings:
         actors, peak = timetable.actors(gpu), timetable.peak(gpu)
-        size = f"at most {timetable.bytes_in(gpu, peak) / GIB:.1f} GiB, in {peak.value}"
+        size = f"at most {timetable.bytes_in(gpu, peak) / GIB:.1f} GiB, in {peak.name}"
         lines.append(f"  node {gpu[0]} GPU {gpu[1]:<4}{', '.join(actors):<34}  {size}")
         kind = tuple(actor.partition("-")[0] for actor in actors)
         best = fullest.setdefault(kind, gpu)
