@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nemo_like.batch.columns import BRANCH_STARTS, TOKEN_ADVANTAGES
-from nemo_like.batch.routed_experts import replayed_columns
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import MeetingPlace
@@ -25,11 +24,11 @@ from nemo_like.cluster.stage import EngineHolds
 from nemo_like.configuration import Config
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
 from nemo_like.generation.environment import WAITING_METHODS, engine_environment, unused_by_engines
-from nemo_like.generation.sleep import Sleeps
 from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.disk import write_whole
 from nemo_like.observability.run_directory import RunDirectory
-from nemo_like.plan.derived import engine_adapter, keeps_weights_asleep, shares_gpus, weight_transport
+from nemo_like.plan.derived import shares_gpus, weight_transport
+from nemo_like.plan.engine_of_run import engine_of_run
 from nemo_like.plan.places import Place, weight_replicas
 from nemo_like.plan.roles import Role, actor_name, environment_role, roles, worker_groups
 from nemo_like.policy.interface import WeightSenderSpec
@@ -37,7 +36,7 @@ from nemo_like.policy.layout import is_one_engine
 from nemo_like.policy.options import Device, TeacherConfig
 from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.policy.policy_columns import dumped_columns
-from nemo_like.rollout.tasks import has_agents, has_stop_strings, used_environments
+from nemo_like.rollout.tasks import has_agents, used_environments
 
 # The deadline of calls to processes that are up already and have nothing to compute.
 SHORT_TIMEOUT_S = 30.0
@@ -198,27 +197,14 @@ class Starter:
 
     def _engine(self, index: int) -> ActorHandle:
         """Start an engine, which serves the weights of ``policy.model_name`` until a trainer sends others."""
-        policy = self._cfg.policy
-        model_name = str(Path(policy.model_name).absolute())
         return self._start(
             Role.engine,
             index,
             "nemo_like.generation.vllm_engine:VllmEngine",
-            engine_environment(policy.device),
+            engine_environment(self._cfg.policy.device),
             name=f"engine-{index}",
-            model_name=model_name,
-            generation=self._cfg.generation,
-            device=policy.device,
-            precision=policy.precision,
-            max_total_sequence_length=policy.max_total_sequence_length,
-            seed=self._cfg.grpo.seed,
-            sleeps=_sleeps(self._cfg),
+            spec=engine_of_run(self._cfg),
             timeout_s=self._patience_s(),
-            tokenizer_name=model_name if has_stop_strings(self._cfg) or has_agents(self._cfg) else None,
-            structured_outputs=has_agents(self._cfg),
-            adapter=engine_adapter(self._cfg),
-            routed_experts=next(iter(replayed_columns(policy)), None),
-            weight_updates=self._cfg.grpo.weight_updates if self._cfg.grpo.max_staleness > 0 else None,
         )
 
     def _workers(self, role: Role, data_plane: DataPlaneSpec) -> list[ActorHandle]:
@@ -391,12 +377,6 @@ class Starter:
                 without=unused_by_engines(self._cfg.policy.device) if role is Role.engine else (),
             )
         )
-
-
-def _sleeps(cfg: Config) -> Sleeps:
-    if not shares_gpus(cfg):
-        return Sleeps.never
-    return Sleeps.keeping_weights if keeps_weights_asleep(cfg) else Sleeps.losing_weights
 
 
 def _torch_environment(cfg: Config) -> dict[str, str]:

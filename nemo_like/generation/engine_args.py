@@ -7,12 +7,13 @@ from typing import Any
 from vllm import EngineArgs
 
 from nemo_like.generation.engine_adapter import EngineAdapter
-from nemo_like.generation.options import GenerationConfig, Quantization
+from nemo_like.generation.engine_spec import EngineSpec
+from nemo_like.generation.options import Quantization
 from nemo_like.generation.speculation import speculation, with_absolute_draft
 from nemo_like.generation.worker_extension import WorkerExtension
 from nemo_like.models.model_arithmetic import CPU_BLOCK_TOKENS
 from nemo_like.models.model_info import has_vision_tower
-from nemo_like.policy.options import Device, Precision
+from nemo_like.policy.options import Device
 
 _MIN_BATCHED_TOKENS = 8192
 # vLLM's name of what it does to 16-bit weights whenever they are loaded.
@@ -27,22 +28,15 @@ _FOR_IMAGES: dict[str, Any] = {
 _MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
-def engine_args(
-    model_name: str,
-    generation: GenerationConfig,
-    device: Device,
-    precision: Precision,
-    max_total_sequence_length: int,
-    seed: int,
-    adapter: EngineAdapter | None = None,
-) -> EngineArgs:
-    """Return the arguments of an engine; with ``adapter`` one that computes such adapters.
+def engine_args(spec: EngineSpec) -> EngineArgs:
+    """Return the arguments of an engine, less those that VllmEngine sets for its own parts.
 
     Raises TypeError where ``generation.vllm_kwargs`` has an argument that this vLLM does not know.
     """
-    cfg, drafts = generation.vllm_cfg, speculation(generation)
+    cfg, drafts = spec.generation.vllm_cfg, speculation(spec.generation)
+    max_total_sequence_length = spec.max_total_sequence_length
     by_device: dict[str, Any]
-    if device is Device.cpu:
+    if spec.device is Device.cpu:
         if cfg.kv_cache_gib is None:
             raise ValueError(
                 "generation.vllm_cfg.kv_cache_gib=null: on CPU the KV cache needs a size; "
@@ -58,12 +52,12 @@ def engine_args(
     else:
         by_device = {"gpu_memory_utilization": cfg.gpu_memory_utilization, "enable_prefix_caching": True}
     own: dict[str, Any] = dict(
-        model=model_name,
+        model=spec.model_name,
         skip_tokenizer_init=True,
         generation_config="vllm",  # the checkpoint's own sampling defaults are ignored
-        dtype=precision.name,
+        dtype=spec.precision.name,
         quantization=_QUANTIZATIONS[cfg.quantization],
-        seed=seed,
+        seed=spec.seed,
         max_model_len=max_total_sequence_length,
         max_num_seqs=cfg.max_num_seqs,
         max_num_batched_tokens=max(
@@ -81,10 +75,10 @@ def engine_args(
         worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
         **by_device,
         per_request_spec_decode_metrics="summary" if drafts else "none",
-        **_by_adapter(adapter),
-        **(_FOR_IMAGES if has_vision_tower(model_name) else {}),
+        **_by_adapter(spec.adapter),
+        **(_FOR_IMAGES if has_vision_tower(spec.model_name) else {}),
     )
-    return EngineArgs(**{**own, **with_absolute_draft(generation.vllm_kwargs)})
+    return EngineArgs(**{**own, **with_absolute_draft(spec.generation.vllm_kwargs)})
 
 
 def _by_adapter(adapter: EngineAdapter | None) -> dict[str, Any]:

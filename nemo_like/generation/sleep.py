@@ -9,10 +9,10 @@ all of them before anything is generated again; elsewhere they wait in host memo
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Any, Protocol
 
 from nemo_like.cluster.stage import EngineHolds
+from nemo_like.generation.engine_spec import Sleeps
 from nemo_like.policy.options import Device
 
 _WEIGHTS, _KV_CACHE = "weights", "kv_cache"  # vLLM's names
@@ -21,14 +21,6 @@ _TAGS = {
     EngineHolds.weights: (_WEIGHTS,),
     EngineHolds.everything: (_WEIGHTS, _KV_CACHE),
 }
-
-
-class Sleeps(Enum):
-    """Whether an engine gives its device's memory to the policy, and what then becomes of its weights."""
-
-    never = "never"
-    keeping_weights = "keeping_weights"  # they wait in host memory
-    losing_weights = "losing_weights"  # others must come before it generates again
 
 
 _LEVELS = {Sleeps.keeping_weights: 1, Sleeps.losing_weights: 2}  # vLLM's

@@ -36,14 +36,12 @@ from vllm.inputs import tokens_input
 from vllm.lora.request import LoRARequest
 
 from nemo_like.algorithms.options import WeightUpdates
-from nemo_like.batch.columns import Column
 from nemo_like.batch.tags import AS_LOADED
 from nemo_like.cluster.breakdown import break_down, in_short, is_out_of_memory, is_own
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
 from nemo_like.cluster.stage import EngineHolds
 from nemo_like.data.images import decoded
-from nemo_like.generation.engine_adapter import EngineAdapter
 from nemo_like.generation.engine_args import engine_args
 from nemo_like.generation.engine_journal import (
     EngineJournal,
@@ -70,6 +68,7 @@ from nemo_like.generation.engine_requests import (
     version_spans,
 )
 from nemo_like.generation.engine_routes import NO_ROUTES, EngineRoutes
+from nemo_like.generation.engine_spec import EngineSpec
 from nemo_like.generation.engine_tally import EngineActivity, EngineTally
 from nemo_like.generation.interface import (
     EngineOverdue,
@@ -81,18 +80,18 @@ from nemo_like.generation.interface import (
     WeightEndpoint,
     WeightGroup,
 )
-from nemo_like.generation.options import GenerationConfig, KvCacheAfterUpdate
+from nemo_like.generation.options import KvCacheAfterUpdate
 from nemo_like.generation.prefix_cache import drop_keys_and_values
 from nemo_like.generation.prompt_scores import PromptScores, packed_scores, scoring_params
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.generation.shared_names import remove_names, track_names
-from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
+from nemo_like.generation.sleep import EngineMemory, has_sleep_mode
 from nemo_like.generation.speculation import speculation
 from nemo_like.generation.without_torchvision import is_needed, patch_vllm
 from nemo_like.generation.worker_calls import call_workers
 from nemo_like.models.model_info import has_vision_tower
 from nemo_like.observability.trace import span
-from nemo_like.policy.options import Device, Precision
+from nemo_like.policy.options import Device
 from nemo_like.weight_transport.connections import Transfer
 
 _T = TypeVar("_T")
@@ -118,51 +117,29 @@ class VllmEngine:
         self,
         *,
         name: str,
-        model_name: str,
-        generation: GenerationConfig,
-        device: Device,
-        precision: Precision,
-        max_total_sequence_length: int,
-        seed: int,
+        spec: EngineSpec,
         timeout_s: float,
-        tokenizer_name: str | None = None,
-        sleeps: Sleeps = Sleeps.never,
-        adapter: EngineAdapter | None = None,
-        routed_experts: Column | None = None,
-        weight_updates: WeightUpdates | None = None,
-        structured_outputs: bool = False,
     ) -> None:
         """Start the engine and wait until it is ready.
 
-        ``timeout_s`` is the deadline for the start, and for every later call. Without ``tokenizer_name`` the
-        engine knows token ids alone, and refuses stop strings. An engine that ``sleeps`` needs a GPU. With
-        ``adapter`` a weight transfer brings such adapters, which the engine computes beside the checkpoint's
-        weights. With ``routed_experts`` responses bring this column. With ``weight_updates`` the engine takes
-        weights while samples are under way, and responses bring the column ``policy_versions``; it then
-        belongs in an asyncio actor that runs ``WAITING_METHODS`` in threads. With ``structured_outputs``, for
-        which it needs a tokenizer, ``CallSampling`` may mask what is sampled.
+        ``timeout_s`` is the deadline for the start, and for every later call. An engine with
+        ``spec.weight_updates`` belongs in an asyncio actor that runs ``WAITING_METHODS`` in threads.
 
         Raises GenerationError when the engine does not start, ValueError when it should sleep but cannot.
         """
         use_temporary_directory_of_session()  # since vLLM leaves sockets and files behind
-        self._name, self._sleeps, self._timeout_s = name, sleeps, timeout_s
-        self._has_adapters, self._has_structured_outputs = adapter is not None, structured_outputs
-        self._generation, self._weight_updates = generation, weight_updates
-        self._max_length = max_total_sequence_length
-        self._num_workers = generation.vllm_cfg.tensor_parallel_size
-        self._routes = EngineRoutes(routed_experts, device)
-        self._reads_images = has_vision_tower(model_name)
-        self._engine_args = engine_args(
-            model_name, generation, device, precision, max_total_sequence_length, seed, adapter
-        )
-        self._complete_args(device, model_name if self._reads_images else tokenizer_name)
+        self._name, self._spec, self._timeout_s = name, spec, timeout_s
+        self._num_workers = spec.generation.vllm_cfg.tensor_parallel_size
+        self._routes = EngineRoutes(spec.routed_experts, spec.device)
+        self._reads_images = has_vision_tower(spec.model_name)
+        self._engine_args = engine_args(spec)
+        self._complete_args(spec.model_name if self._reads_images else spec.tokenizer_name)
         self._engine: LLMEngine
         self._failure: str | None = None
         self._commands: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._unfinished: dict[str, QueuedRequest] = {}  # those that vLLM has
-        live = LiveOrder(weight_updates, generation.vllm_cfg.max_num_seqs)
+        live = LiveOrder(spec.weight_updates, spec.generation.vllm_cfg.max_num_seqs)
         self._queue: EngineQueue[QueuedRequest] = EngineQueue(live, timeout_s)
-        self._device, self._precision, self._seed = device, precision, seed
         self._policy_version = AS_LOADED
         # What each request needs to be computed with the adapter; None where there is none.
         self._adapter: LoRARequest | None = None
@@ -175,18 +152,18 @@ class VllmEngine:
         self._thread.start()
         self._call(self._start_engine)
 
-    def _complete_args(self, device: Device, tokenizer_name: str | None) -> None:
+    def _complete_args(self, tokenizer_name: str | None) -> None:
         """Set the arguments on which parts of this engine depend. To process images it needs a tokenizer."""
         if self._num_workers > 1:
             track_names()
         self._routes.configure(self._engine_args)
-        self._engine_args.enable_sleep_mode = has_sleep_mode(self._name, self._sleeps, device)
+        self._engine_args.enable_sleep_mode = has_sleep_mode(self._name, self._spec.sleeps, self._spec.device)
         # CUDA graphs, where there are any, leave the GPU too.
         self._engine_args.sleep_mode_offload_cudagraph = self._engine_args.enable_sleep_mode
-        if self._weight_updates is not None:
+        if self._spec.weight_updates is not None:
             # A step that is computed ahead would belong to two versions, and depend on the machine's speed.
             self._engine_args.async_scheduling = False
-        if self._has_structured_outputs:
+        if self._spec.structured_outputs:
             # Without spaces of choice: a policy that is bad at JSON would fill its response with them.
             self._engine_args.structured_outputs_config.disable_any_whitespace = True
             self._engine_args.structured_outputs_config.backend = "xgrammar"
@@ -372,7 +349,7 @@ class VllmEngine:
                 as_response(
                     completion,
                     routes.get((output.request_id, completion.index), NO_ROUTES),
-                    with_versions=self._weight_updates is not None,
+                    with_versions=self._spec.weight_updates is not None,
                     is_masked=entry.is_masked,
                 )
                 for completion in output.outputs
@@ -415,12 +392,12 @@ class VllmEngine:
     def _keeps_kv_cache(self) -> bool:
         """Whether samples under way go on with keys and values of earlier weights."""
         return (
-            self._weight_updates is WeightUpdates.in_flight
-            and self._generation.kv_cache_after_update is KvCacheAfterUpdate.keep
+            self._spec.weight_updates is WeightUpdates.in_flight
+            and self._spec.generation.kv_cache_after_update is KvCacheAfterUpdate.keep
         )
 
     def _open_journal(self, journal: EngineJournal) -> None:
-        if self._weight_updates is None:
+        if self._spec.weight_updates is None:
             raise ValueError(
                 f"engine {self._name!r}: a journal needs weight_updates, without which there is no order to "
                 "write down; open none"
@@ -431,13 +408,13 @@ class VllmEngine:
             )
         settings = journal_settings(
             vllm.__version__,
-            self._generation,
-            self._weight_updates,
+            self._spec.generation,
+            self._spec.weight_updates,
             {
-                "device": self._device.value,
-                "precision": self._precision.value,
-                "seed": self._seed,
-                "max_total_sequence_length": self._max_length,
+                "device": self._spec.device.value,
+                "precision": self._spec.precision.value,
+                "seed": self._spec.seed,
+                "max_total_sequence_length": self._spec.max_total_sequence_length,
             },
         )
         order = None
@@ -465,12 +442,12 @@ class VllmEngine:
         self._added_tokens: Mapping[str, int] = (
             self._engine.get_tokenizer().get_added_vocab() if has_tokenizer else {}
         )
-        if self._has_structured_outputs:
+        if self._spec.structured_outputs:
             self._rpc("return_unmasked_logprobs")
-        if self._device is Device.cpu and speculation(self._generation) is not None:
+        if self._spec.device is Device.cpu and speculation(self._spec.generation) is not None:
             self._rpc("mend_draft_sampling")
         self._routes.start(self._engine)
-        self._memory = EngineMemory(self._engine, self._sleeps)
+        self._memory = EngineMemory(self._engine, self._spec.sleeps)
         self._num_processes = len(multiprocessing.active_children())
         if self._num_processes:
             self._engine.model_executor.register_failure_callback(_end_process)
@@ -488,10 +465,10 @@ class VllmEngine:
             if one.request.request_id in unfinished:
                 raise ValueError(f"request {one.request.request_id!r} is unfinished already; use another id")
             unfinished.add(one.request.request_id)
-        if self._weight_updates is not None:
+        if self._spec.weight_updates is not None:
             self._enqueue(queued)
             return
-        if self._has_adapters and self._adapter is None and self._paused_for is not None:
+        if self._spec.adapter is not None and self._adapter is None and self._paused_for is not None:
             raise RuntimeError(
                 f"engine {self._name!r} waits for its first adapters; a request that came now would be "
                 "sampled without them; submit it after the weight update"
@@ -509,10 +486,10 @@ class VllmEngine:
         """Have the requests wait for their turn. vLLM, which might refuse them, sees them only then."""
         for one in queued:
             num_tokens = len(one.request.prompt_ids)
-            if num_tokens >= self._max_length:
+            if num_tokens >= self._spec.max_total_sequence_length:
                 raise ValueError(
                     f"request {one.request.request_id!r} has {num_tokens} tokens, which leaves no room for a "
-                    f"response in {self._max_length}; use shorter prompts or raise "
+                    f"response in {self._spec.max_total_sequence_length}; use shorter prompts or raise "
                     "policy.max_total_sequence_length"
                 )
         self._queue.waiting.update({one.request.request_id: one for one in queued})
@@ -587,7 +564,7 @@ class VllmEngine:
                 f"version={version} is older"
             )
         # While the engine is paused, unfinished requests do no harm: nothing was sampled for them yet.
-        if self._unfinished and self._paused_for is None and self._weight_updates is None:
+        if self._unfinished and self._paused_for is None and self._spec.weight_updates is None:
             raise RuntimeError(
                 f"engine {self._name!r} still generates {len(self._unfinished)} groups; one group must not "
                 "mix policy versions; wait for them or abort them before a weight update"
@@ -595,7 +572,7 @@ class VllmEngine:
         if self._memory.holds is EngineHolds.nothing:
             raise RuntimeError(f"engine {self._name!r} sleeps, so there is no room for weights to load")
         granted = self._queue.ask_pause(version)
-        if self._weight_updates is None:
+        if self._spec.weight_updates is None:
             self._paused_for = self._queue.grant_pause()
         else:
             self._paused_for = None  # a pause for another version comes in its turn too
@@ -619,7 +596,7 @@ class VllmEngine:
     def _load_weights(self, version: int, groups: Sequence[str]) -> int:
         self._check_paused(version)
         try:
-            load = self._load_adapter if self._has_adapters else self._load_model
+            load = self._load_adapter if self._spec.adapter is not None else self._load_model
             self._weights_digest = load(groups)
             self._memory.weights_came()
             self._forget_old_values()
@@ -636,7 +613,7 @@ class VllmEngine:
     def _forget_old_values(self) -> None:
         """Drop cached keys, values and features of images, which were computed with the old weights."""
         if not (self._keeps_kv_cache and self._unfinished):
-            drop_keys_and_values(self._engine, under_way=self._weight_updates is not None)
+            drop_keys_and_values(self._engine, under_way=self._spec.weight_updates is not None)
         self._engine.reset_encoder_cache()
 
     def _load_model(self, groups: Sequence[str]) -> int | None:

@@ -19,6 +19,7 @@ from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.data_plane.connection import connect, reconnected
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.generation.engine_spec import EngineSpec
 from nemo_like.generation.options import GenerationConfig
 from nemo_like.generation.speculation import ARGUMENT
 from nemo_like.generation.vllm_engine import VllmEngine
@@ -64,13 +65,15 @@ class TeacherEngine:
         when the engine does not start."""
         self._engine = VllmEngine(
             name="teacher",
-            model_name=self._cfg.model_name,
-            generation=self._generation,
-            device=self._cfg.device,
-            precision=self._cfg.precision,
-            # An engine generates one token more than it scores.
-            max_total_sequence_length=self._cfg.max_total_sequence_length + 1,
-            seed=0,
+            spec=EngineSpec(
+                model_name=self._cfg.model_name,
+                generation=self._generation,
+                device=self._cfg.device,
+                precision=self._cfg.precision,
+                # An engine generates one token more than it scores.
+                max_total_sequence_length=self._cfg.max_total_sequence_length + 1,
+                seed=0,
+            ),
             timeout_s=self._timeout_s,
         )
         source = self._data_plane_source

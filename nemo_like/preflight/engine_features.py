@@ -27,10 +27,11 @@ def missing_engine_features(cfg: Config) -> Iterator[Problem]:
     needs another model runner than it would take."""
     if cfg.rollout.replay is not None:
         return
-    if cfg.policy.megatron_cfg.router_replay:
+    returns_experts = cfg.policy.megatron_cfg.router_replay
+    if returns_experts:
         yield from _experts(cfg)
     needing = {
-        _ROUTER_REPLAY: (cfg.policy.megatron_cfg.router_replay, "set the key to false"),
+        _ROUTER_REPLAY: (returns_experts, "set the key to false"),
         KEY: (speculation(cfg.generation) is not None, "leave the key out"),
     }
     for key, (is_asked, remedy) in needing.items():

@@ -38,18 +38,10 @@ def engine_argument_problem(cfg: Config, passed: PassedArguments, builds_config:
     if not builds_config:
         return None
     from nemo_like.generation.engine_args import engine_args
-    from nemo_like.plan.derived import engine_adapter
+    from nemo_like.plan.engine_of_run import engine_of_run
 
     try:
-        engine_args(
-            str(Path(cfg.policy.model_name).absolute()),
-            cfg.generation,
-            cfg.policy.device,
-            cfg.policy.precision,
-            cfg.policy.max_total_sequence_length,
-            cfg.grpo.seed,
-            engine_adapter(cfg),
-        ).create_engine_config()
+        engine_args(engine_of_run(cfg)).create_engine_config()
     except Exception as error:
         return f"is refused by vLLM: {_in_short(error)}"
     return None

@@ -20,6 +20,7 @@ from nemo_like.batch.columns import Column
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.generation.engine_adapter import EngineAdapter
+from nemo_like.generation.engine_spec import EngineSpec
 from nemo_like.generation.environment import WAITING_METHODS, engine_environment, unused_by_engines
 from nemo_like.generation.options import (
     GenerationConfig,
@@ -90,47 +91,50 @@ def engine_kwargs(
     weight_updates: WeightUpdates | None = None,
     kv_cache_after_update: KvCacheAfterUpdate = KvCacheAfterUpdate.recompute,
     tokenizer_name: str | None = None,
+    structured_outputs: bool = False,
+    max_length: int = MAX_LENGTH,
     vllm_kwargs: Mapping[str, Any] | None = None,
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Arguments of a ``VllmEngine`` on CPU."""
-    return {
-        "name": name,
-        "model_name": str(checkpoint),
-        "generation": GenerationConfig(
-            num_engines=1,
-            max_new_tokens=16,
-            temperature=1.0,
-            top_p=1.0,
-            top_k=None,
-            min_p=0.0,
-            stop_strings=[],
-            stop_token_ids=[],
-            validation=AS_IN_TRAINING,
-            weight_transport=WeightTransport.auto,
-            weight_bucket_mib=1,
-            weight_delta=False,
-            lora_sync=LoraSync.merged,
-            kv_cache_after_update=kv_cache_after_update,
-            vllm_cfg=VllmConfig(
-                tensor_parallel_size=tensor_parallel_size,
-                enforce_eager=True,
-                max_num_seqs=max_num_seqs,
-                kv_cache_gib=kv_cache_gib,
-                gpu_memory_utilization=0.5,
-                quantization=None,
-            ),
-            vllm_kwargs=dict(vllm_kwargs or {}),
+    generation = GenerationConfig(
+        num_engines=1,
+        max_new_tokens=16,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=None,
+        min_p=0.0,
+        stop_strings=[],
+        stop_token_ids=[],
+        validation=AS_IN_TRAINING,
+        weight_transport=WeightTransport.auto,
+        weight_bucket_mib=1,
+        weight_delta=False,
+        lora_sync=LoraSync.merged,
+        kv_cache_after_update=kv_cache_after_update,
+        vllm_cfg=VllmConfig(
+            tensor_parallel_size=tensor_parallel_size,
+            enforce_eager=True,
+            max_num_seqs=max_num_seqs,
+            kv_cache_gib=kv_cache_gib,
+            gpu_memory_utilization=0.5,
+            quantization=None,
         ),
-        "device": Device.cpu,
-        "precision": precision,
-        "adapter": adapter,
-        "routed_experts": routed_experts,
-        "weight_updates": weight_updates,
-        "tokenizer_name": tokenizer_name,
-        "max_total_sequence_length": MAX_LENGTH,
-        "seed": 0,
-        "timeout_s": TIMEOUT_S,
-    }
+        vllm_kwargs=dict(vllm_kwargs or {}),
+    )
+    spec = EngineSpec(
+        model_name=str(checkpoint),
+        generation=generation,
+        device=Device.cpu,
+        precision=precision,
+        adapter=adapter,
+        routed_experts=routed_experts,
+        weight_updates=weight_updates,
+        tokenizer_name=tokenizer_name,
+        structured_outputs=structured_outputs,
+        max_total_sequence_length=max_length,
+        seed=0,
+    )
+    return {"name": name, "spec": spec, "timeout_s": TIMEOUT_S}
 
 
 def engine_spec(

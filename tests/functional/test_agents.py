@@ -69,9 +69,13 @@ class Host:
 
     def __init__(self, cluster: Cluster, checkpoint: str) -> None:
         self._cluster, self.checkpoint = cluster, checkpoint
-        spec = engine_spec(Path(checkpoint), "logged", "tests.functional.agent_engine:LoggingEngine")
-        spec.kwargs.update(
-            tokenizer_name=checkpoint, structured_outputs=True, max_total_sequence_length=MAX_LENGTH
+        spec = engine_spec(
+            Path(checkpoint),
+            "logged",
+            "tests.functional.agent_engine:LoggingEngine",
+            tokenizer_name=checkpoint,
+            structured_outputs=True,
+            max_length=MAX_LENGTH,
         )
         self._engine = cluster.start(spec)
         self._host = cluster.start(

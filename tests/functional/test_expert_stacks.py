@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,11 +55,9 @@ def hosted(
     checkpoint = make_checkpoint(path, tied=False, num_experts=NUM_EXPERTS, expert_size=64)
     options = dict(request.param)
     arguments = options.pop("vllm_kwargs", {})
-    spec = engine_spec(checkpoint, "engine", target=TARGET, **options)
-    generation: Any = spec.kwargs["generation"]
-    kwargs = {**spec.kwargs, "generation": replace(generation, vllm_kwargs=arguments)}
+    spec = engine_spec(checkpoint, "engine", target=TARGET, vllm_kwargs=arguments, **options)
     cluster = Cluster()
-    yield Hosted(cluster, cluster.start(replace(spec, kwargs=kwargs)), checkpoint)
+    yield Hosted(cluster, cluster.start(spec), checkpoint)
     cluster.stop()
 
 

@@ -13,7 +13,7 @@ from nemo_like.generation import weight_receiver
 from nemo_like.generation.engine_args import engine_args
 from nemo_like.generation.options import Quantization
 from nemo_like.generation.weight_receiver import TrainerWeightReceiver
-from nemo_like.policy.options import Device, Precision
+from nemo_like.policy.options import Device
 from tests.functional.generation_fixtures import engine_kwargs, make_checkpoint
 
 
@@ -23,9 +23,9 @@ from tests.functional.generation_fixtures import engine_kwargs, make_checkpoint
 def test_vllm_is_asked_to_round_weights_as_they_are_loaded(
     quantization: Quantization | None, name: str | None, tmp_path: Path
 ) -> None:
-    generation = engine_kwargs(make_checkpoint(tmp_path, tied=True), "engine")["generation"]
-    generation = replace(generation, vllm_cfg=replace(generation.vllm_cfg, quantization=quantization))
-    asked = engine_args(str(tmp_path), generation, Device.cuda, Precision.bfloat16, 64, 0)
+    spec = engine_kwargs(make_checkpoint(tmp_path, tied=True), "engine")["spec"]
+    vllm = replace(spec.generation.vllm_cfg, quantization=quantization)
+    asked = engine_args(replace(spec, device=Device.cuda, generation=replace(spec.generation, vllm_cfg=vllm)))
     assert asked.quantization == name
 
 

@@ -16,11 +16,11 @@ from nemo_like.cluster.actors import ActorHandle, ActorSpec
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.cluster.stage import EngineHolds
+from nemo_like.generation.engine_spec import Sleeps
 from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.interface import GroupRequest
 from nemo_like.generation.options import WeightTransport
 from nemo_like.generation.sampling import SamplingSettings
-from nemo_like.generation.sleep import Sleeps
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.options import Device, Precision
 from nemo_like.tripwires.canary_checks import canary_tokens
@@ -55,16 +55,15 @@ def bf16_engine_spec(
     spec = engine_spec(checkpoint, name, precision=Precision.bfloat16, **options)
     if device is Device.cpu:
         return spec
-    generation: Any = spec.kwargs["generation"]
+    on_cpu: Any = spec.kwargs["spec"]
     vllm = replace(
-        generation.vllm_cfg, enforce_eager=False, kv_cache_gib=None, gpu_memory_utilization=ENGINE_SHARE
+        on_cpu.generation.vllm_cfg,
+        enforce_eager=False,
+        kv_cache_gib=None,
+        gpu_memory_utilization=ENGINE_SHARE,
     )
-    kwargs = {
-        **spec.kwargs,
-        "device": device,
-        "generation": replace(generation, vllm_cfg=vllm),
-        "sleeps": sleeps,
-    }
+    generation = replace(on_cpu.generation, vllm_cfg=vllm)
+    kwargs = {**spec.kwargs, "spec": replace(on_cpu, device=device, generation=generation, sleeps=sleeps)}
     return replace(spec, kwargs=kwargs, env={**engine_environment(device), **on_device(device)})
 
 

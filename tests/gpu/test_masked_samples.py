@@ -34,8 +34,7 @@ def test_logprobs_under_a_mask_are_those_of_the_policy_without_it(
 ) -> None:
     model, cluster = Path(arithmetic_model), Cluster()
     try:
-        spec = bf16_engine_spec(model, "masked", device, tokenizer_name=str(model))
-        spec.kwargs["structured_outputs"] = True
+        spec = bf16_engine_spec(model, "masked", device, tokenizer_name=str(model), structured_outputs=True)
         engine, trainer = cluster.start(spec), cluster.start(trainer_spec(model, "trainer", device))
         world = World(cluster, [engine], trainer, cluster.start(collector_spec()))
         prompt = AutoTokenizer.from_pretrained(model)("12+7=").input_ids

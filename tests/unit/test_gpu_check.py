@@ -478,8 +478,8 @@ def test_what_is_checked_on_a_gpu_has_the_graphs_that_users_runs_have(tmp_path: 
     )
     from tests.gpu.engine_fixtures import bf16_engine_spec  # imports what takes seconds
 
-    engine: Any = bf16_engine_spec(tmp_path, "engine", Device.cuda).kwargs["generation"]
-    assert engine.vllm_cfg.enforce_eager is users
+    engine: Any = bf16_engine_spec(tmp_path, "engine", Device.cuda).kwargs["spec"]
+    assert engine.generation.vllm_cfg.enforce_eager is users
 
 
 @pytest.mark.parametrize("part", commands.PARTS, ids=lambda part: part.name)

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_like.cluster.stage import EngineHolds
-from nemo_like.generation.sleep import EngineMemory, Sleeps, has_sleep_mode
+from nemo_like.generation.engine_spec import Sleeps
+from nemo_like.generation.sleep import EngineMemory, has_sleep_mode
 from nemo_like.policy.options import Device
 
 NOTHING, WEIGHTS, EVERYTHING = EngineHolds.nothing, EngineHolds.weights, EngineHolds.everything

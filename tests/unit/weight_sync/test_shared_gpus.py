@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from nemo_like.cluster.stage import EngineHolds, Stage
 from nemo_like.configuration import Config, load_config
-from nemo_like.generation.sleep import EngineMemory, Sleeps
+from nemo_like.generation.engine_spec import Sleeps
+from nemo_like.generation.sleep import EngineMemory
 from nemo_like.observability.metrics import Metric
 from nemo_like.plan.derived import keeps_weights_asleep
 from nemo_like.plan.memory_timetable import CONTEXT_BYTES, GIB, MemoryTimetable, gpu_stages, memory_timetable

@@ -1,0 +1,44 @@
+"""What a run asks of an engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from nemo_like.algorithms.options import WeightUpdates
+from nemo_like.batch.columns import Column
+from nemo_like.generation.engine_adapter import EngineAdapter
+from nemo_like.generation.options import GenerationConfig
+from nemo_like.policy.options import Device, Precision
+
+
+class Sleeps(Enum):
+    """Whether an engine gives its device's memory to the policy, and what then becomes of its weights."""
+
+    never = "never"
+    keeping_weights = "keeping_weights"  # they wait in host memory
+    losing_weights = "losing_weights"  # others must come before it generates again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSpec:
+    """An engine as a run needs it. A field that is left out asks for nothing."""
+
+    model_name: str  # a directory
+    generation: GenerationConfig
+    device: Device
+    precision: Precision
+    max_total_sequence_length: int  # of prompt and response together, tokens
+    seed: int
+    # The directory of a tokenizer. Without one the engine knows token ids alone, and refuses stop strings.
+    tokenizer_name: str | None = None
+    # CallSampling may mask what is sampled, for which the engine needs a tokenizer.
+    structured_outputs: bool = False
+    # A weight transfer brings such adapters, which the engine computes beside the checkpoint's weights.
+    adapter: EngineAdapter | None = None
+    # Responses bring this column.
+    routed_experts: Column | None = None
+    # The engine takes weights while samples are under way, and responses bring the column policy_versions.
+    weight_updates: WeightUpdates | None = None
+    # An engine that sleeps needs a GPU.
+    sleeps: Sleeps = Sleeps.never
