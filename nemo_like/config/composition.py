@@ -20,6 +20,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nemo_like.config.earlier_keys import with_todays_keys
 from nemo_like.config.grammar import Override, parse, without_sweep
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.search_path import (
@@ -112,7 +113,7 @@ class Composition:
             file = self._file(entry.config_path)
             tree = {**read_configuration(file, entry.config_path).tree}
             tree.pop("hydra", None)
-            layers.append(Layer(str(file), nested(entry.package or "", tree)))
+            layers.append(Layer(str(file), with_todays_keys(nested(entry.package or "", tree), str(file))))
         return layers
 
     def compose(self, layers: Sequence[Layer], arguments: Sequence[str]) -> dict[str, Any]:

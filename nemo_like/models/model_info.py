@@ -12,7 +12,7 @@ from typing import Any
 
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.models.parameter_counts import ParameterCounts
-from nemo_like.policy.options import PolicyBackend, PolicyConfig, ValueConfig
+from nemo_like.policy.options import PolicyBackend, ValueConfig, WorkerGroupConfig
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 # Models with a vision tower, which policy.backend=fsdp trains.
@@ -147,7 +147,7 @@ def shipped_shape(model_name: str) -> Path | None:
     return shape if (shape / "config.json").is_file() else None
 
 
-def model_of(group: PolicyConfig) -> ModelInfo:
+def model_of(group: WorkerGroupConfig) -> ModelInfo:
     """Return the sizes of the model of a group of training workers; where its directory is not here, the
     shipped ones of its name. Raises ConfigError when there are none either."""
     shape = None if Path(group.model_name).is_dir() else shipped_shape(group.model_name)

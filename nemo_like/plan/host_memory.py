@@ -19,8 +19,14 @@ from nemo_like.plan.places import Place, placement
 from nemo_like.plan.policy_memory import PolicyMemory, policy_memory
 from nemo_like.plan.roles import Role, worker_groups
 from nemo_like.plan.run_models import RunModels
-from nemo_like.policy.layout import further_models, is_one_engine
-from nemo_like.policy.options import Device, PolicyConfig, ReferencePlacement, TeacherConfig
+from nemo_like.policy.layout import adapters_of, further_models, is_one_engine, parks_optimizer
+from nemo_like.policy.options import (
+    Device,
+    ReferencePlacement,
+    TeacherConfig,
+    TrainedGroupConfig,
+    WorkerGroupConfig,
+)
 
 HostMemory = Mapping[int, Mapping[str, int]]  # by node: bytes by what takes them
 
@@ -99,24 +105,24 @@ def _of_process(cfg: Config, models: RunModels, place: Place) -> Iterator[tuple[
         yield from _of_worker(cfg, group, policy_memory(group, models[place.role], place.rank))
 
 
-def _of_worker(cfg: Config, group: PolicyConfig, memory: PolicyMemory) -> Iterator[tuple[str, int]]:
+def _of_worker(cfg: Config, group: WorkerGroupConfig, memory: PolicyMemory) -> Iterator[tuple[str, int]]:
     yield _PARKED, memory.on_host
     if group.offload_parameters_between_phases:
         yield _PARKED, memory.weights
-    if group.offload_optimizer_for_logprob:
+    if parks_optimizer(group):
         yield _PARKED, memory.optimizer
     yield _KEPT, memory.weights * _num_kept(cfg, group)
-    if cfg.checkpointing.enabled and not isinstance(group, TeacherConfig):
+    if cfg.checkpointing.enabled and isinstance(group, TrainedGroupConfig):
         yield _GATHERED, memory.gathered
         if cfg.checkpointing.writing is CheckpointWriting.background:
             yield _COPIED, memory.stored
 
 
-def _num_kept(cfg: Config, group: PolicyConfig) -> int:
+def _num_kept(cfg: Config, group: WorkerGroupConfig) -> int:
     """Return how many copies of weights wait until they score; with host_copy each makes room for another."""
     num_models = 0
     if isinstance(group, TeacherConfig):
         num_models = len(further_models(group))
-    elif group is cfg.policy and cfg.loss_fn.reference_policy_kl_penalty > 0 and not group.lora.enabled:
+    elif group is cfg.policy and cfg.loss_fn.reference_policy_kl_penalty > 0 and adapters_of(group) is None:
         num_models = 1
     return num_models * (2 if group.reference_placement is ReferencePlacement.host_copy else 1)

@@ -23,8 +23,9 @@ from nemo_like.plan.places import Place, placement, reward_models
 from nemo_like.plan.policy_memory import PolicyMemory, layer_bytes, policy_memory
 from nemo_like.plan.roles import Role, worker_groups
 from nemo_like.plan.run_models import RunModels
-from nemo_like.policy.layout import is_one_engine
-from nemo_like.policy.options import Device, PolicyConfig
+from nemo_like.policy.layout import is_one_engine, parks_optimizer
+from nemo_like.policy.options import Device, WorkerGroupConfig
+from nemo_like.policy.parallelism import shards_optimizer
 
 GIB = 2**30
 # Of each process: CUDA's context and kernels, NCCL's buffers, what PyTorch's allocator cannot use. It is an
@@ -223,7 +224,7 @@ def _of_reward_model(env: EnvConfig) -> dict[str, int]:
 
 
 def _of_teaching_engine(
-    cfg: Config, teacher: PolicyConfig, model: ModelInfo, size: int | None
+    cfg: Config, teacher: WorkerGroupConfig, model: ModelInfo, size: int | None
 ) -> dict[str, int]:
     """Return what an engine that scores for a teacher holds, whatever the stage."""
     weights = model.num_parameters * value_bytes(teacher.precision)
@@ -278,7 +279,7 @@ _STAGES = {
 
 
 def _of_worker(
-    group: PolicyConfig,
+    group: WorkerGroupConfig,
     memory: PolicyMemory,
     stage: Stage,
     own: _GroupStages,
@@ -289,7 +290,7 @@ def _of_worker(
     if stage is Stage.engine_start:
         return {}
     has_weights = stage in own.all or not group.offload_parameters_between_phases
-    has_optimizer = stage is own.training or not group.offload_optimizer_for_logprob
+    has_optimizer = stage is own.training or not parks_optimizer(group)
     # What is to leave is made on the GPU too.
     is_made = stage is Stage.policy_start and not has_optimizer
     activations: dict[Stage | None, int] = {
@@ -382,7 +383,7 @@ def _remedies(cfg: Config, stage: Stage, held: Sequence[Holding]) -> Iterator[st
             yield "activation_checkpointing=true or micro-batches of fewer tokens"
         elif what in ("gradients", "optimizer") and stage is not own.training:
             yield f"{name}.offload_optimizer_for_logprob=true"
-        elif what == "optimizer" and not group.megatron_cfg.use_distributed_optimizer:
+        elif what == "optimizer" and not shards_optimizer(group):
             yield f"{name}.megatron_cfg.use_distributed_optimizer=true"
         elif what == "weights" and is_idle:
             yield f"{name}.offload_parameters_between_phases=true"

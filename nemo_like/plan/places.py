@@ -22,7 +22,7 @@ from nemo_like.generation.options import WeightTransport
 from nemo_like.plan.derived import shares_gpus, weight_transport
 from nemo_like.plan.roles import Role, RoleNeeds, actor_name, roles, worker_groups
 from nemo_like.policy.layout import stage_size
-from nemo_like.policy.options import Device, PolicyBackend, PolicyConfig
+from nemo_like.policy.options import Device, PolicyBackend, WorkerGroupConfig
 from nemo_like.rollout.tasks import used_environments
 
 
@@ -185,7 +185,7 @@ def _on_policy_gpus(cfg: Config, role: Role, policy: Sequence[Place]) -> list[Pl
     ]
 
 
-def _first_ranks(cfg: Config, group: PolicyConfig, num_workers: int, size: int) -> list[int]:
+def _first_ranks(cfg: Config, group: WorkerGroupConfig, num_workers: int, size: int) -> list[int]:
     """Return the first rank of each run of ``size`` workers, in the order in which these get GPUs.
 
     Under engines the pipeline stages of a replica are neighbours, so that one node has them all.
@@ -257,7 +257,7 @@ def _node_group(cfg: Config, role: Role) -> int:
     return with_experts if fits else size
 
 
-def _tensor_group(policy: PolicyConfig) -> int:
+def _tensor_group(policy: WorkerGroupConfig) -> int:
     """Return how many consecutive workers of a group wait for each other in every layer."""
     if policy.backend is PolicyBackend.fsdp:
         return policy.fsdp_cfg.tensor_parallel_size
@@ -265,11 +265,11 @@ def _tensor_group(policy: PolicyConfig) -> int:
     return megatron.tensor_model_parallel_size * megatron.context_parallel_size
 
 
-def _num_stages(policy: PolicyConfig) -> int:
+def _num_stages(policy: WorkerGroupConfig) -> int:
     return 1 if policy.backend is PolicyBackend.fsdp else policy.megatron_cfg.pipeline_model_parallel_size
 
 
-def _tensor_key(name: str, group: PolicyConfig) -> str:
+def _tensor_key(name: str, group: WorkerGroupConfig) -> str:
     if group.backend is PolicyBackend.fsdp:
         return f"{name}.fsdp_cfg.tensor_parallel_size={group.fsdp_cfg.tensor_parallel_size}"
     megatron = group.megatron_cfg

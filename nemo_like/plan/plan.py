@@ -25,8 +25,15 @@ from nemo_like.plan.memory_timetable import (
 from nemo_like.plan.places import Place, gpus_by_node, placement
 from nemo_like.plan.roles import Role, RoleNeeds, ray_cpus, roles
 from nemo_like.plan.run_models import RunModels
-from nemo_like.policy.layout import dynamic_length_multiple, is_one_engine, length_multiple
-from nemo_like.policy.options import PolicyBackend, PolicyConfig, Precision, ValueConfig
+from nemo_like.policy.layout import adapters_of, dynamic_length_multiple, is_one_engine, length_multiple
+from nemo_like.policy.options import (
+    PolicyBackend,
+    Precision,
+    TrainedGroupConfig,
+    ValueConfig,
+    WorkerGroupConfig,
+)
+from nemo_like.policy.parallelism import shards_optimizer
 
 
 def updates_per_step(cfg: Config) -> int:
@@ -34,7 +41,7 @@ def updates_per_step(cfg: Config) -> int:
     return _updates_per_step(cfg, cfg.policy, cfg.grpo.num_epochs_per_rollout)
 
 
-def _updates_per_step(cfg: Config, group: PolicyConfig, num_epochs: int) -> int:
+def _updates_per_step(cfg: Config, group: TrainedGroupConfig, num_epochs: int) -> int:
     num_samples = cfg.grpo.num_samples_per_step
     return num_samples // group.train_global_batch_size * num_epochs
 
@@ -44,39 +51,46 @@ def weight_bytes(cfg: Config, model: ModelInfo) -> int:
     return _weight_bytes(cfg.policy, model)
 
 
-def checkpoint_bytes(policy: PolicyConfig, model: ModelInfo) -> int:
+def checkpoint_bytes(policy: TrainedGroupConfig, model: ModelInfo) -> int:
     """Estimate the bytes of a checkpoint: what trains and, in float32, master weights and two moments.
 
     What trains is the weights, or with LoRA the adapters, which are in float32. It is not stored besides the
     master weights with FSDP, and in float32 with an optimizer that is not distributed.
     """
-    if policy.lora.enabled:
-        num_trained, is_float32 = num_adapter_parameters(model, policy.lora), True
+    lora = adapters_of(policy)
+    if lora is not None:
+        num_trained, is_float32 = num_adapter_parameters(model, lora), True
         trained_bytes = 4 * num_trained
     else:
         num_trained, is_float32 = model.num_parameters, policy.precision is Precision.float32
         trained_bytes = _weight_bytes(policy, model)
     is_fsdp = policy.backend is PolicyBackend.fsdp
-    if is_fsdp or (is_float32 and not policy.megatron_cfg.use_distributed_optimizer):
+    if is_fsdp or (is_float32 and not shards_optimizer(policy)):
         return 12 * num_trained
     return 12 * num_trained + trained_bytes
 
 
-def _weight_bytes(policy: PolicyConfig, model: ModelInfo) -> int:
+def _weight_bytes(policy: WorkerGroupConfig, model: ModelInfo) -> int:
     return model.num_parameters * value_bytes(policy.precision)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
-    """The numbers of one group of training workers."""
+    """The numbers of one group of workers."""
 
     num_parameters: int
     layout: str
+    scoring_micro_batch: str  # of the phases without gradients, log-probs or values: its size, in words
+    forwards_per_phase: int  # on each data-parallel rank; with a token budget, an upper bound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedGroupPlan(GroupPlan):
+    """The numbers of one group of workers that train."""
+
     updates_per_step: int
     train_micro_batch: str  # its size, in words
-    scoring_micro_batch: str  # that of the phases without gradients: log-probs or values
     micro_batches_per_update: int  # on each data-parallel rank; with a token budget, an upper bound
-    forwards_per_phase: int  # on each data-parallel rank; with a token budget, an upper bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,9 +104,9 @@ class Plan:
     host_memory: HostMemory
     step_shape: StepShape
     num_steps: int
-    policy: GroupPlan
+    policy: TrainedGroupPlan
     logprob_phases: int  # how many of prev_logprobs and reference_logprobs are computed
-    critic: GroupPlan | None
+    critic: TrainedGroupPlan | None
     teacher: GroupPlan | None
     has_teaching_engine: bool  # a vLLM engine scores for the teacher
     critic_warmup_steps: int
@@ -116,9 +130,9 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
     model = models[Role.policy_worker]
     of_critic, of_teacher = None, None
     if value is not None and (critic := models.get(Role.value_worker)) is not None:
-        of_critic = _group_plan(cfg, value, critic, value.num_epochs_per_rollout)
+        of_critic = _trained_group_plan(cfg, value, critic, value.num_epochs_per_rollout)
     if teacher is not None and (taught_by := models.get(Role.teacher_worker)) is not None:
-        of_teacher = _group_plan(cfg, teacher, taught_by, num_epochs=0)
+        of_teacher = _group_plan(cfg, teacher, taught_by)
     return Plan(
         roles=roles(cfg),
         num_cpus=ray_cpus(cfg),
@@ -127,7 +141,7 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
         host_memory=host_memory(cfg, models),
         step_shape=grpo.step_shape,
         num_steps=grpo.max_num_steps,
-        policy=_group_plan(cfg, policy, model, grpo.num_epochs_per_rollout),
+        policy=_trained_group_plan(cfg, policy, model, grpo.num_epochs_per_rollout),
         logprob_phases=scores_prev_logprobs(cfg.loss_fn) + (cfg.loss_fn.reference_policy_kl_penalty > 0),
         critic=of_critic,
         teacher=of_teacher,
@@ -141,21 +155,37 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
     )
 
 
-def _group_plan(cfg: Config, group: PolicyConfig, model: ModelInfo, num_epochs: int) -> GroupPlan:
+def _group_plan(cfg: Config, group: WorkerGroupConfig, model: ModelInfo) -> GroupPlan:
     """Return the plan of a group. A critic values samples whose prompts are not shared."""
-    rows_per_rank = cfg.grpo.num_samples_per_step // group.data_parallel_size
-    update_rows_per_rank = group.train_global_batch_size // group.data_parallel_size
-    train, scoring = _micro_batches(group)
-    size = scoring.size.removesuffix(_SHARED) if isinstance(group, ValueConfig) else scoring.size
+    scoring = _scoring_micro_batches(group)
     return GroupPlan(
         num_parameters=model.num_parameters,
         layout=_layout(group),
+        scoring_micro_batch=scoring.size.removesuffix(_SHARED)
+        if isinstance(group, ValueConfig)
+        else scoring.size,
+        forwards_per_phase=math.ceil(_rows_per_rank(cfg, group) / scoring.num_samples),
+    )
+
+
+def _trained_group_plan(
+    cfg: Config, group: TrainedGroupConfig, model: ModelInfo, num_epochs: int
+) -> TrainedGroupPlan:
+    train, scored = _train_micro_batches(group), _group_plan(cfg, group, model)
+    update_rows_per_rank = group.train_global_batch_size // group.data_parallel_size
+    return TrainedGroupPlan(
+        num_parameters=scored.num_parameters,
+        layout=scored.layout,
+        scoring_micro_batch=scored.scoring_micro_batch,
+        forwards_per_phase=scored.forwards_per_phase,
         updates_per_step=_updates_per_step(cfg, group, num_epochs),
         train_micro_batch=train.size,
-        scoring_micro_batch=size,
         micro_batches_per_update=math.ceil(update_rows_per_rank / train.num_samples),
-        forwards_per_phase=math.ceil(rows_per_rank / scoring.num_samples),
     )
+
+
+def _rows_per_rank(cfg: Config, group: WorkerGroupConfig) -> int:
+    return cfg.grpo.num_samples_per_step // group.data_parallel_size
 
 
 _SHARED = ", prompts shared"
@@ -167,30 +197,40 @@ class _MicroBatches:
     num_samples: int  # of one micro-batch; with a token budget, when all are at their longest
 
 
-def _micro_batches(policy: PolicyConfig) -> tuple[_MicroBatches, _MicroBatches]:
-    """Return the micro-batches of training and those of the log-prob phases."""
-    packing, dynamic = policy.sequence_packing, policy.dynamic_batching
-    if not packing.enabled and not dynamic.enabled:
-        sizes = policy.train_micro_batch_size, policy.logprob_batch_size
-        train, logprob = (_MicroBatches(f"{size} samples", size) for size in sizes)
-        return train, logprob
-    packed = f"packed{_SHARED}" if packing.share_prompts else "packed"
-    kind, budgets, multiple = (
-        (packed, packing, length_multiple(policy))
-        if packing.enabled
-        else ("dynamic", dynamic, dynamic_length_multiple(policy))
-    )
-    longest = math.ceil(policy.max_total_sequence_length / multiple) * multiple
-    train, logprob = (
-        _MicroBatches(f"up to {tokens:,} tokens, {kind}", max(1, tokens // longest))
-        for tokens in (budgets.train_mb_tokens, budgets.logprob_mb_tokens)
-    )
-    return train, logprob
+def _train_micro_batches(group: TrainedGroupConfig) -> _MicroBatches:
+    if group.sequence_packing.enabled:
+        return _budgeted(group, group.sequence_packing.train_mb_tokens)
+    if group.dynamic_batching.enabled:
+        return _budgeted(group, group.dynamic_batching.train_mb_tokens)
+    return _of_samples(group.train_micro_batch_size)
 
 
-def _layout(policy: PolicyConfig) -> str:
+def _scoring_micro_batches(group: WorkerGroupConfig) -> _MicroBatches:
+    if group.sequence_packing.enabled:
+        return _budgeted(group, group.sequence_packing.logprob_mb_tokens)
+    if group.dynamic_batching.enabled:
+        return _budgeted(group, group.dynamic_batching.logprob_mb_tokens)
+    return _of_samples(group.logprob_batch_size)
+
+
+def _of_samples(count: int) -> _MicroBatches:
+    return _MicroBatches(f"{count} samples", count)
+
+
+def _budgeted(group: WorkerGroupConfig, num_tokens: int) -> _MicroBatches:
+    """Return the micro-batches of a token budget."""
+    kind, multiple = "dynamic", dynamic_length_multiple(group)
+    if group.sequence_packing.enabled:
+        kind, multiple = "packed", length_multiple(group)
+        kind += _SHARED * group.sequence_packing.share_prompts
+    longest = math.ceil(group.max_total_sequence_length / multiple) * multiple
+    return _MicroBatches(f"up to {num_tokens:,} tokens, {kind}", max(1, num_tokens // longest))
+
+
+def _layout(policy: WorkerGroupConfig) -> str:
     """Return the sizes of the axes in words: "TP2 x PP1 x DP4" or "FSDP TP2 x DP4, LoRA of rank 16"."""
-    adapters = f", LoRA of rank {policy.lora.rank}" if policy.lora.enabled else ""
+    lora = adapters_of(policy)
+    adapters = "" if lora is None else f", LoRA of rank {lora.rank}"
     if policy.backend is PolicyBackend.fsdp:
         tensor_size = policy.fsdp_cfg.tensor_parallel_size
         return f"FSDP TP{tensor_size} x DP{policy.data_parallel_size}{adapters}"
@@ -250,7 +290,7 @@ def _phases(plan: Plan) -> str:
     return f"{'twice ' * (plan.logprob_phases - 1)}{_forwards(plan.policy)}"
 
 
-def _updates(group: GroupPlan) -> str:
+def _updates(group: TrainedGroupPlan) -> str:
     return (
         f"{group.updates_per_step} updates per step, at most {group.micro_batches_per_update} micro-batches "
         f"({group.train_micro_batch}) per update on each data-parallel rank"

@@ -12,8 +12,14 @@ from dataclasses import dataclass
 from nemo_like.algorithms.logit_chunks import LOGIT_CHUNK_BYTES
 from nemo_like.models.adapter_layers import num_adapter_parameters
 from nemo_like.models.model_info import ModelInfo
-from nemo_like.policy.layout import stage_size
-from nemo_like.policy.options import PolicyBackend, PolicyConfig, Precision, TeacherConfig
+from nemo_like.policy.layout import adapters_of, recomputes_layers, stage_size
+from nemo_like.policy.options import (
+    PolicyBackend,
+    Precision,
+    TrainedGroupConfig,
+    WorkerGroupConfig,
+)
+from nemo_like.policy.parallelism import shards_optimizer
 
 _FLOAT32 = 4
 _MOMENTS = 2 * _FLOAT32  # Adam's, per trained parameter
@@ -37,7 +43,7 @@ class PolicyMemory:
     on_host: int  # weights, gradients and moments that stay on the host
 
 
-def policy_memory(policy: PolicyConfig, model: ModelInfo, rank: int) -> PolicyMemory:
+def policy_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> PolicyMemory:
     """Return the memory of the worker of this rank in the group that ``policy`` configures, be it the policy,
     a critic or a teacher, whose model is frozen."""
     held = (
@@ -72,7 +78,7 @@ class _ModelState:
     on_host: int = 0
 
 
-def _held(policy: PolicyConfig, model: ModelInfo, rank: int) -> _ModelState:
+def _held(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> _ModelState:
     """Return what a rank of Megatron-core holds: experts are divided over EP, everything else over TP."""
     megatron, counts = policy.megatron_cfg, model.parameters
     tp, pp, ep = (
@@ -90,27 +96,28 @@ def _held(policy: PolicyConfig, model: ModelInfo, rank: int) -> _ModelState:
             others += counts.input_embeddings  # the last stage has a copy
     others //= tp
     experts = num_layers * counts.experts // ep
-    trained_others, trained_experts = others, experts
-    if isinstance(policy, TeacherConfig):
-        trained_others, trained_experts = 0, 0
-    elif policy.lora.enabled:
-        trained_others, trained_experts = num_adapter_parameters(model, policy.lora) // (tp * pp), 0
+    weights = (others + experts) * _weight_bytes(policy)
+    if not isinstance(policy, TrainedGroupConfig):
+        return _ModelState(weights=weights)
+    trained_others, trained_experts, lora = others, experts, adapters_of(policy)
+    if lora is not None:
+        trained_others, trained_experts = num_adapter_parameters(model, lora) // (tp * pp), 0
     # What trains in float32, as adapters always do, is its own master.
-    is_float32 = policy.precision is Precision.float32 or policy.lora.enabled
+    is_float32 = policy.precision is Precision.float32 or lora is not None
     per_parameter = _MOMENTS + (0 if is_float32 else _FLOAT32)
-    copies = stage_size(policy) // tp if megatron.use_distributed_optimizer else 1
-    expert_copies = stage_size(policy) // ep if megatron.use_distributed_optimizer else 1
-    adapters = trained_others if policy.lora.enabled else 0
+    copies = stage_size(policy) // tp if shards_optimizer(policy) else 1
+    expert_copies = stage_size(policy) // ep if shards_optimizer(policy) else 1
+    adapters = trained_others if lora is not None else 0
     gradients = (trained_others + trained_experts) * _FLOAT32
     updated = trained_others // copies + trained_experts // expert_copies
     # Weights of a sharded optimizer move into one buffer, while those that were loaded are still there.
     # Master weights are made beside the gradients, and moments when gradients may have left.
-    is_moved = megatron.use_distributed_optimizer and not policy.lora.enabled
+    is_moved = shards_optimizer(policy) and lora is None
     moved = (trained_others + trained_experts) * _weight_bytes(policy) * is_moved
     masters = updated * (per_parameter - _MOMENTS)
     stored, gathered = _in_checkpoint(policy, rank, trained_others, trained_experts)
     return _ModelState(
-        weights=(others + experts) * _weight_bytes(policy) + adapters * _FLOAT32,
+        weights=weights + adapters * _FLOAT32,
         gradients=gradients,
         optimizer=per_parameter * updated,
         starting=max(gradients + max(moved, masters), per_parameter * updated),
@@ -119,7 +126,7 @@ def _held(policy: PolicyConfig, model: ModelInfo, rank: int) -> _ModelState:
     )
 
 
-def _in_checkpoint(policy: PolicyConfig, rank: int, others: int, experts: int) -> tuple[int, int]:
+def _in_checkpoint(policy: WorkerGroupConfig, rank: int, others: int, experts: int) -> tuple[int, int]:
     """Return what a rank of Megatron-core writes of a checkpoint, and what it gathers for it.
 
     The first rank of each data-parallel group writes, and gathers an optimizer that is sharded: for each
@@ -128,29 +135,30 @@ def _in_checkpoint(policy: PolicyConfig, rank: int, others: int, experts: int) -
     megatron, index = policy.megatron_cfg, rank % stage_size(policy)
     written = others * (index < megatron.tensor_model_parallel_size)
     written += experts * (index < megatron.expert_model_parallel_size)
-    is_float32 = policy.precision is Precision.float32 or policy.lora.enabled
+    is_float32 = policy.precision is Precision.float32 or adapters_of(policy) is not None
     weights = written * (_FLOAT32 if is_float32 else _weight_bytes(policy))
-    if megatron.use_distributed_optimizer:
+    if shards_optimizer(policy):
         return weights, written * (_FLOAT32 + _MOMENTS)
     return weights + written * (_MOMENTS + (0 if is_float32 else _FLOAT32)), 0
 
 
-def _held_by_fsdp(policy: PolicyConfig, model: ModelInfo) -> _ModelState:
+def _held_by_fsdp(policy: WorkerGroupConfig, model: ModelInfo) -> _ModelState:
     """Return what a rank of FSDP holds: a part of what trains, in float32, a part of what is frozen, in the
     group's precision, and a few whole layers at a time."""
     tp = policy.fsdp_cfg.tensor_parallel_size
     ranks = tp * policy.data_parallel_size
     counts = model.parameters
-    trained, frozen = model.num_parameters, 0
-    if isinstance(policy, TeacherConfig):
+    trained, frozen, lora = model.num_parameters, 0, adapters_of(policy)
+    if not isinstance(policy, TrainedGroupConfig):
         trained, frozen = 0, model.num_parameters
-    elif policy.lora.enabled:
-        trained, frozen = num_adapter_parameters(model, policy.lora), model.num_parameters
+    elif lora is not None:
+        trained, frozen = num_adapter_parameters(model, lora), model.num_parameters
     whole_layers = (_GATHERED_LAYERS * counts.layer + counts.input_embeddings) * _weight_bytes(policy) // tp
     weights = (trained * _FLOAT32 + frozen * _weight_bytes(policy)) // ranks
     gradients, moments = trained * _FLOAT32 // ranks, trained * _MOMENTS // ranks
     stored = trained * (_FLOAT32 + _MOMENTS) // ranks
-    whole_gradients = trained * _FLOAT32 // tp * policy.fsdp_cfg.reduce_gradients_once
+    reduces_once = isinstance(policy, TrainedGroupConfig) and policy.fsdp_cfg.reduce_gradients_once
+    whole_gradients = trained * _FLOAT32 // tp * reduces_once
     if policy.fsdp_cfg.cpu_offload:
         on_host = weights + gradients + moments
         return _ModelState(
@@ -167,36 +175,40 @@ def _held_by_fsdp(policy: PolicyConfig, model: ModelInfo) -> _ModelState:
     )
 
 
-def _weight_bytes(policy: PolicyConfig) -> int:
+def _weight_bytes(policy: WorkerGroupConfig) -> int:
     return _FLOAT32 if policy.precision is Precision.float32 else 2
 
 
-def _micro_batch_tokens(policy: PolicyConfig) -> tuple[int, int]:
-    """Return the most tokens of a micro-batch in training and in the log-prob phases, on one rank."""
-    budget = policy.sequence_packing if policy.sequence_packing.enabled else policy.dynamic_batching
+def _micro_batch_tokens(policy: WorkerGroupConfig) -> tuple[int, int]:
+    """Return the most tokens of a micro-batch in training and in the log-prob phases, on one rank; 0 where
+    nothing trains."""
+    packing, dynamic, train_tokens = policy.sequence_packing, policy.dynamic_batching, 0
+    longest = policy.max_total_sequence_length
+    if isinstance(policy, TrainedGroupConfig):
+        train_tokens = policy.train_micro_batch_size * longest
+        if packing.enabled or dynamic.enabled:
+            budget = policy.sequence_packing if packing.enabled else policy.dynamic_batching
+            train_tokens = budget.train_mb_tokens
+    logprob_tokens = policy.logprob_batch_size * longest
+    if packing.enabled or dynamic.enabled:
+        logprob_tokens = (packing if packing.enabled else dynamic).logprob_mb_tokens
     contexts = 1
     if policy.backend is PolicyBackend.megatron:
         contexts = policy.megatron_cfg.context_parallel_size
-    if budget.enabled:
-        return budget.train_mb_tokens // contexts, budget.logprob_mb_tokens // contexts
-    longest = policy.max_total_sequence_length
-    return (
-        policy.train_micro_batch_size * longest // contexts,
-        policy.logprob_batch_size * longest // contexts,
-    )
+    return train_tokens // contexts, logprob_tokens // contexts
 
 
-def _training_bytes(policy: PolicyConfig, model: ModelInfo, num_tokens: int) -> int:
+def _training_bytes(policy: WorkerGroupConfig, model: ModelInfo, num_tokens: int) -> int:
     """Return the bytes that micro-batches of so many tokens keep until their backward pass, and its own."""
-    recomputes, num_layers, in_flight = policy.fsdp_cfg.activation_checkpointing, model.num_layers, 1
+    num_layers, in_flight = model.num_layers, 1
     tp = policy.fsdp_cfg.tensor_parallel_size
     if policy.backend is PolicyBackend.megatron:
         megatron = policy.megatron_cfg
-        recomputes, tp = megatron.activation_checkpointing, megatron.tensor_model_parallel_size
+        tp = megatron.tensor_model_parallel_size
         num_layers //= megatron.pipeline_model_parallel_size
         in_flight = megatron.pipeline_model_parallel_size  # forwards before the first backward, on stage 0
     layer = _layer_bytes(policy, model, num_tokens)
-    if recomputes:
+    if recomputes_layers(policy):
         inputs = num_tokens * model.hidden_size * _weight_bytes(policy) // _sequence_parts(policy)
         kept = num_layers * inputs * in_flight + layer
     else:
@@ -211,13 +223,13 @@ def _training_bytes(policy: PolicyConfig, model: ModelInfo, num_tokens: int) -> 
     )
 
 
-def _forward_bytes(policy: PolicyConfig, model: ModelInfo, num_tokens: int) -> int:
+def _forward_bytes(policy: WorkerGroupConfig, model: ModelInfo, num_tokens: int) -> int:
     """Return the bytes of a forward pass alone: those of one layer, and logits where there are any."""
     num_chunks = 0 if model.has_value_head else _LOGIT_CHUNKS["forward"]
     return _layer_bytes(policy, model, num_tokens) + num_chunks * LOGIT_CHUNK_BYTES[policy.device]
 
 
-def _layer_bytes(policy: PolicyConfig, model: ModelInfo, num_tokens: int) -> int:
+def _layer_bytes(policy: WorkerGroupConfig, model: ModelInfo, num_tokens: int) -> int:
     tp, parts = _tensor_parallel_size(policy), _sequence_parts(policy)
     return layer_bytes(model, num_tokens, value_bytes=_weight_bytes(policy), tp=tp, sequence_parts=parts)
 
@@ -245,13 +257,13 @@ def layer_bytes(
     return int(num_tokens * value_bytes * (hidden + attention / tp + ffn))
 
 
-def _tensor_parallel_size(policy: PolicyConfig) -> int:
+def _tensor_parallel_size(policy: WorkerGroupConfig) -> int:
     if policy.backend is PolicyBackend.fsdp:
         return policy.fsdp_cfg.tensor_parallel_size
     return policy.megatron_cfg.tensor_model_parallel_size
 
 
-def _sequence_parts(policy: PolicyConfig) -> int:
+def _sequence_parts(policy: WorkerGroupConfig) -> int:
     """Return over how many ranks sequence parallelism divides the tokens outside of attention and FFN."""
     if policy.backend is PolicyBackend.fsdp or not policy.megatron_cfg.sequence_parallel:
         return 1

@@ -15,7 +15,7 @@ from nemo_like.data_plane.options import StorageBackend
 from nemo_like.driver.options import asks_endpoint
 from nemo_like.environments.options import EnvConfig, needs_gpu
 from nemo_like.policy.layout import policy_world_size
-from nemo_like.policy.options import Device, PolicyConfig
+from nemo_like.policy.options import Device, WorkerGroupConfig
 from nemo_like.rollout.tasks import used_environments
 
 
@@ -96,7 +96,7 @@ def _reward_models(environments: Sequence[EnvConfig]) -> dict[Role, RoleNeeds]:
     return {Role.reward_model: RoleNeeds(count=count, num_cpus=1, num_gpus=1)}
 
 
-def worker_groups(cfg: Config) -> dict[Role, PolicyConfig]:
+def worker_groups(cfg: Config) -> dict[Role, WorkerGroupConfig]:
     """Return the configuration of each group of training workers that a run has, by the workers' role.
 
     The policy's comes first, the critic's and the teacher's follow where there are any. A run that only

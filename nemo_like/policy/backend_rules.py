@@ -8,63 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import get_close_matches
-from functools import reduce
 
+from nemo_like.config.keys import keys
 from nemo_like.config.problems import Problem
 from nemo_like.models.adapter_layers import ADAPTABLE_LAYERS, ALL_LINEAR, adapts_all_linear
+from nemo_like.policy.layout import adapters_of
 from nemo_like.policy.library_arguments import worker_argument_problems
-from nemo_like.policy.options import Device, PolicyBackend, PolicyConfig
-
-# Keys that ask a backend for something, each with the value that asks for nothing.
-_NEUTRAL = {
-    PolicyBackend.megatron: {
-        "megatron_cfg.tensor_model_parallel_size": 1,
-        "megatron_cfg.pipeline_model_parallel_size": 1,
-        "megatron_cfg.context_parallel_size": 1,
-        "megatron_cfg.expert_model_parallel_size": 1,
-        "megatron_cfg.activation_checkpointing": False,
-        "megatron_cfg.sequence_parallel": False,
-        "megatron_cfg.use_distributed_optimizer": False,
-        "megatron_cfg.router_replay": False,
-        "megatron_cfg.model_kwargs": {},
-        "megatron_cfg.optimizer_kwargs": {},
-    },
-    PolicyBackend.fsdp: {
-        "fsdp_cfg.tensor_parallel_size": 1,
-        "fsdp_cfg.activation_checkpointing": False,
-        "fsdp_cfg.cpu_offload": False,
-        "fsdp_cfg.reduce_gradients_once": False,
-        "fsdp_cfg.model_kwargs": {},
-    },
-}
+from nemo_like.policy.options import Device, LoraConfig, PolicyBackend, WorkerGroupConfig
 
 
-def backend_problems(name: str, group: PolicyConfig) -> Iterator[Problem]:
+def backend_problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
     """Yield a problem for every key of the worker group ``name`` that asks the backend that is not chosen for
     something, and for what the chosen backend cannot do."""
     yield from _other_backend(name, group)
     yield from worker_argument_problems(name, group)
     if group.backend is PolicyBackend.fsdp:
         yield from _fsdp(name, group)
-    if group.lora.enabled:
-        yield from _adapters(name, group)
+    if (lora := adapters_of(group)) is not None:
+        yield from _adapters(name, group.backend, lora)
 
 
-def _other_backend(name: str, group: PolicyConfig) -> Iterator[Problem]:
-    for backend, keys in _NEUTRAL.items():
-        if backend is group.backend:
-            continue
-        for key, neutral in keys.items():
-            value: object = reduce(getattr, key.split("."), group)
-            if value != neutral:
-                yield Problem(
-                    key=f"{name}.{key}={_shown(value)}",
-                    rule=f"is for {name}.backend={backend.value}, but that is {group.backend.value}",
-                    remedy=f"set it to {_shown(neutral)}, or {name}.backend={backend.value}",
-                )
+def _other_backend(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
+    """Yield a problem for every key of the backend that is not chosen whose value is not its default, with
+    which it asks for nothing."""
+    is_fsdp = group.backend is PolicyBackend.fsdp
+    backend = PolicyBackend.megatron if is_fsdp else PolicyBackend.fsdp
+    part = f"{backend.value}_cfg"
+    of_part = getattr(group, part)
+    kind: type = type(of_part)
+    for leaf, (_, key) in keys(kind).items():
+        if (value := getattr(of_part, leaf)) != key.default:
+            yield Problem(
+                key=f"{name}.{part}.{leaf}={_shown(value)}",
+                rule=f"is for {name}.backend={backend.value}, but that is {group.backend.value}",
+                remedy=f"set it to {_shown(key.default)}, or {name}.backend={backend.value}",
+            )
 
 
-def _fsdp(name: str, group: PolicyConfig) -> Iterator[Problem]:
+def _fsdp(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
     fsdp = group.fsdp_cfg
     if fsdp.cpu_offload and group.device is Device.cpu:
         yield Problem(
@@ -81,16 +62,15 @@ def _fsdp(name: str, group: PolicyConfig) -> Iterator[Problem]:
             )
 
 
-def _adapters(name: str, group: PolicyConfig) -> Iterator[Problem]:
+def _adapters(name: str, backend: PolicyBackend, lora: LoraConfig) -> Iterator[Problem]:
     """Yield a problem where nothing is adapted, or with Megatron-core a layer that no model there has. What
     a model of transformers has is looked up in the model, later."""
-    lora = group.lora
     shown = f"{name}.lora.target_modules=[{', '.join(lora.target_modules)}]"
     if not lora.target_modules:
         yield Problem(
             key=shown, rule="names no layer, so nothing would train", remedy="[all-linear] is usual"
         )
-    elif group.backend is PolicyBackend.megatron and not adapts_all_linear(lora):
+    elif backend is PolicyBackend.megatron and not adapts_all_linear(lora):
         unknown = [layer for layer in lora.target_modules if layer not in ADAPTABLE_LAYERS]
         if unknown:
             close = get_close_matches(unknown[0], ADAPTABLE_LAYERS, n=1)
@@ -104,4 +84,4 @@ def _adapters(name: str, group: PolicyConfig) -> Iterator[Problem]:
 
 def _shown(value: object) -> str:
     """Return a scalar as it is written in YAML."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

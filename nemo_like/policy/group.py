@@ -47,7 +47,7 @@ from nemo_like.data_plane.storage_errors import listed
 from nemo_like.observability.metrics import Metric, merge, summed
 from nemo_like.policy.accumulated_samples import AccumulatedSamples
 from nemo_like.policy.interface import POLICY_TAGS, TRIPWIRE_TAGS, VALUE_TAGS
-from nemo_like.policy.options import PolicyConfig, TeacherConfig
+from nemo_like.policy.options import TeacherConfig, TrainedGroupConfig, WorkerGroupConfig
 from nemo_like.policy.parallelism import (
     FIRST_REPLICA,
     gathers_weights,
@@ -93,7 +93,7 @@ class WorkerGroup(ABC):
         self,
         handles: Sequence[ActorHandle],
         cluster: Cluster,
-        cfg: PolicyConfig,
+        cfg: WorkerGroupConfig,
         *,
         deadline_s: Callable[[Stage], float],
     ) -> None:
@@ -182,11 +182,13 @@ class TrainingGroup(WorkerGroup):
     """The driver's view of workers that train their model. ``num_epochs`` is how often ``train`` passes over
     its batch."""
 
+    _cfg: TrainedGroupConfig
+
     def __init__(
         self,
         handles: Sequence[ActorHandle],
         cluster: Cluster,
-        cfg: PolicyConfig,
+        cfg: TrainedGroupConfig,
         *,
         num_epochs: int,
         deadline_s: Callable[[Stage], float],
@@ -297,7 +299,7 @@ class PolicyWorkerGroup(TrainingGroup):
         self,
         handles: Sequence[ActorHandle],
         cluster: Cluster,
-        cfg: PolicyConfig,
+        cfg: TrainedGroupConfig,
         *,
         num_epochs: int,
         deadline_s: Callable[[Stage], float],

@@ -6,18 +6,21 @@ from collections.abc import Iterator
 
 from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.config.problems import Problem
-from nemo_like.policy.layout import dynamic_length_multiple, length_multiple
+from nemo_like.policy.layout import adapters_of, dynamic_length_multiple, length_multiple, parks_optimizer
 from nemo_like.policy.options import (
     Device,
     DynamicBatchingConfig,
     PolicyBackend,
-    PolicyConfig,
     Precision,
+    ScoringBatchesConfig,
+    ScoringPackingConfig,
     SequencePackingConfig,
+    TrainedGroupConfig,
+    WorkerGroupConfig,
 )
 
 
-def group_problems(name: str, group: PolicyConfig, grpo: GRPOConfig) -> Iterator[Problem]:
+def group_problems(name: str, group: WorkerGroupConfig, grpo: GRPOConfig) -> Iterator[Problem]:
     """Yield every problem with keys of the worker group ``name`` that do not fit together.
 
     The caller has checked that every number of the group is within its limits.
@@ -27,28 +30,34 @@ def group_problems(name: str, group: PolicyConfig, grpo: GRPOConfig) -> Iterator
     yield from _micro_batching(name, group)
     if group.sequence_packing.share_prompts:
         yield from _prompt_sharing(name, group)
-        yield from _mixed_groups(name, group, grpo)
+        if isinstance(group, TrainedGroupConfig):
+            yield from _mixed_groups(name, group, grpo)
     yield from _offload(name, group)
 
 
-def _offload(name: str, group: PolicyConfig) -> Iterator[Problem]:
+def _offload(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
+    is_parked = parks_optimizer(group)
     is_megatron = group.backend is PolicyBackend.megatron
-    if group.offload_optimizer_for_logprob and is_megatron and group.lora.enabled:
+    if is_parked and is_megatron and adapters_of(group) is not None:
         yield Problem(
             key=f"{name}.offload_optimizer_for_logprob=true",
             rule=f"is not for {name}.lora.enabled=true with {name}.backend=megatron: the optimizer of "
             "adapters is small and has no weights of its own",
             remedy="set it to false",
         )
-    elif group.offload_optimizer_for_logprob and is_megatron and group.precision is not Precision.bfloat16:
+    elif is_parked and is_megatron and group.precision is not Precision.bfloat16:
         yield Problem(
             key=f"{name}.offload_optimizer_for_logprob=true",
             rule=f"needs {name}.precision=bfloat16 with {name}.backend=megatron: in float32 the optimizer "
             "has no weights of its own",
             remedy="set it to false",
         )
-    for key in ("offload_optimizer_for_logprob", "offload_parameters_between_phases"):
-        if getattr(group, key) and group.device is not Device.cuda:
+    moved = {
+        "offload_optimizer_for_logprob": is_parked,
+        "offload_parameters_between_phases": group.offload_parameters_between_phases,
+    }
+    for key, is_moved in moved.items():
+        if is_moved and group.device is not Device.cuda:
             yield Problem(
                 key=f"{name}.{key}=true",
                 rule=f"needs {name}.device=cuda, where there is a host to move to",
@@ -56,7 +65,7 @@ def _offload(name: str, group: PolicyConfig) -> Iterator[Problem]:
             )
 
 
-def _sequence_parallel(name: str, group: PolicyConfig) -> Iterator[Problem]:
+def _sequence_parallel(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
     megatron = group.megatron_cfg
     is_used = group.backend is PolicyBackend.megatron
     if is_used and megatron.sequence_parallel and megatron.tensor_model_parallel_size == 1:
@@ -67,7 +76,7 @@ def _sequence_parallel(name: str, group: PolicyConfig) -> Iterator[Problem]:
         )
 
 
-def _context_parallel(name: str, group: PolicyConfig) -> Iterator[Problem]:
+def _context_parallel(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
     """Yield a problem when the longest sample cannot be cut evenly into the parts that ranks get."""
     multiple, length = length_multiple(group), group.max_total_sequence_length
     if length % multiple:
@@ -79,7 +88,7 @@ def _context_parallel(name: str, group: PolicyConfig) -> Iterator[Problem]:
         )
 
 
-def _micro_batching(name: str, group: PolicyConfig) -> Iterator[Problem]:
+def _micro_batching(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
     packing, dynamic = group.sequence_packing, group.dynamic_batching
     if packing.enabled and dynamic.enabled:
         yield Problem(
@@ -95,7 +104,7 @@ def _micro_batching(name: str, group: PolicyConfig) -> Iterator[Problem]:
         yield from _token_budgets(name, "dynamic_batching", dynamic, group, multiple)
 
 
-def _prompt_sharing(name: str, group: PolicyConfig) -> Iterator[Problem]:
+def _prompt_sharing(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
     key = f"{name}.sequence_packing.share_prompts=true"
     if not group.sequence_packing.enabled:
         yield Problem(
@@ -118,7 +127,7 @@ def _prompt_sharing(name: str, group: PolicyConfig) -> Iterator[Problem]:
         )
 
 
-def _mixed_groups(name: str, group: PolicyConfig, grpo: GRPOConfig) -> Iterator[Problem]:
+def _mixed_groups(name: str, group: TrainedGroupConfig, grpo: GRPOConfig) -> Iterator[Problem]:
     """Yield a problem when no two samples of an update have the same prompt, so that none could be shared."""
     batch = group.train_global_batch_size
     if (
@@ -138,14 +147,16 @@ def _mixed_groups(name: str, group: PolicyConfig, grpo: GRPOConfig) -> Iterator[
 def _token_budgets(
     name: str,
     batching: str,
-    budgets: SequencePackingConfig | DynamicBatchingConfig,
-    group: PolicyConfig,
+    budgets: ScoringPackingConfig | ScoringBatchesConfig,
+    group: WorkerGroupConfig,
     multiple: int,
 ) -> Iterator[Problem]:
     longest = -(-group.max_total_sequence_length // multiple) * multiple
     rounded = f", rounded up to a multiple of {multiple}" if multiple > 1 else ""
-    for key in ("train_mb_tokens", "logprob_mb_tokens"):
-        tokens: int = getattr(budgets, key)
+    limits = {"logprob_mb_tokens": budgets.logprob_mb_tokens}
+    if isinstance(budgets, SequencePackingConfig | DynamicBatchingConfig):
+        limits = {"train_mb_tokens": budgets.train_mb_tokens, **limits}
+    for key, tokens in limits.items():
         if tokens < longest:
             yield Problem(
                 key=f"{name}.{batching}.{key}={tokens}",

@@ -17,10 +17,7 @@ from __future__ import annotations
 import datetime
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
 
 import torch.distributed as dist
 
@@ -35,7 +32,7 @@ from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.policy.batch_keeper import BatchKeeper
 from nemo_like.policy.interface import TrainingBackend
 from nemo_like.policy.objective import Objective
-from nemo_like.policy.options import Device, PolicyBackend, PolicyConfig, ReplicaFetch
+from nemo_like.policy.options import Device, PolicyBackend, ReplicaFetch, WorkerGroupConfig
 from nemo_like.policy.replica import Replica
 from nemo_like.weight_transport.process_groups import Rendezvous, file_store, joined_store
 
@@ -43,12 +40,10 @@ from nemo_like.weight_transport.process_groups import Rendezvous, file_store, jo
 class GroupWorker(ABC):
     """One worker of a group. ``version`` counts the training phases that its weights have seen."""
 
-    group: ClassVar[str]  # the group of keys that configures it
-
     def __init__(
         self,
         *,
-        cfg: PolicyConfig,
+        cfg: WorkerGroupConfig,
         objective: Objective,
         coordinates: Coordinates,
         data_plane: DataPlane | DataPlaneSpec,
@@ -111,8 +106,7 @@ class GroupWorker(ABC):
                 timeout=datetime.timedelta(seconds=self._timeout_s),
             )
         self._replica = Replica(coordinates, self._timeout_s)
-        with told_of_group(self.group):
-            self._backend = self._build_backend()
+        self._backend = self._build_backend()
 
     def _store(self) -> dist.Store:
         """Return the store through which the workers of the group find each other."""
@@ -140,18 +134,6 @@ class GroupWorker(ABC):
     @property
     def _fetches(self) -> bool:
         return self.coordinates.is_leader or self.cfg.replica_fetch is ReplicaFetch.every_rank
-
-
-@contextmanager
-def told_of_group(group: str) -> Iterator[None]:
-    """Name the keys of ``group`` in what a backend raises, which speaks of the policy's."""
-    try:
-        yield
-    except (ValueError, FileNotFoundError) as error:
-        told = str(error).replace("policy.", f"{group}.")
-        if told == str(error):
-            raise
-        raise (FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError)(told) from error
 
 
 def schedule_of(meta: KVBatchMeta) -> Schedule:

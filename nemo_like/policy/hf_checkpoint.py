@@ -29,7 +29,7 @@ class HFCheckpoint:
                 self._files = dict.fromkeys(file.keys(), "model.safetensors")
         else:
             raise FileNotFoundError(
-                f"policy.model_name={path} holds neither model.safetensors nor model.safetensors.index.json; "
+                f"the checkpoint {path} holds neither model.safetensors nor model.safetensors.index.json; "
                 "save the checkpoint with transformers' save_pretrained"
             )
 

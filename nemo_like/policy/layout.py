@@ -5,28 +5,58 @@ from __future__ import annotations
 import math
 from typing import TypeGuard
 
-from nemo_like.policy.options import PolicyBackend, PolicyConfig, TeacherConfig, TeacherScoring
+from nemo_like.policy.options import (
+    LoraConfig,
+    PolicyBackend,
+    TeacherConfig,
+    TeacherScoring,
+    TrainedGroupConfig,
+    WorkerGroupConfig,
+)
 
 
-def is_one_engine(group: PolicyConfig) -> TypeGuard[TeacherConfig]:
+def is_one_engine(group: WorkerGroupConfig) -> TypeGuard[TeacherConfig]:
     """Return whether one vLLM engine takes the place of a group's workers, as it may with a teacher."""
     return isinstance(group, TeacherConfig) and group.scored_by is TeacherScoring.engine
 
 
-def stage_size(policy: PolicyConfig) -> int:
+def adapters_of(group: WorkerGroupConfig) -> LoraConfig | None:
+    """Return the adapters that a group trains; None where it trains its whole model, or nothing."""
+    return group.lora if isinstance(group, TrainedGroupConfig) and group.lora.enabled else None
+
+
+def recomputes_layers(group: WorkerGroupConfig) -> bool:
+    """Return whether the backend of a group that trains computes each layer again in the backward pass."""
+    if not isinstance(group, TrainedGroupConfig):
+        return False
+    own = group.fsdp_cfg if group.backend is PolicyBackend.fsdp else group.megatron_cfg
+    return own.activation_checkpointing
+
+
+def replays_routes(group: WorkerGroupConfig) -> bool:
+    """Return whether the routers of a mixture choose the experts that the engines chose."""
+    return isinstance(group, TrainedGroupConfig) and group.megatron_cfg.router_replay
+
+
+def parks_optimizer(group: WorkerGroupConfig) -> bool:
+    """Return whether the optimizer's state is on the host but for training."""
+    return isinstance(group, TrainedGroupConfig) and group.offload_optimizer_for_logprob
+
+
+def stage_size(policy: WorkerGroupConfig) -> int:
     """Return how many ranks one pipeline stage has, TP x CP x DP, with Megatron-core."""
     megatron = policy.megatron_cfg
     return megatron.tensor_model_parallel_size * megatron.context_parallel_size * policy.data_parallel_size
 
 
-def policy_world_size(policy: PolicyConfig) -> int:
+def policy_world_size(policy: WorkerGroupConfig) -> int:
     """Return the number of policy workers: TP x CP x PP x DP, or TP x DP with FSDP."""
     if policy.backend is PolicyBackend.fsdp:
         return policy.fsdp_cfg.tensor_parallel_size * policy.data_parallel_size
     return stage_size(policy) * policy.megatron_cfg.pipeline_model_parallel_size
 
 
-def length_multiple(policy: PolicyConfig) -> int:
+def length_multiple(policy: WorkerGroupConfig) -> int:
     """Return the number that every sequence's length must be a multiple of.
 
     Context parallelism cuts a sequence into two pieces for each of its ranks, and sequence parallelism cuts
@@ -39,7 +69,7 @@ def length_multiple(policy: PolicyConfig) -> int:
     return pieces * (megatron.tensor_model_parallel_size if megatron.sequence_parallel else 1)
 
 
-def dynamic_length_multiple(policy: PolicyConfig) -> int:
+def dynamic_length_multiple(policy: WorkerGroupConfig) -> int:
     """Return the same number for dynamic batches, whose lengths are also rounded to
     ``sequence_length_round``."""
     return math.lcm(length_multiple(policy), policy.dynamic_batching.sequence_length_round)

@@ -19,7 +19,8 @@ from typing import Any
 from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.config.problems import Problem
 from nemo_like.generation.options import GenerationConfig
-from nemo_like.policy.options import PolicyBackend, PolicyConfig
+from nemo_like.policy.layout import recomputes_layers
+from nemo_like.policy.options import MegatronConfig, PolicyBackend, WorkerGroupConfig
 
 
 class Library(Enum):
@@ -195,19 +196,19 @@ def passed_to_engines(generation: GenerationConfig) -> list[PassedArguments]:
     return [passed] if passed.values else []
 
 
-def passed_to_workers(name: str, group: PolicyConfig) -> list[PassedArguments]:
+def passed_to_workers(name: str, group: WorkerGroupConfig) -> list[PassedArguments]:
     """Return what the workers of the group ``name`` pass on, where they pass anything."""
-    megatron, fsdp = group.megatron_cfg, group.fsdp_cfg
-    by_backend = {
-        PolicyBackend.megatron: {
-            "megatron_cfg.model_kwargs": (Library.megatron_model, megatron.model_kwargs),
-            "megatron_cfg.optimizer_kwargs": (Library.megatron_optimizer, megatron.optimizer_kwargs),
-        },
-        PolicyBackend.fsdp: {"fsdp_cfg.model_kwargs": (Library.transformers, fsdp.model_kwargs)},
-    }
+    megatron = group.megatron_cfg
+    if group.backend is PolicyBackend.fsdp:
+        passed = {"fsdp_cfg.model_kwargs": (Library.transformers, group.fsdp_cfg.model_kwargs)}
+    else:
+        passed = {"megatron_cfg.model_kwargs": (Library.megatron_model, megatron.model_kwargs)}
+        if isinstance(megatron, MegatronConfig):
+            of_optimizer = Library.megatron_optimizer, megatron.optimizer_kwargs
+            passed["megatron_cfg.optimizer_kwargs"] = of_optimizer
     return [
         PassedArguments(f"{name}.{key}", library, values)
-        for key, (library, values) in by_backend[group.backend].items()
+        for key, (library, values) in passed.items()
         if values
     ]
 
@@ -221,7 +222,7 @@ def engine_argument_problems(generation: GenerationConfig, grpo: GRPOConfig) -> 
             yield from _problem(passed, argument, KEYS[passed.library].get(argument), reason)
 
 
-def worker_argument_problems(name: str, group: PolicyConfig) -> Iterator[Problem]:
+def worker_argument_problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
     """Yield a problem for every argument of the workers of ``name`` that has a key, or on which something
     relies."""
     for passed in passed_to_workers(name, group):
@@ -242,10 +243,10 @@ def _problem(passed: PassedArguments, argument: str, key: str | None, reason: st
         yield Problem(key=shown, rule=rule, remedy=remedy or "leave it out")
 
 
-def _reason(name: str, group: PolicyConfig, library: Library, argument: str, value: Any) -> str:
+def _reason(name: str, group: WorkerGroupConfig, library: Library, argument: str, value: Any) -> str:
     """Return why an argument is refused beside the rest of its group; empty where it is not."""
     if library is Library.megatron_model:
-        if argument in _RECOMPUTATION and group.megatron_cfg.activation_checkpointing:
+        if argument in _RECOMPUTATION and recomputes_layers(group):
             return f"is set by {name}.megatron_cfg.activation_checkpointing=true; set that to false"
         if argument == "moe_token_dispatcher_type" and value not in _DISPATCHERS:
             return "does not take micro-batches of different lengths; use " + " or ".join(_DISPATCHERS)

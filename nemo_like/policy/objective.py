@@ -55,11 +55,6 @@ class Objective(ABC):
         place of its output layer and gives ``TokenValues``."""
 
     @property
-    def trains(self) -> bool:
-        """Whether the model trains; a frozen one has neither gradients nor an optimizer."""
-        return True
-
-    @property
     def keeps_reference(self) -> bool:
         """Whether the weights at the start are kept as those of a reference."""
         return False

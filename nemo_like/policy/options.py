@@ -56,7 +56,9 @@ class LRDecayStyle(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class MegatronConfig:
+class MegatronModelConfig:
+    """A model of Megatron-core, and how it is spread over ranks. The default of each key asks for nothing."""
+
     tensor_model_parallel_size: Annotated[
         int, Key("divides attention heads, KV heads, FFN size and vocabulary", 1, at_least=1)
     ]
@@ -68,6 +70,24 @@ class MegatronConfig:
         int, Key("divides the experts of a mixture and TP x CP x DP", 1, at_least=1)
     ]
     sequence_parallel: Annotated[bool, Key("needs tensor_model_parallel_size > 1", False)]
+    moe_grouped_gemm: Annotated[
+        bool | None,
+        Key(
+            "A mixture's experts in one grouped matrix product, not one after the other. "
+            "null: on GPUs, in bfloat16 or with Transformer Engine.",
+            None,
+        ),
+    ]
+    model_kwargs: Annotated[
+        dict[str, Any],
+        Key("further arguments of Megatron-core's TransformerConfig, passed on as they are", {}),
+    ]
+
+
+@dataclass(kw_only=True, slots=True)
+class MegatronConfig(MegatronModelConfig):
+    """... and how it trains. Here too each default asks for nothing."""
+
     use_distributed_optimizer: Annotated[
         bool, Key("shard the optimizer's state over the data- and context-parallel ranks", False)
     ]
@@ -79,20 +99,8 @@ class MegatronConfig:
             False,
         ),
     ]
-    moe_grouped_gemm: Annotated[
-        bool | None,
-        Key(
-            "A mixture's experts in one grouped matrix product, not one after the other. "
-            "null: on GPUs, in bfloat16 or with Transformer Engine.",
-            None,
-        ),
-    ]
     router_replay: Annotated[
         bool, Key("true: train a mixture with the experts that the engines chose, token by token", False)
-    ]
-    model_kwargs: Annotated[
-        dict[str, Any],
-        Key("further arguments of Megatron-core's TransformerConfig, passed on as they are", {}),
     ]
     optimizer_kwargs: Annotated[
         dict[str, Any], Key("further arguments of Megatron-core's OptimizerConfig, passed on as they are", {})
@@ -100,29 +108,51 @@ class MegatronConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class SequencePackingConfig:
+class ScoringPackingConfig:
     """Micro-batches in which samples lie end to end, without padding between them."""
 
     enabled: Annotated[bool, Key("not together with dynamic_batching", False)]
-    train_mb_tokens: Annotated[
-        int, Key("most tokens in a micro-batch; at least max_total_sequence_length", 4096, at_least=1)
+    logprob_mb_tokens: Annotated[
+        int,
+        Key(
+            "most tokens in a micro-batch of a log-prob phase; at least max_total_sequence_length",
+            8192,
+            at_least=1,
+        ),
     ]
-    logprob_mb_tokens: Annotated[int, Key("the same for the log-prob phases", 8192, at_least=1)]
     share_prompts: Annotated[
         bool, Key("a micro-batch has a prompt once for all its samples: same outputs, fewer tokens", False)
     ]
 
 
 @dataclass(kw_only=True, slots=True)
-class DynamicBatchingConfig:
+class SequencePackingConfig(ScoringPackingConfig):
+    """... also in training."""
+
+    train_mb_tokens: Annotated[int, Key("the same in training", 4096, at_least=1)]
+
+
+@dataclass(kw_only=True, slots=True)
+class ScoringBatchesConfig:
     """Micro-batches of padded samples of similar length, as many samples as a token budget holds."""
 
     enabled: Annotated[bool, Key("not together with sequence_packing", False)]
-    train_mb_tokens: Annotated[
-        int, Key("limit for samples x padded length; at least max_total_sequence_length", 4096, at_least=1)
+    logprob_mb_tokens: Annotated[
+        int,
+        Key(
+            "limit for samples x padded length in a log-prob phase; at least max_total_sequence_length",
+            8192,
+            at_least=1,
+        ),
     ]
-    logprob_mb_tokens: Annotated[int, Key("the same for the log-prob phases", 8192, at_least=1)]
     sequence_length_round: Annotated[int, Key("padded lengths are multiples of this", 64, at_least=1)]
+
+
+@dataclass(kw_only=True, slots=True)
+class DynamicBatchingConfig(ScoringBatchesConfig):
+    """... also in training."""
+
+    train_mb_tokens: Annotated[int, Key("the same in training", 4096, at_least=1)]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -152,13 +182,25 @@ class LoraConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class FsdpConfig:
+class FsdpModelConfig:
+    """A model of transformers, and how it is spread over ranks. The default of each key asks for nothing."""
+
     tensor_parallel_size: Annotated[int, Key("divides attention heads, KV heads and FFN size", 1, at_least=1)]
-    activation_checkpointing: Annotated[
-        bool, Key("recompute each layer in the backward instead of keeping what it computed", False)
-    ]
     cpu_offload: Annotated[
         bool, Key("keep sharded weights, gradients and optimizer state in host memory", False)
+    ]
+    model_kwargs: Annotated[
+        dict[str, Any],
+        Key("further arguments with which transformers builds the model, such as attn_implementation", {}),
+    ]
+
+
+@dataclass(kw_only=True, slots=True)
+class FsdpConfig(FsdpModelConfig):
+    """... and how it trains."""
+
+    activation_checkpointing: Annotated[
+        bool, Key("recompute each layer in the backward instead of keeping what it computed", False)
     ]
     reduce_gradients_once: Annotated[
         bool,
@@ -168,10 +210,6 @@ class FsdpConfig:
             "until then.",
             False,
         ),
-    ]
-    model_kwargs: Annotated[
-        dict[str, Any],
-        Key("further arguments with which transformers builds the model, such as attn_implementation", {}),
     ]
 
 
@@ -198,8 +236,10 @@ class SchedulerConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class PolicyConfig:
-    """The model that is trained, and how it is spread over TP x CP x PP x DP workers."""
+class WorkerGroupConfig:
+    """A model, and how it is spread over TP x CP x PP x DP workers, which score samples in micro-batches."""
+
+    label: ClassVar[str]  # the group of these keys
 
     model_name: Annotated[
         str, Key("Hugging Face checkpoint directory; megatron: Llama, Qwen2, Qwen3 or Qwen3-MoE")
@@ -213,12 +253,6 @@ class PolicyConfig:
     device: Annotated[Device, Key("cpu (gloo) or cuda (NCCL)", Device.cpu)]
     precision: Annotated[Precision, Key("or bfloat16", Precision.float32)]
     data_parallel_size: Annotated[int, Key("workers = TP x CP x PP x DP", 1, at_least=1)]
-    train_global_batch_size: Annotated[
-        int, Key("samples per optimizer update; divides N, multiple of DP x micro-batch", 512, at_least=1)
-    ]
-    train_micro_batch_size: Annotated[
-        int, Key("samples per forward and backward of one worker", 4, at_least=1)
-    ]
     logprob_batch_size: Annotated[
         int, Key("samples per forward of one worker when only log-probs are wanted", 8, at_least=1)
     ]
@@ -230,25 +264,17 @@ class PolicyConfig:
         ),
     ]
     sequence_packing: Annotated[
-        SequencePackingConfig,
+        ScoringPackingConfig,
         Key("micro-batches of samples end to end, without padding; for lengths that differ much"),
     ]
     dynamic_batching: Annotated[
-        DynamicBatchingConfig,
+        ScoringBatchesConfig,
         Key("micro-batches of samples of similar length, as many as the budget holds; not with packing"),
     ]
     max_total_sequence_length: Annotated[int, Key("tokens of prompt and response together", 1024, at_least=1)]
-    max_grad_norm: Annotated[float, Key("gradients are scaled down to this norm", 1.0, above=0)]
-    offload_optimizer_for_logprob: Annotated[
-        bool,
-        Key(
-            "For a GPU that is shared with engines: optimizer state and gradients are on it "
-            "only during training.",
-            False,
-        ),
-    ]
     offload_parameters_between_phases: Annotated[
-        bool, Key("likewise: weights are on the GPU only while a phase needs them", False)
+        bool,
+        Key("for a GPU that is shared with engines: weights are on it only while a phase needs them", False),
     ]
     reference_placement: Annotated[
         ReferencePlacement,
@@ -264,8 +290,38 @@ class PolicyConfig:
             ReplicaFetch.leader,
         ),
     ]
+    megatron_cfg: Annotated[MegatronModelConfig, Key("of backend megatron")]
+    fsdp_cfg: Annotated[FsdpModelConfig, Key("of backend fsdp")]
+
+
+@dataclass(kw_only=True, slots=True)
+class TrainedGroupConfig(WorkerGroupConfig):
+    """... and train the model."""
+
+    sequence_packing: Annotated[
+        SequencePackingConfig,
+        Key("micro-batches of samples end to end, without padding; for lengths that differ much"),
+    ]
+    dynamic_batching: Annotated[
+        DynamicBatchingConfig,
+        Key("micro-batches of samples of similar length, as many as the budget holds; not with packing"),
+    ]
     megatron_cfg: Annotated[MegatronConfig, Key("of backend megatron")]
     fsdp_cfg: Annotated[FsdpConfig, Key("of backend fsdp")]
+    train_global_batch_size: Annotated[
+        int, Key("samples per optimizer update; divides N, multiple of DP x micro-batch", 512, at_least=1)
+    ]
+    train_micro_batch_size: Annotated[
+        int, Key("samples per forward and backward of one worker", 4, at_least=1)
+    ]
+    max_grad_norm: Annotated[float, Key("gradients are scaled down to this norm", 1.0, above=0)]
+    offload_optimizer_for_logprob: Annotated[
+        bool,
+        Key(
+            "Likewise: optimizer state and gradients are on it only during training.",
+            False,
+        ),
+    ]
     lora: Annotated[
         LoraConfig,
         Key(
@@ -281,10 +337,19 @@ class PolicyConfig:
 
 
 @dataclass(kw_only=True, slots=True)
-class ValueConfig(PolicyConfig):
+class PolicyConfig(TrainedGroupConfig):
+    """The model that is trained, and how it is spread over TP x CP x PP x DP workers."""
+
+    label: ClassVar[str] = "policy"
+
+
+@dataclass(kw_only=True, slots=True)
+class ValueConfig(TrainedGroupConfig):
     """The critic of grpo.adv_estimator.name=gae: a second worker group, which may have another model, backend
     and layout than the policy. What is not set otherwise is as in the group policy.
     """
+
+    label: ClassVar[str] = "value"
 
     otherwise: ClassVar[Mapping[str, Key]] = {
         "model_name": Key(
@@ -336,19 +401,13 @@ class TeacherScoring(Enum):
 
 
 @dataclass(kw_only=True, slots=True)
-class TeacherConfig(PolicyConfig):
+class TeacherConfig(WorkerGroupConfig):
     """The teacher of loss_fn.kind=distillation: a second worker group, which is frozen, and may have another
-    backend and layout than the policy. What is not set otherwise is as in the group policy; keys of
-    training have no effect.
+    backend and layout than the policy. What is not set otherwise is as in the group policy.
     """
 
-    otherwise: ClassVar[Mapping[str, Key]] = {
-        "model_name": Key("with the policy's tokenizer"),
-        "megatron_cfg.router_replay": Key(
-            "engines sample with the policy's routers; the teacher has its own", False
-        ),
-        "lora.enabled": Key("a teacher is frozen", False),
-    }
+    label: ClassVar[str] = "teacher"
+    otherwise: ClassVar[Mapping[str, Key]] = {"model_name": Key("with the policy's tokenizer")}
 
     models: Annotated[
         dict[str, str],

@@ -14,13 +14,13 @@ from nemo_like.batch.micro_batches import (
 from nemo_like.batch.prompt_sharing import PromptSharing
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.policy.layout import dynamic_length_multiple, length_multiple
-from nemo_like.policy.options import MicroBatchOrder, PolicyBackend, PolicyConfig
+from nemo_like.policy.options import MicroBatchOrder, PolicyBackend, TrainedGroupConfig, WorkerGroupConfig
 
 # The data-parallel replicas whose weights are sent, unless engines on several nodes have one each.
 FIRST_REPLICA = (0,)
 
 
-def parallel_layout(cfg: PolicyConfig) -> ParallelLayout:
+def parallel_layout(cfg: WorkerGroupConfig) -> ParallelLayout:
     """Return how many ranks the configured policy has on each axis."""
     if cfg.backend is PolicyBackend.fsdp:
         return ParallelLayout(tp=cfg.fsdp_cfg.tensor_parallel_size, cp=1, dp=cfg.data_parallel_size, pp=1)
@@ -33,17 +33,17 @@ def parallel_layout(cfg: PolicyConfig) -> ParallelLayout:
     )
 
 
-def shards_optimizer(cfg: PolicyConfig) -> bool:
-    """Return whether optimizer state is spread over data-parallel ranks.
+def shards_optimizer(cfg: WorkerGroupConfig) -> bool:
+    """Return whether the optimizer's state of Megatron-core is spread over data-parallel ranks.
 
     The spread and the whole optimizer have different checkpoint formats, so a single rank uses the configured
     kind too, though it has nothing to spread.
     """
-    return cfg.megatron_cfg.use_distributed_optimizer
+    return isinstance(cfg, TrainedGroupConfig) and cfg.megatron_cfg.use_distributed_optimizer
 
 
 def gathers_weights(
-    cfg: PolicyConfig, coordinates: Coordinates, replicas: Sequence[int] = FIRST_REPLICA
+    cfg: WorkerGroupConfig, coordinates: Coordinates, replicas: Sequence[int] = FIRST_REPLICA
 ) -> bool:
     """Return whether this worker takes part when the weight senders of these replicas gather weights.
 
@@ -64,7 +64,7 @@ def is_beside_sender(coordinates: Coordinates, group_size: int, replicas: Sequen
     return own in {replica * layout.tp * layout.cp // group_size for replica in replicas}
 
 
-def train_strategy(cfg: PolicyConfig) -> MicroBatching:
+def train_strategy(cfg: TrainedGroupConfig) -> MicroBatching:
     """Return the strategy by which the samples of an update become micro-batches."""
     if cfg.sequence_packing.enabled:
         return _packing_strategy(cfg, cfg.sequence_packing.train_mb_tokens)
@@ -73,7 +73,7 @@ def train_strategy(cfg: PolicyConfig) -> MicroBatching:
     return _fixed_strategy(cfg, cfg.train_micro_batch_size)
 
 
-def logprob_strategy(cfg: PolicyConfig) -> MicroBatching:
+def logprob_strategy(cfg: WorkerGroupConfig) -> MicroBatching:
     """Return the strategy of the log-prob phases, which keep fewer activations and so allow larger
     micro-batches."""
     if cfg.sequence_packing.enabled:
@@ -83,7 +83,7 @@ def logprob_strategy(cfg: PolicyConfig) -> MicroBatching:
     return _fixed_strategy(cfg, cfg.logprob_batch_size)
 
 
-def value_strategy(cfg: PolicyConfig) -> MicroBatching:
+def value_strategy(cfg: WorkerGroupConfig) -> MicroBatching:
     """Return the strategy of the phase in which a critic values samples. It is that of the log-prob phases,
     but samples do not share their prompts, since each has an end of its own."""
     if cfg.sequence_packing.enabled:
@@ -91,11 +91,11 @@ def value_strategy(cfg: PolicyConfig) -> MicroBatching:
     return logprob_strategy(cfg)
 
 
-def _packing_strategy(cfg: PolicyConfig, max_tokens: int) -> MicroBatching:
+def _packing_strategy(cfg: WorkerGroupConfig, max_tokens: int) -> MicroBatching:
     kind = PromptSharing if cfg.sequence_packing.share_prompts else sequence_packing
     return kind(max_tokens, length_multiple(cfg))
 
 
-def _fixed_strategy(cfg: PolicyConfig, size: int) -> MicroBatching:
+def _fixed_strategy(cfg: WorkerGroupConfig, size: int) -> MicroBatching:
     kind = fixed_size if cfg.micro_batch_order is MicroBatchOrder.by_length else in_order
     return kind(size, length_multiple(cfg))

@@ -18,7 +18,7 @@ from nemo_like.batch.meta import Schedule
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.kept_weights import KeptWeights, reference_in_place
 from nemo_like.policy.objective import Objective
-from nemo_like.policy.options import PolicyConfig
+from nemo_like.policy.options import WorkerGroupConfig
 from nemo_like.policy.temperature import ScoringModel, at_temperature_one
 
 
@@ -34,7 +34,7 @@ class AdapterSwitch(Protocol):
 class ScoringBackend(ABC):
     """One rank's part of a model, as far as it scores; a subclass sets the attributes in its constructor."""
 
-    cfg: PolicyConfig
+    cfg: WorkerGroupConfig
     objective: Objective
     _model: ScoringModel
     _adapters: AdapterSwitch

@@ -26,10 +26,6 @@ class TeacherObjective(Objective):
         return self.settings
 
     @property
-    def trains(self) -> bool:
-        return False
-
-    @property
     def further_models(self) -> Sequence[str]:
         return self.further
 

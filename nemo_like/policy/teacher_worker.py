@@ -35,8 +35,6 @@ from nemo_like.policy.teacher_objective import TeacherObjective
 class TeacherWorker(GroupWorker):
     """One worker of a teacher; its arguments are as those of the other workers."""
 
-    group = "teacher"
-
     def __init__(
         self,
         *,

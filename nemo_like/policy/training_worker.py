@@ -22,7 +22,8 @@ from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
 from nemo_like.policy.checked_loss import LossFailed
 from nemo_like.policy.checkpoint_writer import CheckpointWriter, told_in_short
-from nemo_like.policy.group_worker import GroupWorker, Stopwatch, schedule_of, told_of_group
+from nemo_like.policy.group_worker import GroupWorker, Stopwatch, schedule_of
+from nemo_like.policy.options import TrainedGroupConfig
 from nemo_like.policy.random_state import load_random_state, save_random_state
 from nemo_like.policy.results import WorkerUpdate
 from nemo_like.policy.worker_watch import WorkerWatch
@@ -31,6 +32,7 @@ from nemo_like.policy.worker_watch import WorkerWatch
 class TrainingWorker(GroupWorker):
     """One worker of a group that trains."""
 
+    cfg: TrainedGroupConfig
     _is_updating = False
     _watch: WorkerWatch | None = None
     _checkpoint: CheckpointWriter | None = None  # of the latest checkpoint
@@ -113,7 +115,7 @@ class TrainingWorker(GroupWorker):
 
     def load_checkpoint(self, path: str, version: int) -> None:
         """Continue from a checkpoint, which another layout may have written; every rank calls it."""
-        with told_in_short(), told_of_group(self.group):
+        with told_in_short():
             self._backend.load_checkpoint(Path(path))
         if self._watch is not None:
             self._watch.abandon()

@@ -46,8 +46,6 @@ from nemo_like.policy.value_objective import ValueObjective
 class ValueWorker(TrainingWorker):
     """One worker of a critic. ``data_plane`` is an object, or a description from which ``setup`` makes it."""
 
-    group = "value"
-
     def __init__(
         self,
         *,

@@ -63,8 +63,6 @@ class PolicyWorker(TrainingWorker):
     """One policy worker. ``data_plane`` and ``weight_sender`` are objects, or descriptions from which
     ``setup`` makes them in this process."""
 
-    group = "policy"
-
     def __init__(
         self,
         *,

@@ -26,7 +26,7 @@ from nemo_like.batch.tags import NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, SAMPLE_
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.observability.metrics import Metric, maximum, summed
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.options import PolicyConfig
+from nemo_like.policy.options import TrainedGroupConfig
 from nemo_like.policy.update_watch import Internals, UpdateWatch
 from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.measured import Measured
@@ -60,7 +60,7 @@ class WorkerWatch:
 
     def __init__(
         self,
-        cfg: PolicyConfig,
+        cfg: TrainedGroupConfig,
         loss: LossConfig,
         coordinates: Coordinates,
         reference: Callable[[], Sequence[Tensor]],

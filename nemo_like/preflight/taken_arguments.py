@@ -13,7 +13,7 @@ from typing import Any
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import read_model_info
 from nemo_like.policy.library_arguments import Library, PassedArguments
-from nemo_like.policy.options import PolicyConfig
+from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
 from nemo_like.preflight.drafts import draft_problem, unknown_argument
 
 
@@ -47,7 +47,7 @@ def engine_argument_problem(cfg: Config, passed: PassedArguments, builds_config:
     return None
 
 
-def worker_argument_problem(group: PolicyConfig, passed: PassedArguments) -> str | None:
+def worker_argument_problem(group: WorkerGroupConfig, passed: PassedArguments) -> str | None:
     """Return why the trainer's library does not take the arguments; None where it does."""
     if passed.library is Library.transformers:
         return _of_transformers(group, passed)
@@ -65,17 +65,17 @@ def worker_argument_problem(group: PolicyConfig, passed: PassedArguments) -> str
     ):
         return told
     try:
-        if passed.library is Library.megatron_model:
+        if isinstance(group, TrainedGroupConfig) and passed.library is Library.megatron_optimizer:
+            optimizer_config(group, DTYPES[group.precision])
+        else:
             model = read_model_info(group.model_name, group.backend)
             transformer_config(model, group, parallel_layout(group))
-        else:
-            optimizer_config(group, DTYPES[group.precision])
     except Exception as error:
         return f"is refused by Megatron-core: {_in_short(error)}"
     return None
 
 
-def _of_transformers(group: PolicyConfig, passed: PassedArguments) -> str | None:
+def _of_transformers(group: WorkerGroupConfig, passed: PassedArguments) -> str | None:
     from transformers import AutoConfig
 
     from nemo_like.policy.fsdp.model import BUILT_WITH, empty_model

@@ -9,13 +9,16 @@ from typing import Any
 
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.models.model_info import model_of
-from nemo_like.policy.options import PolicyConfig
+from nemo_like.policy.layout import replays_routes
+from nemo_like.policy.options import WorkerGroupConfig
 
 
-def beside_policy(name: str, noun: str, group: PolicyConfig, policy: PolicyConfig) -> Iterator[Problem]:
+def beside_policy(
+    name: str, noun: str, group: WorkerGroupConfig, policy: WorkerGroupConfig
+) -> Iterator[Problem]:
     """Yield every problem of the worker group ``name``, which people call a ``noun``, with reading the
     samples of the policy."""
-    if group.megatron_cfg.router_replay:
+    if replays_routes(group):
         yield Problem(
             key=f"{name}.megatron_cfg.router_replay=true",
             rule=f"replays nothing: the engines sample with the policy's routers, and a {noun} has its own",
@@ -31,7 +34,9 @@ def beside_policy(name: str, noun: str, group: PolicyConfig, policy: PolicyConfi
             )
 
 
-def model_beside_policy(name: str, noun: str, group: PolicyConfig, policy: PolicyConfig) -> Iterator[Problem]:
+def model_beside_policy(
+    name: str, noun: str, group: WorkerGroupConfig, policy: WorkerGroupConfig
+) -> Iterator[Problem]:
     """Yield every problem of the model of the worker group ``name`` with reading the policy's samples.
 
     What is wrong with either model alone is told elsewhere.

@@ -18,8 +18,8 @@ from nemo_like.models.model_info import ModelInfo, read_model_info, shipped_shap
 from nemo_like.plan.host_memory import host_bytes, host_memory_problems
 from nemo_like.plan.memory_timetable import gpu_bytes, memory_problems
 from nemo_like.plan.run_models import run_models
-from nemo_like.policy.layout import stage_size
-from nemo_like.policy.options import Device, PolicyBackend, PolicyConfig
+from nemo_like.policy.layout import adapters_of, replays_routes, stage_size
+from nemo_like.policy.options import Device, PolicyBackend, WorkerGroupConfig
 from nemo_like.rollout.tasks import task_environments, training_sampling, validation_sampling
 from nemo_like.rules.image_rules import image_problems
 from nemo_like.rules.machine_rules import Machine
@@ -60,7 +60,7 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
 
 
 def other_checkpoint_problems(
-    name: str, group: PolicyConfig, cfg: Config, machine: Machine = Machine.this
+    name: str, group: WorkerGroupConfig, cfg: Config, machine: Machine = Machine.this
 ) -> Iterator[Problem]:
     """Yield every problem with the checkpoint of a worker group, called ``name``, beside the policy."""
     model = yield from _model(name, group, cfg, machine)
@@ -70,7 +70,7 @@ def other_checkpoint_problems(
 
 
 def _model(
-    name: str, group: PolicyConfig, cfg: Config, machine: Machine
+    name: str, group: WorkerGroupConfig, cfg: Config, machine: Machine
 ) -> Generator[Problem, None, ModelInfo | None]:
     """Yield what is wrong with the directory of a group's checkpoint; return the model, or None where it
     cannot be read."""
@@ -95,7 +95,7 @@ def _model(
         return None
 
 
-def _context_length(name: str, group: PolicyConfig, model: ModelInfo) -> Iterator[Problem]:
+def _context_length(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
     length = group.max_total_sequence_length
     if length > model.max_position_embeddings:
         yield Problem(
@@ -177,7 +177,7 @@ def _missing_files(key: str, path: Path) -> Iterator[Problem]:
         yield Problem(key=key, rule=rule, remedy="save the tokenizer there with save_pretrained")
 
 
-def _layout(name: str, group: PolicyConfig, model: ModelInfo) -> Iterator[Problem]:
+def _layout(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
     megatron, fsdp = group.megatron_cfg, group.fsdp_cfg
     parts = {"attention heads": model.num_heads, "key-value heads": model.num_kv_heads}
     if model.num_experts is None:
@@ -197,7 +197,7 @@ def _layout(name: str, group: PolicyConfig, model: ModelInfo) -> Iterator[Proble
     yield from _adapted_experts(name, group, model)
 
 
-def _experts(name: str, group: PolicyConfig, model: ModelInfo) -> Iterator[Problem]:
+def _experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
     megatron = group.megatron_cfg
     key, ep = f"{name}.megatron_cfg.expert_model_parallel_size", megatron.expert_model_parallel_size
     if model.num_experts is None:
@@ -208,7 +208,7 @@ def _experts(name: str, group: PolicyConfig, model: ModelInfo) -> Iterator[Probl
             rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
             key = f"{name}.megatron_cfg.moe_grouped_gemm=true"
             yield Problem(key=key, rule=rule, remedy="set it to null")
-        if megatron.router_replay:
+        if replays_routes(group):
             rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
             yield Problem(key=f"{name}.megatron_cfg.router_replay=true", rule=rule, remedy="set it to false")
         return
@@ -229,10 +229,10 @@ def _experts(name: str, group: PolicyConfig, model: ModelInfo) -> Iterator[Probl
         )
 
 
-def _adapted_experts(name: str, group: PolicyConfig, model: ModelInfo) -> Iterator[Problem]:
-    lora = group.lora
-    experts = [layer for layer in adapted_layers(lora) if layer in FEED_FORWARD_LAYERS]
-    if lora.enabled and model.num_experts is not None and experts:
+def _adapted_experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+    lora = adapters_of(group)
+    experts = [layer for layer in adapted_layers(lora) if layer in FEED_FORWARD_LAYERS] if lora else []
+    if lora and model.num_experts is not None and experts:
         yield Problem(
             key=f"{name}.lora.target_modules=[{', '.join(lora.target_modules)}]",
             rule=f"asks for adapters beside {', '.join(experts)}, which are experts in this mixture and get "

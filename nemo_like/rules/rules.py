@@ -23,7 +23,7 @@ from nemo_like.plan.plan import updates_per_step
 from nemo_like.policy.backend_rules import backend_problems
 from nemo_like.policy.group_rules import group_problems
 from nemo_like.policy.library_arguments import engine_argument_problems
-from nemo_like.policy.options import Device, LRDecayStyle, PolicyConfig, ValueConfig
+from nemo_like.policy.options import Device, LRDecayStyle, TrainedGroupConfig, ValueConfig, WorkerGroupConfig
 from nemo_like.rules.checkpoint_rules import checkpoint_problems, other_checkpoint_problems
 from nemo_like.rules.evaluation_rules import evaluation_problems
 from nemo_like.rules.loss_rules import loss_problems
@@ -117,7 +117,7 @@ def _out_of_range(cfg: Config) -> dict[str, Problem]:
 
 
 def _of_group(
-    name: str, group: PolicyConfig, cfg: Config, broken: Collection[str], machine: Machine
+    name: str, group: WorkerGroupConfig, cfg: Config, broken: Collection[str], machine: Machine
 ) -> Iterator[Problem]:
     """Yield every problem of the keys that a critic or a teacher, called ``name``, has like the policy.
     ``broken`` are the keys that are beyond their limits."""
@@ -179,7 +179,7 @@ def _batch_sizes(cfg: Config) -> Iterator[Problem]:
     yield from _batches("policy", cfg.policy, cfg.grpo)
 
 
-def _batches(name: str, group: PolicyConfig, grpo: GRPOConfig) -> Iterator[Problem]:
+def _batches(name: str, group: TrainedGroupConfig, grpo: GRPOConfig) -> Iterator[Problem]:
     prompts, size = grpo.num_prompts_per_step, grpo.num_generations_per_prompt
     batch, ranks = group.train_global_batch_size, group.data_parallel_size
     num_samples = grpo.num_samples_per_step
@@ -317,7 +317,7 @@ def _scheduler(cfg: Config) -> Iterator[Problem]:
     yield from _learning_rate("policy", cfg.policy, num_steps * updates_per_step(cfg))
 
 
-def _learning_rate(name: str, group: PolicyConfig, total: int) -> Iterator[Problem]:
+def _learning_rate(name: str, group: TrainedGroupConfig, total: int) -> Iterator[Problem]:
     scheduler, lr = group.scheduler, group.optimizer.lr
     if scheduler.decay_style is LRDecayStyle.constant:
         return

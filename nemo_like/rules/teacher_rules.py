@@ -83,12 +83,6 @@ def _without_rewards(cfg: Config) -> Iterator[Problem]:
 
 
 def _of_the_group(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
-    if teacher.lora.enabled:
-        yield Problem(
-            key="teacher.lora.enabled=true",
-            rule="trains nothing: a teacher is frozen",
-            remedy="set it to false",
-        )
     if teacher.device is Device.cuda and cfg.cluster.placement is Placement.colocated:
         yield Problem(
             key="teacher",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from nemo_like.policy.options import Device, PolicyConfig, Precision
+from nemo_like.policy.options import Device, Precision, WorkerGroupConfig
 from nemo_like.tripwires.alarm import Alarm
 
 _NUM_TOKENS = 32
@@ -39,7 +39,7 @@ def canary_gap(trainer: Sequence[float], engines: Sequence[Sequence[float]]) -> 
     return math.inf if any(math.isnan(gap) for gap in gaps) else max(gaps)
 
 
-def canary_alarms(gap: float | None, cfg: PolicyConfig, *, has_experts: bool) -> Iterator[Alarm]:
+def canary_alarms(gap: float | None, cfg: WorkerGroupConfig, *, has_experts: bool) -> Iterator[Alarm]:
     """Yield an alarm when engines and trainer score the canary differently; None was not measured."""
     where = (cfg.device, cfg.precision)
     limit = _LIMITS.get(where, _LIMIT_ELSEWHERE)

@@ -6,7 +6,14 @@ import math
 from collections.abc import Iterator, Mapping
 
 from nemo_like.algorithms.options import LossConfig
-from nemo_like.policy.options import Device, LRDecayStyle, PolicyConfig, Precision, SchedulerConfig
+from nemo_like.policy.options import (
+    Device,
+    LRDecayStyle,
+    Precision,
+    SchedulerConfig,
+    TrainedGroupConfig,
+    WorkerGroupConfig,
+)
 from nemo_like.tripwires.alarm import Alarm
 from nemo_like.tripwires.measured import Measured
 
@@ -57,7 +64,7 @@ def ratio_alarms(metrics: Mapping[str, float], loss: LossConfig) -> Iterator[Ala
             )
 
 
-def first_ratio_alarms(measured: Mapping[str, float], cfg: PolicyConfig) -> Iterator[Alarm]:
+def first_ratio_alarms(measured: Mapping[str, float], cfg: WorkerGroupConfig) -> Iterator[Alarm]:
     """Yield an alarm when log-probs in the first update are not those that were scored before it."""
     gap = measured.get(Measured.first_ratio_gap, 0.0)
     limit = _FIRST_GAP.get((cfg.device, cfg.precision), _FIRST_GAP_ELSEWHERE)
@@ -91,7 +98,7 @@ def entropy_alarms(metrics: Mapping[str, float], num_tokens: float) -> Iterator[
 
 
 def optimizer_alarms(
-    measured: Mapping[str, float], cfg: PolicyConfig, updates_before: float | None, planned: int
+    measured: Mapping[str, float], cfg: TrainedGroupConfig, updates_before: float | None, planned: int
 ) -> Iterator[Alarm]:
     """Yield an alarm when learning rate, counts of updates or clipped gradients are not as configured.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nemo_like.policy.options import OptimizerConfig, PolicyConfig, Precision
+from nemo_like.policy.options import OptimizerConfig, Precision, TrainedGroupConfig
 from nemo_like.tripwires.alarm import Alarm
 from nemo_like.tripwires.measured import Measured
 
@@ -54,7 +54,7 @@ def weight_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
 
 def change_alarms(
     measured: Mapping[str, float],
-    cfg: PolicyConfig,
+    cfg: TrainedGroupConfig,
     *,
     learning_rates: float,
     gradient_norm: float,

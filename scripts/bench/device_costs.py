@@ -110,11 +110,12 @@ class MeasuredBackend(MegatronBackend):
     def optimizer_stays(self) -> Iterator[None]:
         """Have the optimizer's state stay on the device within the block."""
         with self._optimizer_on_device():
-            moves, self.cfg.offload_optimizer_for_logprob = self.cfg.offload_optimizer_for_logprob, False
+            cfg = self._training
+            moves, cfg.offload_optimizer_for_logprob = cfg.offload_optimizer_for_logprob, False
             try:
                 yield
             finally:
-                self.cfg.offload_optimizer_for_logprob = moves
+                cfg.offload_optimizer_for_logprob = moves
 
     def optimizer_state(self) -> AbstractContextManager[None] | None:
         """Return a context that has the optimizer's state on the device; None where it never leaves."""

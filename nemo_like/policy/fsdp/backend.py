@@ -47,9 +47,10 @@ from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, paralleli
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, logit_scale
 from nemo_like.policy.hf_checkpoint import value_head
 from nemo_like.policy.kept_weights import KeptWeights
+from nemo_like.policy.layout import adapters_of
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import LossFunction, Objective
-from nemo_like.policy.options import PolicyConfig
+from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
 from nemo_like.policy.parallelism import FIRST_REPLICA
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.scoring_backend import ScoringBackend
@@ -70,7 +71,7 @@ class FSDPBackend(ScoringBackend):
     _model: ScoringCausalLM
     _adapters: Adapters
 
-    def __init__(self, cfg: PolicyConfig, objective: Objective, coordinates: Coordinates) -> None:
+    def __init__(self, cfg: WorkerGroupConfig, objective: Objective, coordinates: Coordinates) -> None:
         self.cfg, self.objective, self.coordinates = cfg, objective, coordinates
         self.device = compute_device(cfg.device)
         self.num_updates = 0
@@ -83,12 +84,12 @@ class FSDPBackend(ScoringBackend):
         )
         self._causal_lm = empty_model(self._source, cfg.fsdp_cfg.model_kwargs)
         self._reads_images = reads_images(self._causal_lm.config)
-        if cfg.freeze_vision_tower:
+        if isinstance(cfg, TrainedGroupConfig) and cfg.freeze_vision_tower:
             freeze_vision_tower(self._causal_lm)
         if objective.scoring is None:
             give_value_head(self._causal_lm)
         self._adapters = self._add_adapters()
-        if not objective.trains:
+        if not isinstance(cfg, TrainedGroupConfig):
             self._causal_lm.requires_grad_(False)
         set_dtypes(self._causal_lm, self._dtype)
         spread = self._parallelize()
@@ -98,7 +99,7 @@ class FSDPBackend(ScoringBackend):
             forbidden_ids = placeholder_ids(self._causal_lm.config.to_dict())
             scoring = replace(scoring, forbidden_ids=forbidden_ids)
         self._model = ScoringCausalLM(self._causal_lm, scoring, group)
-        shard(self._model, self._mesh, cfg.fsdp_cfg, self._dtype)
+        shard(self._model, self._mesh, cfg, self._dtype)
         materialise(self._model, self.device, cfg.fsdp_cfg)
         # While a layer computes, FSDP puts gathered parameters in place of these sharded ones, which last.
         self._parameters: dict[str, DTensor] = dict(self._causal_lm.named_parameters())
@@ -114,21 +115,22 @@ class FSDPBackend(ScoringBackend):
         self._reference = KeptWeights(self._local_parts, cfg.reference_placement) if keeps_copy else None
         leaves = cfg.offload_parameters_between_phases
         self._weights_in_use = HostParking(self._local_parts()).in_use if leaves else stays_on_device
-        if objective.trains:
-            self._prepare_training(spread.partial_gradients)
+        if isinstance(cfg, TrainedGroupConfig):
+            self._prepare_training(cfg, spread.partial_gradients)
         # Adapter dropout must be alike on tensor-parallel ranks, whose inputs are alike.
         torch.manual_seed(coordinates.dp)
 
-    def _prepare_training(self, partial_gradients: frozenset[str]) -> None:
+    def _prepare_training(self, cfg: TrainedGroupConfig, partial_gradients: frozenset[str]) -> None:
         """Give what trains an optimizer; ``partial_gradients`` are those of ``TensorParallelModel``."""
+        self._training = cfg
         self._optimizer = ShardedAdamW(
             self._trained,
-            self.cfg,
+            cfg,
             self.device,
             partial_gradients=partial_gradients,
             tensor_group=self._mesh.get_group(TENSOR_AXIS),
         )
-        leaves = self.cfg.offload_optimizer_for_logprob
+        leaves = cfg.offload_optimizer_for_logprob
         self._moments_in_use = HostParking(self._moments()).in_use if leaves else stays_on_device
 
     # Log-probs and values
@@ -212,7 +214,7 @@ class FSDPBackend(ScoringBackend):
             share = normalise_accumulated(self.objective, update, metrics, watch)
             self._optimizer.scale_gradients(share)
         self.num_updates += 1
-        rate = learning_rate(self.num_updates, self.cfg.optimizer.lr, self.cfg.scheduler)
+        rate = learning_rate(self.num_updates, self._training.optimizer.lr, self._training.scheduler)
         metrics.add_update(grad_norm=self._optimizer.step(rate), learning_rate=rate)
 
     def _backward(
@@ -221,7 +223,7 @@ class FSDPBackend(ScoringBackend):
         """Add the gradient of the loss of the update's micro-batches to the gradients there are."""
         for spec in update.micro_batches:
             is_last = spec is update.micro_batches[-1]
-            reduce_gradients(self._model, is_last or not self.cfg.fsdp_cfg.reduce_gradients_once)
+            reduce_gradients(self._model, is_last or not self._training.fsdp_cfg.reduce_gradients_once)
             inputs = batch.micro_batch(spec, schedule)
             loss(self._model.scores(inputs), inputs).backward()
 
@@ -342,13 +344,13 @@ class FSDPBackend(ScoringBackend):
         return self._adapters.merged(name, full(name), full).to(self._dtype)
 
     def _add_adapters(self) -> Adapters:
-        lora = self.cfg.lora
-        return add_adapters(self._causal_lm, lora) if lora.enabled else Adapters({})
+        lora = adapters_of(self.cfg)
+        return Adapters({}) if lora is None else add_adapters(self._causal_lm, lora)
 
     def _parallelize(self) -> TensorParallelModel:
         if self.coordinates.layout.tp == 1:
             return TensorParallelModel(has_vocabulary_shards=False, partial_gradients=frozenset())
-        return parallelize(self._causal_lm, self._mesh[TENSOR_AXIS])
+        return parallelize(self._causal_lm, self._mesh[TENSOR_AXIS], self.cfg.label)
 
     def _load_weights(self, path: Path) -> float:
         """Load a checkpoint on the first rank's host, and from there send it to all ranks, one tensor at a
@@ -358,7 +360,7 @@ class FSDPBackend(ScoringBackend):
         if self.coordinates.rank == 0:
             model = load_model(path)
             if self.objective.scoring is not None:
-                scale.fill_(logit_scale(model))
+                scale.fill_(logit_scale(model, self.cfg.label))
                 source = {**dict(model.named_parameters()), **initial_values(self._parameters)}
             else:
                 hidden_size = model.get_input_embeddings().weight.shape[1]

@@ -43,7 +43,8 @@ from nemo_like.policy.fsdp.attention import has_plain_attention, use_causal_atte
 from nemo_like.policy.fsdp.image_text import auto_class, hidden_states, reads_images
 from nemo_like.policy.fsdp.lora import ADAPTER_DROPOUT
 from nemo_like.policy.fsdp.tensor_parallel import sum_gradient
-from nemo_like.policy.options import FsdpConfig
+from nemo_like.policy.layout import recomputes_layers
+from nemo_like.policy.options import FsdpModelConfig, WorkerGroupConfig
 
 DATA_AXIS, TENSOR_AXIS = "dp", "tp"
 
@@ -200,19 +201,21 @@ def set_dtypes(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
         parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else compute_dtype)
 
 
-def shard(model: ScoringCausalLM, mesh: DeviceMesh, cfg: FsdpConfig, compute_dtype: torch.dtype) -> None:
+def shard(
+    model: ScoringCausalLM, mesh: DeviceMesh, cfg: WorkerGroupConfig, compute_dtype: torch.dtype
+) -> None:
     """Spread the parameters over the data-parallel ranks: every layer is a unit, and the rest is one more.
 
     Gradients are summed over the ranks, never averaged: the loss arrives normalised by global counts.
     """
-    if cfg.activation_checkpointing:
+    if recomputes_layers(cfg):
         model.causal_lm.gradient_checkpointing_enable({"use_reentrant": False})
     options: dict[str, Any] = {
         "mesh": mesh[DATA_AXIS],
         "mp_policy": MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32),
         "offload_policy": OffloadPolicy(),
     }
-    if cfg.cpu_offload:
+    if cfg.fsdp_cfg.cpu_offload:
         options["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")
     layer_types = set(model.causal_lm._no_split_modules or ())
     for module in list(model.modules()):
@@ -236,7 +239,7 @@ def reduce_gradients(model: nn.Module, is_wanted: bool) -> None:
     model.set_requires_gradient_sync(is_wanted)
 
 
-def materialise(model: nn.Module, device: torch.device, cfg: FsdpConfig) -> None:
+def materialise(model: nn.Module, device: torch.device, cfg: FsdpModelConfig) -> None:
     """Allocate memory for this rank's part of every parameter; the buffers keep their values."""
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     model.to_empty(device=torch.device("cpu") if cfg.cpu_offload else device)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from nemo_like.policy.options import PolicyConfig
+from nemo_like.policy.options import TrainedGroupConfig
 
 # Keeps the clipping factor finite; the same constant as in torch.nn.utils.clip_grad_norm_.
 _NORM_EPSILON = 1e-6
@@ -31,7 +31,7 @@ class ShardedAdamW:
     def __init__(
         self,
         parameters: Mapping[str, DTensor],
-        cfg: PolicyConfig,
+        cfg: TrainedGroupConfig,
         device: torch.device,
         *,
         partial_gradients: Collection[str],

@@ -42,14 +42,15 @@ class TensorParallelModel:
     partial_gradients: frozenset[str]  # parameters whose gradients the ranks have to add up
 
 
-def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> TensorParallelModel:
-    """Spread a model, adapters included, over the ranks of a one-dimensional mesh, in place.
+def parallelize(model: PreTrainedModel, mesh: DeviceMesh, group: str) -> TensorParallelModel:
+    """Spread the model of the worker group called ``group``, adapters included, over the ranks of a
+    one-dimensional mesh, in place.
 
     Raises ValueError when transformers has no plan for the model, or when the plan has an unsupported style.
     """
     styles: dict[str, ParallelStyle] = {}
     partial: list[str] = []
-    for name, style in _module_styles(model).items():
+    for name, style in _module_styles(model, group).items():
         module = model.get_submodule(name)
         if style == _SEES_ITS_OWN_HEADS:
             partial += [f"{name}.{parameter}" for parameter, _ in module.named_parameters()]
@@ -58,19 +59,19 @@ def parallelize(model: PreTrainedModel, mesh: DeviceMesh) -> TensorParallelModel
         else:
             raise ValueError(
                 f"{model.config.model_type} is cut over ranks in the style {style!r} at {name}, which is not "
-                "supported; set policy.fsdp_cfg.tensor_parallel_size=1"
+                f"supported; set {group}.fsdp_cfg.tensor_parallel_size=1"
             )
     parallelize_module(model, mesh, styles)
     return TensorParallelModel(_cut_vocabulary(model, mesh), frozenset(partial))
 
 
-def _module_styles(model: PreTrainedModel) -> dict[str, str]:
+def _module_styles(model: PreTrainedModel, group: str) -> dict[str, str]:
     """Return the style of every module that the model's plan covers, except embedding and output layer."""
     plan = model.config.base_model_tp_plan
     if not plan:
         raise ValueError(
             f"transformers has no tensor-parallel plan for {model.config.model_type}; "
-            "set policy.fsdp_cfg.tensor_parallel_size=1"
+            f"set {group}.fsdp_cfg.tensor_parallel_size=1"
         )
     prefix = f"{model.base_model_prefix}."
     patterns = {

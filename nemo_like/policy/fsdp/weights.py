@@ -67,9 +67,9 @@ def fill(parameters: Mapping[str, DTensor], source: Mapping[str, Tensor], device
 
 
 @torch.no_grad()
-def logit_scale(model: PreTrainedModel) -> float:
+def logit_scale(model: PreTrainedModel, group: str) -> float:
     """Return the factor by which the model multiplies hidden @ weight.T to get its logits, measured on a few
-    tokens.
+    tokens. The model is that of the worker group called ``group``.
 
     Raises ValueError when the model does anything else to them, such as adding a bias or capping the logits.
     """
@@ -84,6 +84,6 @@ def logit_scale(model: PreTrainedModel) -> float:
     if not difference < _PROBE_TOLERANCE or getattr(model.config, "final_logit_softcapping", None):
         raise ValueError(
             f"{type(model).__name__} does not compute its logits as a multiple of hidden states times "
-            "weights, which policy.backend=fsdp relies on; train a model that does"
+            f"weights, which {group}.backend=fsdp relies on; use a model that does"
         )
     return scale

@@ -40,7 +40,7 @@ from nemo_like.policy.export import complete_checkpoint, write_weights
 from nemo_like.policy.hf_checkpoint import HFCheckpoint, value_head
 from nemo_like.policy.interface import is_weight_sender
 from nemo_like.policy.kept_weights import KeptWeights
-from nemo_like.policy.layout import length_multiple
+from nemo_like.policy.layout import adapters_of, length_multiple, recomputes_layers, replays_routes
 from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
 from nemo_like.policy.megatron.convert import (
@@ -66,7 +66,7 @@ from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.megatron.router_replay import RouteReplay
 from nemo_like.policy.objective import Objective
-from nemo_like.policy.options import PolicyConfig
+from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
 from nemo_like.policy.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
 from nemo_like.policy.parking import HostParking, stays_on_device
 from nemo_like.policy.scoring_backend import ScoringBackend
@@ -86,7 +86,7 @@ class MegatronBackend(ScoringBackend):
     _model: ScoringGPTModel
     _adapters: MegatronAdapters
 
-    def __init__(self, cfg: PolicyConfig, objective: Objective, coordinates: Coordinates) -> None:
+    def __init__(self, cfg: WorkerGroupConfig, objective: Objective, coordinates: Coordinates) -> None:
         self.cfg, self.objective, self.coordinates = cfg, objective, coordinates
         self.device = compute_device(cfg.device)
         self.num_updates = 0
@@ -109,13 +109,13 @@ class MegatronBackend(ScoringBackend):
                 objective.scoring,
                 self._part,
                 shares_prompts=cfg.sequence_packing.share_prompts,
-                has_adapters=cfg.lora.enabled,
+                has_adapters=adapters_of(cfg) is not None,
             )
             self._model.to(self.device)
             self._expert_load = ExpertLoad(
                 self._model,
                 self._model_info.num_layers,
-                recomputes=cfg.megatron_cfg.activation_checkpointing,
+                recomputes=recomputes_layers(cfg),
             )
             self._weights = dict(self._model.named_parameters())  # without the adapters
             self._kept = {}
@@ -128,31 +128,30 @@ class MegatronBackend(ScoringBackend):
             self._reference = (
                 KeptWeights(self._all_parameters, cfg.reference_placement) if keeps_copy else None
             )
-            if objective.trains:
-                self._prepare_training(config)
+            if isinstance(cfg, TrainedGroupConfig):
+                self._prepare_training(cfg, config)
             else:
                 self._model.requires_grad_(False)
-            self._replay = RouteReplay(
-                self._model if cfg.megatron_cfg.router_replay else None, config, self.device
-            )
-            model = self._ddp if objective.trains else self._model
+            self._replay = RouteReplay(self._model if replays_routes(cfg) else None, config, self.device)
+            model = self._ddp if isinstance(cfg, TrainedGroupConfig) else self._model
             self._pipeline = Pipeline(model, config, length_multiple(cfg), self._replay)
         leaves = cfg.offload_parameters_between_phases
         self._weights_in_use = HostParking(self._model.parameters()).in_use if leaves else stays_on_device
 
-    def _prepare_training(self, config: TransformerConfig) -> None:
+    def _prepare_training(self, cfg: TrainedGroupConfig, config: TransformerConfig) -> None:
         """Give the model gradients, which are summed over ranks, and an optimizer."""
+        self._training = cfg
         layout = self.coordinates.layout
         ddp_config = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=layout.dp * layout.cp > 1,
-            use_distributed_optimizer=shards_optimizer(self.cfg),
+            use_distributed_optimizer=shards_optimizer(cfg),
         )
         self._ddp = DistributedDataParallel(config, ddp_config, self._model)
         trained_dtype = ADAPTER_DTYPE if self._adapters else self._dtype
-        self._optimizer = build_optimizer(self.cfg, self._ddp, trained_dtype)
+        self._optimizer = build_optimizer(cfg, self._ddp, trained_dtype)
         config.no_sync_func = self._ddp.no_sync
-        if self.cfg.offload_optimizer_for_logprob:
+        if cfg.offload_optimizer_for_logprob:
             self._ddp.offload_grad_buffers()
             self._park_optimizer()
 
@@ -195,7 +194,7 @@ class MegatronBackend(ScoringBackend):
         rank holds for the first update of the next ``train``. ``watch`` sees every loss."""
         with self._megatron(), self._weights_in_use():
             if self._accumulated is None:
-                if self.cfg.offload_optimizer_for_logprob:
+                if self._training.offload_optimizer_for_logprob:
                     # Gradients stay on the device till they are used, wherever the optimizer is meanwhile.
                     self._ddp.restore_grad_buffers()
                 self._clear_gradients()
@@ -212,7 +211,7 @@ class MegatronBackend(ScoringBackend):
         self._accumulated = None
         self._expert_load.forget()
         self._replay.forget()
-        if self.cfg.offload_optimizer_for_logprob:
+        if self._training.offload_optimizer_for_logprob:
             with self._megatron():
                 self._ddp.offload_grad_buffers()
 
@@ -259,7 +258,7 @@ class MegatronBackend(ScoringBackend):
             share = normalise_accumulated(self.objective, update, metrics, watch)
             self._pipeline.reduce_accumulated(share)
         self.num_updates += 1
-        rate = learning_rate(self.num_updates, self.cfg.optimizer.lr, self.cfg.scheduler)
+        rate = learning_rate(self.num_updates, self._training.optimizer.lr, self._training.scheduler)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         _, grad_norm, _ = self._optimizer.step()
@@ -281,7 +280,7 @@ class MegatronBackend(ScoringBackend):
     def _optimizer_on_device(self) -> Iterator[None]:
         """Have optimizer state and gradients on the device within the block. With
         policy.offload_optimizer_for_logprob they leave it after the block."""
-        if not self.cfg.offload_optimizer_for_logprob:
+        if not self._training.offload_optimizer_for_logprob:
             yield
             return
         with self._optimizer_state_on_device():
@@ -343,9 +342,10 @@ class MegatronBackend(ScoringBackend):
     def adapter_config(self) -> Mapping[str, Any] | None:
         """Return the contents of peft's adapter_config.json, as plain JSON values; None when the whole model
         trains."""
-        if not self._adapters:
+        lora = adapters_of(self.cfg)
+        if lora is None:
             return None
-        return adapter_config(peft_config(self.cfg.lora, list(adapted_layers(self.cfg.lora))), self._source)
+        return adapter_config(peft_config(lora, list(adapted_layers(lora))), self._source)
 
     def adapter_metadata(self) -> list[TensorSpec]:
         """Describe what ``stage_adapters`` will yield, in its order, without communication; empty when the
@@ -414,7 +414,8 @@ class MegatronBackend(ScoringBackend):
                 self._parking.end()
                 self._parking = None  # before there is another one, so that the host holds one copy
             try:
-                self.num_updates = load_checkpoint(path, self._stored(), self._optimizer)["num_updates"]
+                counters = load_checkpoint(path, self._stored(), self._optimizer, self.cfg.label)
+                self.num_updates = counters["num_updates"]
             finally:
                 if was_parked:
                     self._park_optimizer()  # some of the state's tensors are new ones
@@ -441,9 +442,10 @@ class MegatronBackend(ScoringBackend):
                 yield name, parameter
 
     def _add_adapters(self, config: TransformerConfig) -> MegatronAdapters:
-        if not self.cfg.lora.enabled:
+        lora = adapters_of(self.cfg)
+        if lora is None:
             return MegatronAdapters({})
-        settings = AdapterSettings(self.cfg.lora, self._geometry, self._part, config.sequence_parallel)
+        settings = AdapterSettings(lora, self._geometry, self._part, config.sequence_parallel)
         # Adapter dropout must be alike on tensor-parallel ranks, whose inputs are alike.
         coordinates = self.coordinates
         torch.manual_seed(coordinates.rank // coordinates.layout.tp)

@@ -87,8 +87,11 @@ def save_checkpoint(
     dist_checkpointing.save(state, str(path), strategy, content_metadata=_METADATA)
 
 
-def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: MegatronOptimizer) -> dict[str, int]:
-    """Read this rank's part into model and optimizer, whatever layout wrote it; return the counters.
+def load_checkpoint(
+    path: Path, model: torch.nn.Module, optimizer: MegatronOptimizer, group: str
+) -> dict[str, int]:
+    """Read this rank's part into model and optimizer of the worker group called ``group``, whatever layout
+    wrote it; return the counters.
 
     Raises ValueError when the checkpoint's optimizer is sharded and this one is not, or the reverse, and when
     it was saved before the optimizers of a chain had common names and this one's chain is another.
@@ -97,7 +100,7 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: MegatronOptim
     was_sharded = common[_IS_SHARDED]
     if was_sharded != bool(sharded_parts(optimizer)):
         raise ValueError(
-            f"the checkpoint {path} was saved with policy.megatron_cfg.use_distributed_optimizer="
+            f"the checkpoint {path} was saved with {group}.megatron_cfg.use_distributed_optimizer="
             f"{str(was_sharded).lower()}; resume it with the same setting"
         )
     metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or _METADATA
@@ -106,8 +109,8 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: MegatronOptim
         if not metadata.get(_UNNUMBERED):
             raise ValueError(
                 f"the checkpoint {path} was saved by an older version, whose optimizers do not fit another "
-                "policy.megatron_cfg.expert_model_parallel_size; resume it with the same one, or start a new "
-                "run from its weights (scripts/convert_checkpoint.py)"
+                f"{group}.megatron_cfg.expert_model_parallel_size; resume it with the same one, or start a "
+                "new run from its weights (scripts/convert_checkpoint.py)"
             )
         _set_steps(optimizer, max(_steps(common["optimizer"]), default=0))
     with UntouchedZeros():

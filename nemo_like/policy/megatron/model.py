@@ -32,6 +32,7 @@ from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.models.model_info import ModelInfo
 from nemo_like.policy.batch import ModelInputs
 from nemo_like.policy.devices import DTYPES
+from nemo_like.policy.layout import recomputes_layers
 from nemo_like.policy.megatron.convert import Cut, ModelPart, rule_for, single_experts
 from nemo_like.policy.megatron.library_values import as_megatron_has_them
 from nemo_like.policy.megatron.lora import without_fused_norms
@@ -40,13 +41,13 @@ from nemo_like.policy.megatron.modules import (
     layer_spec,
     uses_transformer_engine,
 )
-from nemo_like.policy.options import PolicyConfig, Precision
+from nemo_like.policy.options import Precision, WorkerGroupConfig
 
 # The name of the last stage's parameter [vocabulary, H], or [1, H] in a critic's model.
 OUTPUT_LAYER = "output_layer.weight"
 
 
-def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayout) -> TransformerConfig:
+def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: ParallelLayout) -> TransformerConfig:
     """Return Megatron-core's configuration of this model under this layout.
 
     Raises what Megatron-core raises of an argument in ``megatron_cfg.model_kwargs``.
@@ -98,7 +99,7 @@ def transformer_config(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayo
     )
 
 
-def _mixture_options(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayout) -> dict[str, Any]:
+def _mixture_options(model: ModelInfo, cfg: WorkerGroupConfig, layout: ParallelLayout) -> dict[str, Any]:
     if model.num_experts is None:
         return {}
     return {
@@ -115,8 +116,8 @@ def _mixture_options(model: ModelInfo, cfg: PolicyConfig, layout: ParallelLayout
     }
 
 
-def _recompute_options(cfg: PolicyConfig) -> dict[str, Any]:
-    if not cfg.megatron_cfg.activation_checkpointing:
+def _recompute_options(cfg: WorkerGroupConfig) -> dict[str, Any]:
+    if not recomputes_layers(cfg):
         return {}
     return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
 

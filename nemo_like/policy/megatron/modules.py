@@ -30,7 +30,7 @@ from nemo_like.policy.batch import ModelInputs, context_positions
 from nemo_like.policy.devices import on_device
 from nemo_like.policy.megatron.experts import GroupedExperts
 from nemo_like.policy.megatron.functions import RMSNormFunction, SwiGLUFunction
-from nemo_like.policy.options import Device, PolicyConfig, Precision
+from nemo_like.policy.options import Device, Precision, WorkerGroupConfig
 from nemo_like.policy.shared_prompts import SharedPrompts
 from nemo_like.policy.varlen import Sequences, attend_varlen, has_varlen_kernel
 
@@ -271,7 +271,7 @@ def uses_transformer_engine(device: torch.device) -> bool:
     return HAVE_TE and device.type == "cuda"
 
 
-def groups_experts(cfg: PolicyConfig) -> bool:
+def groups_experts(cfg: WorkerGroupConfig) -> bool:
     """Return whether a mixture's experts are to compute in one grouped matrix product.
 
     Raises ValueError when the configuration asks for it and no kernel for it is there.
@@ -282,8 +282,9 @@ def groups_experts(cfg: PolicyConfig) -> bool:
     has_kernel = HAVE_TE or cfg.precision is Precision.bfloat16
     if wanted and not has_kernel:
         raise ValueError(
-            f"policy.megatron_cfg.moe_grouped_gemm=true with policy.precision={cfg.precision.value} needs "
-            "Transformer Engine, which is not installed; set policy.precision=bfloat16, or the key to null"
+            f"{cfg.label}.megatron_cfg.moe_grouped_gemm=true with {cfg.label}.precision="
+            f"{cfg.precision.value} needs Transformer Engine, which is not installed; set "
+            f"{cfg.label}.precision=bfloat16, or the key to null"
         )
     return has_kernel if wanted is None else wanted
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nemo_like.policy.megatron.foreach import use_torch_kernels
 from nemo_like.policy.megatron.library_values import as_megatron_has_them
-from nemo_like.policy.options import PolicyConfig
+from nemo_like.policy.options import TrainedGroupConfig
 from nemo_like.policy.parallelism import shards_optimizer
 
 
@@ -64,7 +64,7 @@ def _parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
     return [part for part in chain(optimizer) if not part.is_stub_optimizer]
 
 
-def optimizer_config(cfg: PolicyConfig, dtype: torch.dtype) -> OptimizerConfig:
+def optimizer_config(cfg: TrainedGroupConfig, dtype: torch.dtype) -> OptimizerConfig:
     """Return Megatron-core's configuration of AdamW for trained parameters in ``dtype``.
 
     Raises what Megatron-core raises of an argument in ``megatron_cfg.optimizer_kwargs``.
@@ -85,7 +85,7 @@ def optimizer_config(cfg: PolicyConfig, dtype: torch.dtype) -> OptimizerConfig:
     )
 
 
-def build_optimizer(cfg: PolicyConfig, model: torch.nn.Module, dtype: torch.dtype) -> MegatronOptimizer:
+def build_optimizer(cfg: TrainedGroupConfig, model: torch.nn.Module, dtype: torch.dtype) -> MegatronOptimizer:
     """Build AdamW over a DDP-wrapped model whose trained parameters are in ``dtype``, with float32 master
     weights for bfloat16. Biases and norms have no weight decay."""
     use_torch_kernels()

@@ -69,7 +69,7 @@ def test_without_a_single_token_every_expert_still_gets_a_gradient_of_zero(exper
 
 def policy(device: Device, precision: Precision, wanted: bool | None) -> Any:
     megatron_cfg = SimpleNamespace(moe_grouped_gemm=wanted)
-    return SimpleNamespace(device=device, precision=precision, megatron_cfg=megatron_cfg)
+    return SimpleNamespace(label="policy", device=device, precision=precision, megatron_cfg=megatron_cfg)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,6 @@ def test_a_loss_that_asks_no_teacher_is_refused() -> None:
 
 def test_a_teacher_cannot_be_asked_to_train() -> None:
     objective = TeacherObjective(LogprobSettings(temperature=1.0))
-    assert not objective.trains and not objective.keeps_reference
+    assert not objective.keeps_reference
     with pytest.raises(RuntimeError, match="a teacher is frozen"):
         objective.of_update(None, None, None)  # type: ignore[arg-type]

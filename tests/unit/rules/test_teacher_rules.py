@@ -86,7 +86,6 @@ def test_a_loss_of_ones_own_may_have_a_teacher(student: Path, teacher: Path) -> 
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        (("teacher.lora.enabled=true",), "teacher.lora.enabled=true trains nothing"),
         (("teacher.data_parallel_size=0",), "teacher.data_parallel_size=0 must be at least 1"),
         (
             ("teacher.max_total_sequence_length=40",),
