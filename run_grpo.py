@@ -35,10 +35,10 @@ from nemo_like.driver.stopping import ignore_first_interrupt, sigterm_as_interru
 from nemo_like.environments.kind_options import replaced_options
 from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.observability.run_lock import DirectoryInUse
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.plan import format_plan, make_plan
 from nemo_like.plan.run_models import run_models
 from nemo_like.preflight.checks import Preflight, preflight
-from nemo_like.rules.machine_rules import Machine
 from nemo_like.rules.rules import validate
 
 _EXAMPLES = """\

@@ -30,9 +30,9 @@ from nemo_like.driver import exit_codes
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stopping import ignore_first_interrupt, sigterm_as_interrupt
 from nemo_like.observability.printable import accept_all_characters, printable
+from nemo_like.plan.evaluation_plan import as_evaluation, format_evaluation_plan
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.preflight.checks import preflight
-from nemo_like.rules.evaluation_rules import as_evaluation, format_evaluation_plan
-from nemo_like.rules.machine_rules import Machine
 from nemo_like.rules.rules import validate
 
 

@@ -121,6 +121,7 @@ class RewardShapingConfig:
             "have, max_new_tokens x max_turns of its task, and no more than a conversation "
             "holds.",
             None,
+            at_least=1,
         ),
     ]
     overlong_buffer_length: Annotated[
@@ -130,10 +131,23 @@ class RewardShapingConfig:
         ),
     ]
     overlong_buffer_penalty: Annotated[
-        float, Key("the full penalty for an overlong response, reward units", 1.0)
+        float,
+        Key(
+            "the full penalty for an overlong response, reward units",
+            1.0,
+            at_least=0,
+            remedy="it is subtracted",
+        ),
     ]
     stop_properly_penalty_coef: Annotated[
-        float | None, Key("a truncated response keeps this share of a reward above 0; null: all", None)
+        float | None,
+        Key(
+            "a truncated response keeps this share of a reward above 0; null: all",
+            None,
+            at_least=0,
+            at_most=1,
+            remedy="it is the share of its reward that a truncated response keeps",
+        ),
     ]
 
 
@@ -220,7 +234,7 @@ class GRPOConfig:
         bool, Key("comes third: sample other prompts for groups whose raw rewards are all equal", False)
     ]
     dynamic_sampling_max_gen_batches: Annotated[
-        int, Key("rollouts of P prompts each that one step may need at most", 10)
+        int, Key("rollouts of P prompts each that one step may need at most", 10, at_least=1)
     ]
     overlong_filtering: Annotated[bool, Key("comes last: truncated samples do not train", False)]
     sample_filters: Annotated[

@@ -9,7 +9,7 @@ from pathlib import Path
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.search_path import find_configuration
 from nemo_like.configuration import Config, load_config
-from nemo_like.rules.machine_rules import present_gpus
+from nemo_like.plan.machine_rules import present_gpus
 
 REWARD_ENVIRONMENT = "reward"  # the name in ``env`` of the environment that asks the program's function
 

@@ -27,8 +27,8 @@ from nemo_like.configuration import Config
 from nemo_like.driver import exit_codes
 from nemo_like.driver.run_failures import CallbackFailed, RunFailed
 from nemo_like.driver.stopping import OnStep, sigterm_as_interrupt
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.preflight.checks import preflight
-from nemo_like.rules.machine_rules import Machine
 from nemo_like.rules.rules import validate
 
 if TYPE_CHECKING:

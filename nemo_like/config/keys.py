@@ -8,7 +8,8 @@ code falls back on a default: what loads a configuration has every key's value f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from functools import cache
@@ -66,7 +67,7 @@ def _still_referring(value: Any, convert: ValidatorFunctionWrapHandler) -> Any:
 @dataclass(frozen=True, slots=True)
 class Key(Leaf):
     """A key's sentence, as the comment beside it in YAML; its default, which may be an interpolation; and the
-    limits of a number. ``remedy`` is for a number outside of them."""
+    limits of a number; ``below`` infinity it is finite. ``remedy`` is for a number outside of them."""
 
     about: str = ""
     default: Any = MISSING
@@ -88,6 +89,7 @@ class Key(Leaf):
         """Describe the key for editors: its values within the limits, its sentence and its default."""
         values = handler(schema)
         bounds = handler(_number(self.limits).core_schema) if self.limits else {}
+        bounds = {name: limit for name, limit in bounds.items() if limit != math.inf}
         for one in values.get("anyOf", [values]):
             if one.get("type") in ("integer", "number"):
                 one.update({name: limit for name, limit in bounds.items() if name != "type"})
@@ -113,13 +115,17 @@ def _split(annotation: Any) -> tuple[Any, Key]:
 
 
 def beyond_limits(group: Any, prefix: str = "") -> Iterator[Problem]:
-    """Yield the problem of every number below an instance of a group that is beyond its limits. Null, and
-    what is in lists and in mappings of names to groups, has none."""
+    """Yield the problem of every number below an instance of a group that is beyond its limits, also in
+    mappings of names to groups. Null, and what is in lists, has none."""
     kind: type = type(group)
     for name, (_, key) in keys(kind).items():
         value = getattr(group, name)
         if is_dataclass(value):
             yield from beyond_limits(value, f"{prefix}{name}.")
+        elif isinstance(value, Mapping):
+            for entry, inner in value.items():
+                if is_dataclass(inner):
+                    yield from beyond_limits(inner, f"{prefix}{name}.{entry}.")
         elif value is not None and key.limits and not _is_within(value, key.limits):
             yield Problem(key=f"{prefix}{name}={value}", rule=_asked(key), remedy=key.remedy)
 
@@ -128,7 +134,9 @@ def _asked(key: Key) -> str:
     """Return what the limits of a key ask of a number."""
     given = {name.replace("_", " "): getattr(key, name) for name in _LIMITS}
     return "must be " + " and ".join(
-        f"{word} {limit:g}" for word, limit in given.items() if limit is not None
+        "finite" if limit == math.inf else f"{word} {limit:g}"
+        for word, limit in given.items()
+        if limit is not None
     )
 
 

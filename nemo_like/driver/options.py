@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -15,7 +16,8 @@ class EvaluationConfig:
     """
 
     step: Annotated[
-        int, Key("the answers are sampled with the seeds that a validation after this step has", 0)
+        int,
+        Key("the answers are sampled with the seeds that a validation after this step has", 0, at_least=0),
     ]
     base_url: Annotated[
         str | None,
@@ -30,11 +32,15 @@ class EvaluationConfig:
         str | None,
         Key("the environment variable that holds the server's API key; null: the server asks for none", None),
     ]
-    max_parallel: Annotated[int, Key("requests to the server that are under way at once", 64)]
-    request_timeout_s: Annotated[float, Key("deadline of one attempt", 600.0)]
+    max_parallel: Annotated[int, Key("requests to the server that are under way at once", 64, at_least=1)]
+    request_timeout_s: Annotated[float, Key("deadline of one attempt", 600.0, above=0, below=math.inf)]
     max_attempts: Annotated[
         int,
-        Key("tried again after a refused or broken connection, a timeout, or a status of 409, 429 or 5xx", 5),
+        Key(
+            "tried again after a refused or broken connection, a timeout, or a status of 409, 429 or 5xx",
+            5,
+            at_least=1,
+        ),
     ]
     extra_body: Annotated[
         dict[str, Any], Key("further fields of every request, for example {skip_special_tokens: false}", {})

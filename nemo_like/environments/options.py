@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -49,22 +50,41 @@ class EnvConfig:
 
     kind: Annotated[EnvironmentKind, Key("see the other files here")]
     options: Annotated[dict[str, Any], Key("the kind's own", {})]
-    num_actors: Annotated[int, Key("processes that judge in parallel", 1)]
+    num_actors: Annotated[int, Key("processes that judge in parallel", 1, at_least=0)]
     max_concurrency: Annotated[
-        int, Key("calls that one process has under way at once; above 1 only for environments that await", 1)
+        int,
+        Key(
+            "calls that one process has under way at once; above 1 only for environments that await",
+            1,
+            at_least=1,
+        ),
     ]
-    batch_size: Annotated[int, Key("turns that one call judges; their results arrive together", 128)]
+    batch_size: Annotated[
+        int, Key("turns that one call judges; their results arrive together", 128, at_least=1)
+    ]
     timeout_s: Annotated[
-        float, Key("deadline of one call; a sample fails when judging its turn alone takes longer", 30.0)
+        float,
+        Key(
+            "deadline of one call; a sample fails when judging its turn alone takes longer",
+            30.0,
+            above=0,
+            below=math.inf,
+        ),
     ]
     max_failed_share: Annotated[
         float,
-        Key("the run ends when a larger share of a step's or validation's samples failed; 1: never", 0.5),
+        Key(
+            "the run ends when a larger share of a step's or validation's samples failed; 1: never",
+            0.5,
+            at_least=0,
+            at_most=1,
+            remedy="0.5 ends the run when more than half of the rewards fail",
+        ),
     ]
     check_at_start: Annotated[
         bool, Key("before training, judge the first problem's reference answer once, as a response", True)
     ]
-    max_turns: Annotated[int, Key("responses per conversation", 1)]
+    max_turns: Annotated[int, Key("responses per conversation", 1, at_least=1)]
     observation_role: Annotated[
         str,
         Key("under which a chat template renders what the environment says: user, tool or another", "user"),

@@ -23,6 +23,7 @@ from nemo_like.observability.options import (
     WandbMode,
     mlflow_directory,
 )
+from nemo_like.policy.options import Device
 
 _WANDB_FORBIDDEN = "/\\#?%:"
 _WANDB_MAX_NAME, _WANDB_MAX_TAG = 128, 64
@@ -31,6 +32,25 @@ _MLFLOW_SERVERS = ("http", "https")
 _MLFLOW_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _MLFLOW_OTHERS = ("databricks", "uc", "databricks-uc")
 _SERVER_TIMEOUT_S = 5.0
+
+
+def step_problems(logger: LoggerConfig, num_steps: int, device: Device) -> Iterator[Problem]:
+    """Yield a problem for every key that names a step which a run of ``num_steps`` steps does not make, or
+    asks for what does not exist on its device."""
+    asked = {"logger.trace_steps": logger.trace_steps, "logger.profile.steps": logger.profile.steps}
+    for key, steps in asked.items():
+        if num_steps >= 1 and any(not 1 <= step <= num_steps for step in steps):
+            yield Problem(
+                key=f"{key}={steps}",
+                rule=f"must name steps from 1 to grpo.max_num_steps={num_steps}",
+                remedy="the third step is past what only first steps do",
+            )
+    if logger.nvtx_ranges and device is Device.cpu:
+        yield Problem(
+            key="logger.nvtx_ranges=true",
+            rule="needs policy.device=cuda",
+            remedy="on CPU use logger.trace_steps or logger.profile",
+        )
 
 
 def logger_problems(logger: LoggerConfig) -> Iterator[Problem]:

@@ -32,6 +32,7 @@ from nemo_like.environments.kind_options import RewardModelOptions, options_of
 from nemo_like.environments.options import EnvironmentKind
 from nemo_like.generation.speculation import ARGUMENT
 from nemo_like.models.model_info import model_of, shipped_shape
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.roles import worker_groups
 from nemo_like.policy.library_arguments import PassedArguments, passed_to_engines, passed_to_workers
 from nemo_like.policy.options import Device, LoraConfig, PolicyBackend
@@ -48,14 +49,13 @@ from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan,
 from nemo_like.preflight.drafts import draft_notes
 from nemo_like.preflight.engine_features import missing_engine_features
 from nemo_like.preflight.kernels import missing_kernels
+from nemo_like.preflight.loss_notes import staleness_notes
 from nemo_like.preflight.notes import Note, Seen
 from nemo_like.preflight.ray_packages import unloadable_ray_packages
 from nemo_like.preflight.taken_arguments import engine_argument_problem, worker_argument_problem
 from nemo_like.preflight.versions import installed_version, untested_versions
 from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_declarations
 from nemo_like.rollout.tasks import judging_environments, max_prompt_tokens, used_environments
-from nemo_like.rules.machine_rules import Machine
-from nemo_like.rules.overlap_rules import staleness_notes
 
 _SCAN_TIME_S = 60.0
 # What a child process may take for its imports on a busy machine, beyond the time of its work.

@@ -1,8 +1,8 @@
 """Validation of a configuration before anything is started: limits of single keys, and rules over several.
 
 A rule is skipped while one of the keys that it relies on is beyond its limits. Rules that span parts are here
-and in the ``*_rules`` modules beside this one; ``checkpoint_rules`` and ``machine_rules`` say what the model
-checkpoint and the machine must be like. Rules on one part stand beside it.
+and in the ``*_rules`` modules beside this one. Rules on one part, also on what it holds of another's keys,
+stand beside it and take the groups that they read; those on the machine are in ``plan.machine_rules``.
 """
 
 from __future__ import annotations
@@ -10,39 +10,41 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from nemo_like.algorithms.options import GRPOConfig
+from nemo_like.algorithms.loss_rules import loss_problems
+from nemo_like.algorithms.reward_rules import reward_problems
+from nemo_like.checkpoint.checkpointing_rules import checkpointing_problems
 from nemo_like.config.keys import beyond_limits
 from nemo_like.config.problems import ConfigError, Problem, without_secrets
-from nemo_like.config.units import parse_duration_s
 from nemo_like.configuration import Config
 from nemo_like.data.data_rules import MAX_ARITHMETIC_DIGITS
 from nemo_like.data.options import DatasetKind
 from nemo_like.data.sources import data_sources
 from nemo_like.data_plane.data_plane_rules import data_plane_problems
+from nemo_like.generation.engine_rules import cache_size_problems
+from nemo_like.observability.logger_rules import step_problems
+from nemo_like.plan.machine_rules import Machine, machine_problems
+from nemo_like.plan.placement_rules import placement_problems
 from nemo_like.plan.plan import updates_per_step
 from nemo_like.policy.backend_rules import backend_problems
+from nemo_like.policy.critic_rules import critic_model_problems
 from nemo_like.policy.group_rules import group_problems
 from nemo_like.policy.library_arguments import engine_argument_problems
-from nemo_like.policy.options import Device, LRDecayStyle, TrainedGroupConfig, ValueConfig, WorkerGroupConfig
+from nemo_like.policy.options import ValueConfig, WorkerGroupConfig
+from nemo_like.policy.update_sizes import batch_problems, learning_rate_problems
+from nemo_like.rollout.task_rules import task_problems
 from nemo_like.rules.checkpoint_rules import checkpoint_problems, other_checkpoint_problems
-from nemo_like.rules.evaluation_rules import evaluation_problems
-from nemo_like.rules.loss_rules import loss_problems
-from nemo_like.rules.machine_rules import Machine, machine_problems
-from nemo_like.rules.metric_rules import metric_problems
-from nemo_like.rules.overlap_rules import overlap_problems
-from nemo_like.rules.placement_rules import placement_problems
-from nemo_like.rules.reward_rules import reward_problems
-from nemo_like.rules.rollout_rules import rollout_problems
-from nemo_like.rules.speculation_rules import speculation_problems
-from nemo_like.rules.task_rules import task_problems
-from nemo_like.rules.teacher_rules import (
+from nemo_like.rules.distillation_rules import (
     teacher_model_problems,
     teacher_problems,
 )
-from nemo_like.rules.value_rules import (
-    critic_model_problems,
-    critic_problems,
-)
+from nemo_like.rules.evaluation_rules import evaluation_problems
+from nemo_like.rules.feature_rules import agent_run_problems, speculation_problems
+from nemo_like.rules.metric_rules import metric_problems
+from nemo_like.rules.overlap_rules import overlap_problems
+from nemo_like.rules.rollout_rules import rollout_problems
+from nemo_like.rules.shaping_rules import shaping_problems
+from nemo_like.rules.update_rules import update_problems
+from nemo_like.rules.value_rules import critic_problems
 from nemo_like.rules.weight_rules import weight_problems
 
 # The groups of keys that say which processes go where.
@@ -59,11 +61,16 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
             problems += rule.check(cfg)
     if not any(key.startswith("policy.") for key in broken):
         problems += group_problems("policy", cfg.policy, cfg.grpo)
+    problems += agent_run_problems(cfg)
     problems += [problem for problem in task_problems(cfg) if problem.key.partition("=")[0] not in broken]
-    problems += reward_problems(cfg)
+    problems += reward_problems(cfg.grpo)
+    problems += shaping_problems(cfg)
+    problems += checkpointing_problems(cfg.checkpointing)
+    problems += step_problems(cfg.logger, cfg.grpo.max_num_steps, cfg.policy.device)
     problems += rollout_problems(cfg)
     problems += evaluation_problems(cfg, machine)
-    problems += loss_problems(cfg)
+    problems += loss_problems(cfg.loss_fn, cfg.grpo)
+    problems += update_problems(cfg)
     problems += backend_problems("policy", cfg.policy)
     if not any(key.startswith(_PLACED_GROUPS) for key in broken):
         problems += placement_problems(cfg)
@@ -71,6 +78,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
         problems += overlap_problems(cfg)
     problems += weight_problems(cfg)
     problems += engine_argument_problems(cfg.generation, cfg.grpo)
+    problems += cache_size_problems(cfg.generation, cfg.policy)
     problems += speculation_problems(cfg)
     if not any(key.startswith("data_plane.") for key in broken):
         problems += data_plane_problems(cfg.data_plane)
@@ -80,7 +88,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
         problems += checkpoint_problems(cfg, machine)
         problems += _beside_policy(cfg, broken.keys(), machine, told=problems)
         if cfg.value is not None:
-            problems += critic_model_problems(cfg, cfg.value)
+            problems += critic_model_problems(cfg.value, cfg.policy)
         if cfg.teacher is not None:
             problems += teacher_model_problems(cfg, cfg.teacher, machine)
     problems += critic_problems(cfg)
@@ -123,11 +131,11 @@ def _of_group(
     ``broken`` are the keys that are beyond their limits."""
     needed = {rule.check: rule.keys for rule in _RULES}
     if isinstance(group, ValueConfig) and not needed[_batch_sizes].intersection(broken):
-        yield from _batches(name, group, cfg.grpo)
+        yield from batch_problems(name, group, cfg.grpo)
     if isinstance(group, ValueConfig) and not needed[_scheduler].intersection(broken):
         per_epoch = cfg.grpo.num_samples_per_step // group.train_global_batch_size
         num_updates = cfg.grpo.max_num_steps * per_epoch * group.num_epochs_per_rollout
-        yield from _learning_rate(name, group, num_updates)
+        yield from learning_rate_problems(name, group, num_updates)
     if not any(key.startswith("policy.") for key in broken):
         yield from group_problems(name, group, cfg.grpo)
     yield from backend_problems(name, group)
@@ -155,20 +163,6 @@ def _rule(
     return register
 
 
-@_rule("grpo.num_generations_per_prompt")
-def _leave_one_out(cfg: Config) -> Iterator[Problem]:
-    size = cfg.grpo.num_generations_per_prompt
-    if cfg.grpo.use_leave_one_out_baseline and cfg.grpo.normalize_rewards and size < 3:
-        yield Problem(
-            key=f"grpo.num_generations_per_prompt={size}",
-            rule=(
-                "must be at least 3 with use_leave_one_out_baseline=true and normalize_rewards=true, "
-                "because the one other reward has no standard deviation"
-            ),
-            remedy="use a group of 3 or more, or set grpo.normalize_rewards=false",
-        )
-
-
 @_rule(
     "grpo.num_prompts_per_step",
     "grpo.num_generations_per_prompt",
@@ -176,29 +170,7 @@ def _leave_one_out(cfg: Config) -> Iterator[Problem]:
     "policy.data_parallel_size",
 )
 def _batch_sizes(cfg: Config) -> Iterator[Problem]:
-    yield from _batches("policy", cfg.policy, cfg.grpo)
-
-
-def _batches(name: str, group: TrainedGroupConfig, grpo: GRPOConfig) -> Iterator[Problem]:
-    prompts, size = grpo.num_prompts_per_step, grpo.num_generations_per_prompt
-    batch, ranks = group.train_global_batch_size, group.data_parallel_size
-    num_samples = grpo.num_samples_per_step
-    if num_samples % batch == 0 and batch % ranks == 0:
-        return
-    valid = [size for size in range(ranks, num_samples + 1, ranks) if num_samples % size == 0]
-    if valid:
-        remedy = f"try {_nearest(valid, batch)}"
-    else:
-        fitting = [count for count in range(1, prompts + ranks + 1) if count * size % ranks == 0]
-        remedy = f"N is no multiple of {ranks}: try grpo.num_prompts_per_step={_nearest(fitting, prompts)}"
-    yield Problem(
-        key=f"{name}.train_global_batch_size={batch}",
-        rule=(
-            f"must divide the N = {prompts} prompts x {size} generations = {num_samples} samples of a step "
-            f"and be a multiple of {name}.data_parallel_size={ranks}"
-        ),
-        remedy=remedy,
-    )
+    yield from batch_problems("policy", cfg.policy, cfg.grpo)
 
 
 @_rule("generation.max_new_tokens", "policy.max_total_sequence_length")
@@ -233,16 +205,6 @@ def _arithmetic_lengths(cfg: Config) -> Iterator[Problem]:
         )
 
 
-@_rule()
-def _early_stop(cfg: Config) -> Iterator[Problem]:
-    if cfg.grpo.val_stop_threshold is not None and cfg.grpo.val_period == 0:
-        yield Problem(
-            key=f"grpo.val_stop_threshold={cfg.grpo.val_stop_threshold:g}",
-            rule="stops nothing with grpo.val_period=0, which never validates between steps",
-            remedy="set grpo.val_period, or grpo.val_stop_threshold=null",
-        )
-
-
 @_rule("generation.num_engines", "grpo.num_prompts_per_step")
 def _engines(cfg: Config) -> Iterator[Problem]:
     engines, prompts = cfg.generation.num_engines, cfg.grpo.num_prompts_per_step
@@ -251,52 +213,6 @@ def _engines(cfg: Config) -> Iterator[Problem]:
             key=f"generation.num_engines={engines}",
             rule=f"is more than grpo.num_prompts_per_step={prompts}, so engines would idle",
             remedy=f"try {prompts}",
-        )
-
-
-@_rule("grpo.max_num_steps")
-def _observed_steps(cfg: Config) -> Iterator[Problem]:
-    asked = {"logger.trace_steps": cfg.logger.trace_steps, "logger.profile.steps": cfg.logger.profile.steps}
-    for key, steps in asked.items():
-        if any(not 1 <= step <= cfg.grpo.max_num_steps for step in steps):
-            yield Problem(
-                key=f"{key}={steps}",
-                rule=f"must name steps from 1 to grpo.max_num_steps={cfg.grpo.max_num_steps}",
-                remedy="the third step is past what only first steps do",
-            )
-
-
-@_rule()
-def _nvtx_ranges(cfg: Config) -> Iterator[Problem]:
-    if cfg.logger.nvtx_ranges and cfg.policy.device is Device.cpu:
-        yield Problem(
-            key="logger.nvtx_ranges=true",
-            rule="needs policy.device=cuda",
-            remedy="on CPU use logger.trace_steps or logger.profile",
-        )
-
-
-@_rule()
-def _must_save_by(cfg: Config) -> Iterator[Problem]:
-    limit = cfg.checkpointing.checkpoint_must_save_by
-    if limit is None:
-        return
-    key = f"checkpointing.checkpoint_must_save_by={limit}"
-    try:
-        parse_duration_s(limit)
-    except ValueError as error:
-        yield Problem(key=key, rule=str(error), remedy="for 3 hours 50 minutes write '00:03:50:00'")
-    if not cfg.checkpointing.enabled:
-        yield Problem(key=key, rule="needs checkpointing.enabled=true", remedy="enable it, or set null")
-
-
-@_rule("generation.vllm_cfg.kv_cache_gib")
-def _kv_cache(cfg: Config) -> Iterator[Problem]:
-    if cfg.policy.device is Device.cpu and cfg.generation.vllm_cfg.kv_cache_gib is None:
-        yield Problem(
-            key="generation.vllm_cfg.kv_cache_gib=null",
-            rule="must be a size with policy.device=cpu, where an engine cannot measure free memory",
-            remedy="try 1.0",
         )
 
 
@@ -314,33 +230,4 @@ def _kv_cache(cfg: Config) -> Iterator[Problem]:
 )
 def _scheduler(cfg: Config) -> Iterator[Problem]:
     num_steps = cfg.grpo.max_num_steps - (0 if cfg.value is None else cfg.value.warmup_steps)
-    yield from _learning_rate("policy", cfg.policy, num_steps * updates_per_step(cfg))
-
-
-def _learning_rate(name: str, group: TrainedGroupConfig, total: int) -> Iterator[Problem]:
-    scheduler, lr = group.scheduler, group.optimizer.lr
-    if scheduler.decay_style is LRDecayStyle.constant:
-        return
-    if scheduler.min_lr > lr:
-        rule = f"must be at most {name}.optimizer.lr={lr:g}"
-        yield Problem(key=f"{name}.scheduler.min_lr={scheduler.min_lr:g}", rule=rule, remedy="")
-    key = f"{name}.scheduler.decay_updates={scheduler.decay_updates}"
-    if scheduler.decay_updates <= scheduler.warmup_updates:
-        yield Problem(
-            key=key,
-            rule=f"must be above warmup_updates={scheduler.warmup_updates}, which it includes",
-            remedy=f"the run makes {total} updates",
-        )
-    elif scheduler.min_lr == 0 and scheduler.decay_updates < total:
-        yield Problem(
-            key=key,
-            rule=f"reaches a learning rate of 0 before the last of {total} updates",
-            remedy=f"set it to {total}, or {name}.scheduler.min_lr above 0",
-        )
-
-
-def _nearest(values: list[int], wanted: int) -> str:
-    """Return the values next to ``wanted`` on either side, as "4 or 8"."""
-    below = [value for value in values if value < wanted]
-    above = [value for value in values if value > wanted]
-    return " or ".join(str(value) for value in below[-1:] + above[:1])
+    yield from learning_rate_problems("policy", cfg.policy, num_steps * updates_per_step(cfg))

@@ -7,14 +7,11 @@ Most of its keys are those of every worker group, whose rules are in ``policy.gr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from nemo_like.algorithms.options import AdvantageEstimatorName
-from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
-from nemo_like.models.model_info import VALUE_HEAD, model_of, stored_shapes
-from nemo_like.policy.options import ValueConfig
-from nemo_like.rules.beside_policy import beside_policy, model_beside_policy
+from nemo_like.policy.critic_rules import critic_group_problems
 
 _GAE = AdvantageEstimatorName.gae.name
 
@@ -43,43 +40,4 @@ def critic_problems(cfg: Config) -> Iterator[Problem]:
             rule=f"does not go with grpo.adv_estimator.name={_GAE}: every token has an advantage of its own",
             remedy="set it to false",
         )
-    yield from _of_the_group(cfg, cfg.value)
-
-
-def _of_the_group(cfg: Config, value: ValueConfig) -> Iterator[Problem]:
-    if value.lora.enabled:
-        yield Problem(
-            key="value.lora.enabled=true",
-            rule="is not supported: a critic's output layer is new, and would have no adapter",
-            remedy="set it to false",
-        )
-    if value.freeze_vision_tower and not cfg.policy.freeze_vision_tower:
-        yield Problem(
-            key="value.freeze_vision_tower=true",
-            rule="freezes nothing: a critic's model reads no images",
-            remedy="set it to false",
-        )
-    yield from beside_policy("value", "critic", value, cfg.policy)
-    if value.warmup_steps >= cfg.grpo.max_num_steps:
-        yield Problem(
-            key=f"value.warmup_steps={value.warmup_steps}",
-            rule=f"must be below grpo.max_num_steps={cfg.grpo.max_num_steps}, or the policy never trains",
-            remedy=f"try {cfg.grpo.max_num_steps // 10}",
-        )
-
-
-def critic_model_problems(cfg: Config, value: ValueConfig) -> Iterator[Problem]:
-    """Yield every problem of the critic's checkpoint beside the policy's. Both are there and can be read."""
-    yield from model_beside_policy("value", "critic", value, cfg.policy)
-    try:
-        own = model_of(value)
-    except ConfigError:  # told elsewhere
-        return
-    head = stored_shapes(Path(value.model_name)).get(VALUE_HEAD)
-    if head is not None and head != [1, own.hidden_size]:
-        yield Problem(
-            key=f"value.model_name={value.model_name}",
-            rule=f"has a tensor {VALUE_HEAD} of shape {head}, but a critic's head has one output, "
-            f"[1, {own.hidden_size}]",
-            remedy="use a reward model with one label, or a language model",
-        )
+    yield from critic_group_problems(cfg.value, cfg.policy, cfg.grpo.max_num_steps)

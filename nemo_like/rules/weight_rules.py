@@ -6,12 +6,11 @@ from collections.abc import Iterator
 
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
-from nemo_like.generation.options import LoraSync, WeightTransport
+from nemo_like.generation.engine_rules import adapter_problems
+from nemo_like.generation.options import WeightTransport
 from nemo_like.models.model_info import ModelInfo
 from nemo_like.plan.derived import engine_adapter, shares_gpus
 from nemo_like.policy.options import Device
-
-LARGEST_ENGINE_RANK = 512  # vLLM's largest max_lora_rank
 
 
 def weight_problems(cfg: Config) -> Iterator[Problem]:
@@ -36,31 +35,7 @@ def weight_problems(cfg: Config) -> Iterator[Problem]:
             "nothing between two processes on one GPU",
             remedy="set it to auto",
         )
-    yield from _adapters(cfg)
-
-
-def _adapters(cfg: Config) -> Iterator[Problem]:
-    """Yield every problem of engines that get adapters alone."""
-    lora, sends_adapters = cfg.policy.lora, cfg.generation.lora_sync is LoraSync.adapter
-    if sends_adapters and not lora.enabled:
-        yield Problem(
-            key="generation.lora_sync=adapter",
-            rule="sends adapters, and with policy.lora.enabled=false there are none",
-            remedy="set it to merged, or policy.lora.enabled=true",
-        )
-    if sends_adapters and cfg.generation.weight_delta:
-        yield Problem(
-            key="generation.weight_delta=true",
-            rule="saves nothing with generation.lora_sync=adapter, since all values of an adapter change",
-            remedy="set it to false",
-        )
-    if sends_adapters and lora.rank > LARGEST_ENGINE_RANK:
-        yield Problem(
-            key=f"policy.lora.rank={lora.rank}",
-            rule=f"must be at most {LARGEST_ENGINE_RANK} with generation.lora_sync=adapter: vLLM computes no "
-            "larger adapters",
-            remedy="set generation.lora_sync=merged",
-        )
+    yield from adapter_problems(cfg.generation, cfg.policy)
 
 
 def mixture_problems(cfg: Config, model: ModelInfo) -> Iterator[Problem]:

@@ -22,12 +22,12 @@ from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.stage import EngineHolds
 from nemo_like.data.tokenizer import Tokenizer
+from nemo_like.generation.engine_rules import CPU_HEAD_SIZES
 from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult
 from nemo_like.generation.prompt_scores import PromptScores
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.policy.options import Device
-from nemo_like.rules.checkpoint_rules import CPU_HEAD_SIZES
 from nemo_like.tripwires.canary_checks import canary_tokens
 from scripts.demo_model.tiny_tokenizer import save_tokenizer
 from tests.functional.generation_fixtures import (

@@ -24,7 +24,7 @@ from nemo_like.configuration import load_config
 from nemo_like.data.datasets import build_dataset
 from nemo_like.observability.jsonl import without_measurements
 from nemo_like.observability.metric_meanings import meaning_of
-from nemo_like.rules.metric_rules import training_metrics, validation_metrics
+from nemo_like.plan.reported_metrics import training_metrics, validation_metrics
 from tests.functional.conftest import CHAT_TEMPLATE
 from tests.functional.mooncake_storage import in_mooncake
 from tests.functional.runs import (

@@ -17,8 +17,8 @@ from nemo_like.data.interface import Message, Prompt, PromptExample
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.record_needs import check_of
 from nemo_like.environments.server import EnvironmentServer
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.preflight.checks import preflight
-from nemo_like.rules.machine_rules import Machine
 from tests.functional.generation_fixtures import make_checkpoint
 from tests.functional.reward_models import decoder, encoder, without_tokenizer_key
 from tests.unit.config.checkpoints import DEMO, write_checkpoint

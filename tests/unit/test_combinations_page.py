@@ -13,7 +13,7 @@ from nemo_like.config.arguments import read_arguments
 from nemo_like.config.composition import composing
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
-from nemo_like.rules.machine_rules import Machine
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.rules.rules import validate
 from tests.combinations_page import BASES, CELLS, ROOT, Cell, of_pictures, with_stand_ins
 from tests.unit.config.checkpoints import DEMO, SCORED, write_checkpoint

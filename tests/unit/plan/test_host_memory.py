@@ -4,8 +4,8 @@ import pytest
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.plan.host_memory import format_host_memory, host_memory, host_memory_problems
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.memory_timetable import GIB
-from nemo_like.rules.machine_rules import Machine
 from nemo_like.rules.rules import validate
 from tests.unit.plan.test_memory_timetable import COLOCATED, OFFLOADS, SHARDED, qwen3_8b
 

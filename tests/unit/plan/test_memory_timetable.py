@@ -8,6 +8,7 @@ import pytest
 from nemo_like.cluster.stage import GPU_STAGES, EngineHolds, Stage
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.memory_timetable import (
     GIB,
     MemoryTimetable,
@@ -17,7 +18,6 @@ from nemo_like.plan.memory_timetable import (
     memory_timetable,
 )
 from nemo_like.plan.run_models import RunModels, run_models
-from nemo_like.rules.machine_rules import Machine
 from nemo_like.rules.rules import validate
 from tests.unit.config.checkpoints import DEMO, REPOSITORY
 

@@ -15,6 +15,7 @@ from vllm.config.speculative import SpeculativeConfig, SpeculativeMethod
 from nemo_like.config import fields
 from nemo_like.configuration import Config
 from nemo_like.generation import engine_args
+from nemo_like.generation.draft_rules import REFUSED
 from nemo_like.generation.speculation import DraftMethod
 from nemo_like.plan.memory_timetable import GIB, memory_problems
 from nemo_like.policy.library_arguments import (
@@ -27,8 +28,7 @@ from nemo_like.policy.library_arguments import (
 )
 from nemo_like.policy.megatron import model as megatron_model
 from nemo_like.policy.megatron import optimizer as megatron_optimizer
-from nemo_like.rules.loss_rules import loss_problems
-from nemo_like.rules.speculation_rules import REFUSED
+from nemo_like.rules.update_rules import update_problems
 from tests.unit.plan.test_memory_timetable import qwen3_8b
 
 Demo = Callable[..., Config]
@@ -149,11 +149,11 @@ def test_keys_and_values_in_eight_bits_need_a_correction_and_take_half(demo: Dem
     eight_bits = "generation.vllm_kwargs={kv_cache_dtype: fp8}"
     plain = "loss_fn.use_generation_logprobs_as_prev=false"
     cfg = demo(eight_bits, plain)
-    (told,) = [str(problem) for problem in loss_problems(cfg) if "kv_cache" in problem.key]
+    (told,) = [str(problem) for problem in update_problems(cfg) if "kv_cache" in problem.key]
     assert "kv_cache_dtype=fp8 samples from another policy than trains" in told
     corrected = demo(eight_bits, plain, "loss_fn.use_importance_sampling_correction=true")
-    assert not [problem for problem in loss_problems(corrected) if "kv_cache" in problem.key]
-    assert not list(loss_problems(demo("generation.vllm_kwargs={kv_cache_dtype: bfloat16}", plain)))
+    assert not [problem for problem in update_problems(corrected) if "kv_cache" in problem.key]
+    assert not list(update_problems(demo("generation.vllm_kwargs={kv_cache_dtype: bfloat16}", plain)))
     share = "generation.vllm_cfg.gpu_memory_utilization=0.15"
     needed = [
         next(str(problem) for problem in memory_problems(*qwen3_8b(share, *more), 79 * GIB)).rpartition(

@@ -11,8 +11,8 @@ import pytest
 from nemo_like.batch.recordings import MANIFEST
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.preflight.checks import preflight
-from nemo_like.rules.machine_rules import Machine
 from tests.unit.config.checkpoints import REPOSITORY, SCORED
 
 Demo = Callable[..., Config]

@@ -11,10 +11,10 @@ import pytest
 from packaging.requirements import Requirement
 
 from nemo_like.configuration import Config
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.preflight import versions
 from nemo_like.preflight.checks import preflight
 from nemo_like.preflight.versions import package_ranges, untested_versions
-from nemo_like.rules.machine_rules import Machine
 
 ROOT = Path(__file__).parents[3]
 PINNED = {

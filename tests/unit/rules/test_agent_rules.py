@@ -9,7 +9,7 @@ import pytest
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
-from nemo_like.rules.machine_rules import Machine
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.rules.rules import validate
 
 Agents = Callable[..., Config]

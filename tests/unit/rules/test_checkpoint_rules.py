@@ -9,9 +9,9 @@ import pytest
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import read_model_info
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.policy.options import PolicyBackend
 from nemo_like.rules.checkpoint_rules import checkpoint_problems
-from nemo_like.rules.machine_rules import Machine
 from tests.unit.config.checkpoints import write_checkpoint
 
 Demo = Callable[..., Config]

@@ -11,9 +11,9 @@ from nemo_like.api.evaluated_checkpoint import EvaluatedCheckpoint, evaluated_ch
 from nemo_like.config.loader import to_yaml
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
+from nemo_like.plan.evaluation_plan import as_evaluation, format_evaluation_plan
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.roles import Role, roles
-from nemo_like.rules.evaluation_rules import as_evaluation, format_evaluation_plan
-from nemo_like.rules.machine_rules import Machine
 from nemo_like.rules.rules import validate
 from tests.unit.config.checkpoints import REPOSITORY
 
@@ -87,7 +87,7 @@ def test_sets_are_chosen_by_name(checkpoint: Path) -> None:
         ),
         (["evaluation.max_parallel=0"], "evaluation.max_parallel=0 must be at least 1"),
         (["evaluation.max_attempts=0"], "evaluation.max_attempts=0 must be at least 1"),
-        (["evaluation.request_timeout_s=0"], "evaluation.request_timeout_s=0 must be above 0 and finite"),
+        (["evaluation.request_timeout_s=0"], "evaluation.request_timeout_s=0.0 must be above 0 and finite"),
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(checkpoint: Path, overrides: list[str], said: str) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import ModelInfo, read_model_info
+from nemo_like.policy.image_rules import image_problems
 from nemo_like.policy.options import PolicyBackend
-from nemo_like.rules.image_rules import image_problems
 
 Demo = Callable[..., Config]
 
@@ -22,7 +22,7 @@ def of_text(checkpoint: Path) -> ModelInfo:
 
 
 def problems(cfg: Config, model: ModelInfo) -> list[str]:
-    return [str(problem) for problem in image_problems(cfg, model)]
+    return [str(problem) for problem in image_problems(cfg.policy, cfg.data, model)]
 
 
 def test_images_for_a_model_of_text_are_an_error_before_anything_starts(

@@ -10,7 +10,7 @@ import pytest
 
 from nemo_like.configuration import Config
 from nemo_like.data_plane import data_plane_rules
-from nemo_like.rules.machine_rules import Machine, machine_problems
+from nemo_like.plan.machine_rules import Machine, machine_problems
 
 Demo = Callable[..., Config]
 

@@ -6,7 +6,8 @@ import pytest
 
 from nemo_like.configuration import Config
 from nemo_like.observability.metric_meanings import meaning_of
-from nemo_like.rules.metric_rules import metric_problems, training_metrics, validation_metrics
+from nemo_like.plan.reported_metrics import training_metrics, validation_metrics
+from nemo_like.rules.metric_rules import metric_problems
 
 Demo = Callable[..., Config]
 SEVERAL = ("data.validation=[{name: easy}, {name: hard}]", "grpo.num_val_generations_per_prompt=6")

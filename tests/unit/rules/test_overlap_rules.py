@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from nemo_like.configuration import Config, load_config
-from nemo_like.rules.overlap_rules import overlap_problems, staleness_notes
+from nemo_like.preflight.loss_notes import staleness_notes
+from nemo_like.rules.overlap_rules import overlap_problems
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs/grpo_arithmetic_cpu.yaml"
 Demo = Callable[..., Config]

@@ -5,12 +5,19 @@ from collections.abc import Callable
 
 import pytest
 
+from nemo_like.algorithms.reward_rules import reward_problems
+from nemo_like.config.keys import beyond_limits
+from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
-from nemo_like.rules.reward_rules import reward_problems
+from nemo_like.rules.shaping_rules import shaping_problems
 
 Demo = Callable[..., Config]
 ESTIMATOR = "grpo.adv_estimator.name"
 WEIGHT = "++grpo.adv_estimator.reward_weights.correct=1.0"
+
+
+def problems(cfg: Config) -> list[Problem]:
+    return [*beyond_limits(cfg.grpo, "grpo."), *reward_problems(cfg.grpo), *shaping_problems(cfg)]
 
 
 @pytest.mark.parametrize(
@@ -28,7 +35,7 @@ WEIGHT = "++grpo.adv_estimator.reward_weights.correct=1.0"
     ],
 )
 def test_what_can_run_has_no_problem(demo: Demo, arguments: tuple[str, ...]) -> None:
-    assert reward_problems(demo(*arguments)) == []
+    assert problems(demo(*arguments)) == []
 
 
 @pytest.mark.parametrize(
@@ -91,7 +98,7 @@ def test_what_can_run_has_no_problem(demo: Demo, arguments: tuple[str, ...]) -> 
                 "grpo.reward_shaping.overlong_buffer_length=2",
                 "grpo.reward_shaping.overlong_buffer_penalty=-1.0",
             ),
-            "overlong_buffer_penalty=-1 must be at least 0",
+            "overlong_buffer_penalty=-1.0 must be at least 0",
         ),
         (("grpo.dynamic_sampling_max_gen_batches=0",), "must be at least 1"),
     ],
@@ -99,5 +106,5 @@ def test_what_can_run_has_no_problem(demo: Demo, arguments: tuple[str, ...]) -> 
 def test_what_cannot_run_is_refused_with_the_reason(
     demo: Demo, arguments: tuple[str, ...], problem: str
 ) -> None:
-    (found,) = reward_problems(demo(*arguments))
+    (found,) = problems(demo(*arguments))
     assert re.search(problem.replace("{}", r"\{\}").replace("?", r"\?"), str(found)), found

@@ -20,8 +20,8 @@ from nemo_like.generation.speculation import (
 from nemo_like.plan.derived import keeps_weights_asleep
 from nemo_like.plan.host_memory import host_memory
 from nemo_like.plan.memory_timetable import GIB, memory_timetable
+from nemo_like.rules.feature_rules import speculation_problems
 from nemo_like.rules.rules import validate
-from nemo_like.rules.speculation_rules import speculation_problems
 from tests.unit.plan.test_memory_timetable import COLOCATED, qwen3_8b
 
 Demo = Callable[..., Config]

@@ -12,8 +12,8 @@ from nemo_like.configuration import Config, load_config
 from nemo_like.environments import sandbox_rules
 from nemo_like.environments.kind_options import SandboxMode, options_of, replaced_options
 from nemo_like.environments.options import EnvironmentKind
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.rollout.tasks import training_sampling, used_environments, validation_sampling
-from nemo_like.rules.machine_rules import Machine
 from nemo_like.rules.rules import validate
 from tests.unit.config.checkpoints import REPOSITORY
 
@@ -224,8 +224,12 @@ def test_an_option_without_a_default_must_be_set(with_env: Callable[..., Config]
         ("weighted_sum", "options.components={arithmetic: high}", "must be a number"),
         ("arithmetic", "num_actors=0", "env.task.num_actors=0 must be at least 1"),
         ("arithmetic", "max_turns=0", "env.task.max_turns=0 must be at least 1"),
-        ("arithmetic", "max_failed_share=50", "env.task.max_failed_share=50.0 must be a share, from 0 to 1"),
-        ("arithmetic", "max_failed_share=nan", "env.task.max_failed_share=nan must be a share"),
+        (
+            "arithmetic",
+            "max_failed_share=50",
+            "env.task.max_failed_share=50.0 must be at least 0 and at most 1",
+        ),
+        ("arithmetic", "max_failed_share=nan", "env.task.max_failed_share=nan must be at least 0"),
         ("arithmetic", "timeout_s=inf", "env.task.timeout_s=inf must be above 0 and finite"),
         (
             "arithmetic",

@@ -12,7 +12,7 @@ import pytest
 from nemo_like.config.loader import to_yaml
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config, load_sweep
-from nemo_like.rules.machine_rules import Machine
+from nemo_like.plan.machine_rules import Machine
 from nemo_like.rules.rules import validate
 from tests.unit.config.checkpoints import DEMO, PADDED, REPOSITORY, SCORED, write_checkpoint
 

@@ -1,4 +1,4 @@
-"""Rules on ``loss_fn``: which of its keys exclude each other, and what they need of other groups of keys."""
+"""Rules on ``loss_fn``: which of its keys exclude each other, and what they need of ``grpo``."""
 
 from __future__ import annotations
 
@@ -6,48 +6,47 @@ from collections.abc import Callable, Iterator
 
 from nemo_like.algorithms.loss_traits import scores_prev_logprobs
 from nemo_like.algorithms.named_functions import FunctionRole, unknown_function
-from nemo_like.algorithms.options import AdvantageEstimatorName, ImportanceSamplingType, LossConfig
+from nemo_like.algorithms.options import (
+    AdvantageEstimatorName,
+    GRPOConfig,
+    ImportanceSamplingType,
+    LossConfig,
+)
 from nemo_like.config.problems import Problem
-from nemo_like.configuration import Config
-from nemo_like.policy.options import Device, Precision
-from nemo_like.rollout.response_limit import response_limit, task_with_limit_of_a_turn
 
 _DIVERGENCES = ("reverse", "reverse_topk", "forward", "jensen_shannon")
+
+
 _DISTILLATION_REMEDIES = {
     "weight": "1 is usual; without a teacher use loss_fn.kind=policy_gradient",
     "reward_weight": "0 learns from the teacher alone, 1 from rewards as well",
     "beta": "0.5 is the symmetric divergence",
     "top_k": "32 is usual",
 }
+
+
 _REPLACING = ("disable_ppo_ratio", "use_cispo", "sequence_level_importance_ratios")
 
-# vLLM's names of KV caches that round no more than the model does.
-_FULL_CACHES = ("auto", "float16", "bfloat16", "float32")
 
-
-def loss_problems(cfg: Config) -> Iterator[Problem]:
+def loss_problems(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
     """Yield every combination of keys that would train with another loss than the keys say."""
-    if problem := unknown_function(FunctionRole.loss, "loss_fn.kind", cfg.loss_fn.kind):
+    if problem := unknown_function(FunctionRole.loss, "loss_fn.kind", loss.kind):
         yield problem
-    yield from _surrogates(cfg.loss_fn)
-    if cfg.loss_fn.kind == "sapo":
-        yield from _sapo(cfg.loss_fn)
-    if cfg.loss_fn.kind == "gspo_token":
-        yield from _gspo_token(cfg.loss_fn)
-    if cfg.loss_fn.kind == "distillation":
-        yield from _distillation(cfg.loss_fn)
-    yield from _sequence_level(cfg.loss_fn)
-    yield from _normaliser(cfg)
-    yield from _correction(cfg.loss_fn)
-    yield from _quantized_engines(cfg)
-    if cfg.loss_fn.force_on_policy_ratio:
-        yield from _on_policy(cfg)
-    if cfg.loss_fn.use_generation_logprobs_as_prev:
-        yield from _generation_as_prev(cfg.loss_fn)
-    if not scores_prev_logprobs(cfg.loss_fn):
-        yield from _unscored(cfg)
-    if cfg.loss_fn.use_kl_in_reward:
-        yield from _kl_in_reward(cfg)
+    yield from _surrogates(loss)
+    if loss.kind == "sapo":
+        yield from _sapo(loss)
+    if loss.kind == "gspo_token":
+        yield from _gspo_token(loss)
+    if loss.kind == "distillation":
+        yield from _distillation(loss)
+    yield from _sequence_level(loss)
+    yield from _correction(loss)
+    if loss.use_generation_logprobs_as_prev:
+        yield from _generation_as_prev(loss)
+    if not scores_prev_logprobs(loss):
+        yield from _unscored(loss, grpo)
+    if loss.use_kl_in_reward:
+        yield from _kl_in_reward(loss, grpo)
 
 
 def _surrogates(loss: LossConfig) -> Iterator[Problem]:
@@ -186,20 +185,6 @@ def _sequence_level(loss: LossConfig) -> Iterator[Problem]:
         )
 
 
-def _normaliser(cfg: Config) -> Iterator[Problem]:
-    """Yield a problem where the constant of Dr.GRPO is the limit of one turn, and samples have several."""
-    normaliser = cfg.loss_fn.sequence_length_normalizer
-    if normaliser is None or (task := task_with_limit_of_a_turn(cfg, normaliser)) is None:
-        return
-    limit = response_limit(cfg, task)
-    yield Problem(
-        key=f"loss_fn.sequence_length_normalizer={normaliser}",
-        rule=f"is max_new_tokens, the limit of one turn, and divides the sum over all turns: samples of "
-        f"env.{task} may have {limit} tokens",
-        remedy=f"set it to {limit}, which keeps the loss as large as with one turn",
-    )
-
-
 def _correction(loss: LossConfig) -> Iterator[Problem]:
     kind = loss.truncated_importance_sampling_type
     low, high = loss.truncated_importance_sampling_ratio_min, loss.truncated_importance_sampling_ratio
@@ -248,58 +233,6 @@ def _correction(loss: LossConfig) -> Iterator[Problem]:
         )
 
 
-def _on_policy(cfg: Config) -> Iterator[Problem]:
-    """Yield a problem unless a step has one update: a ratio of 1 is right only while the weights are those
-    that sampled."""
-    key = "loss_fn.force_on_policy_ratio=true"
-    num_samples = cfg.grpo.num_samples_per_step
-    batch = cfg.policy.train_global_batch_size
-    if num_samples != batch:
-        yield Problem(
-            key=key,
-            rule=(
-                "needs one update per rollout, because from the second on the weights are not those that "
-                f"sampled: policy.train_global_batch_size={batch}, a rollout has {num_samples} samples"
-            ),
-            remedy=f"set policy.train_global_batch_size={num_samples}",
-        )
-    if cfg.grpo.num_epochs_per_rollout > 1:
-        yield Problem(
-            key=key,
-            rule=(
-                "needs one update per rollout, but "
-                f"grpo.num_epochs_per_rollout={cfg.grpo.num_epochs_per_rollout} repeats it"
-            ),
-            remedy="set grpo.num_epochs_per_rollout=1",
-        )
-
-
-def _quantized_engines(cfg: Config) -> Iterator[Problem]:
-    """Yield the problems of engines that sample with coarser weights, or keys and values, than those that
-    train."""
-    quantization, loss = cfg.generation.vllm_cfg.quantization, cfg.loss_fn
-    cache = cfg.generation.vllm_kwargs.get("kv_cache_dtype", "auto")
-    if cfg.rollout.replay is not None or (quantization is None and cache in _FULL_CACHES):
-        return
-    key = f"generation.vllm_kwargs.kv_cache_dtype={cache}"
-    if quantization is not None:
-        key = f"generation.vllm_cfg.quantization={quantization.value}"
-        if cfg.policy.device is not Device.cuda or cfg.policy.precision is not Precision.bfloat16:
-            yield Problem(
-                key=key,
-                rule="needs policy.device=cuda and policy.precision=bfloat16, for its kernels",
-                remedy="set it to null",
-            )
-    is_corrected = loss.use_importance_sampling_correction or loss.use_generation_logprobs_as_prev
-    if not is_corrected and not cfg.rollout.generate_only:
-        yield Problem(
-            key=key,
-            rule="samples from another policy than trains, and nothing in the loss corrects that",
-            remedy="set loss_fn.use_importance_sampling_correction=true, best with "
-            "truncated_importance_sampling_type=tis, or leave the key out",
-        )
-
-
 def _generation_as_prev(loss: LossConfig) -> Iterator[Problem]:
     key = "loss_fn.use_generation_logprobs_as_prev=true"
     if loss.force_on_policy_ratio:
@@ -319,16 +252,16 @@ def _generation_as_prev(loss: LossConfig) -> Iterator[Problem]:
         )
 
 
-def _unscored(cfg: Config) -> Iterator[Problem]:
+def _unscored(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
     """Yield a problem for every key that needs prev_logprobs, which this loss does not compute."""
-    chosen = _choice_against_scoring(cfg.loss_fn)
-    if cfg.grpo.seq_logprob_error_threshold is not None:
+    chosen = _choice_against_scoring(loss)
+    if grpo.seq_logprob_error_threshold is not None:
         yield Problem(
-            key=f"grpo.seq_logprob_error_threshold={cfg.grpo.seq_logprob_error_threshold:g}",
+            key=f"grpo.seq_logprob_error_threshold={grpo.seq_logprob_error_threshold:g}",
             rule=f"masks samples by prev_logprobs, which {chosen}=true does not compute",
             remedy=f"set it to null, or loss_fn.{chosen}=false",
         )
-    if cfg.loss_fn.use_kl_in_reward:
+    if loss.use_kl_in_reward:
         yield Problem(
             key="loss_fn.use_kl_in_reward=true",
             rule=f"needs prev_logprobs, which {chosen}=true does not compute",
@@ -340,8 +273,8 @@ def _choice_against_scoring(loss: LossConfig) -> str:
     return "force_on_policy_ratio" if loss.force_on_policy_ratio else "use_generation_logprobs_as_prev"
 
 
-def _kl_in_reward(cfg: Config) -> Iterator[Problem]:
-    key, estimator = "loss_fn.use_kl_in_reward=true", cfg.grpo.adv_estimator.name
+def _kl_in_reward(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
+    key, estimator = "loss_fn.use_kl_in_reward=true", grpo.adv_estimator.name
     whitening = (
         AdvantageEstimatorName.reinforce_plus_plus.name,
         AdvantageEstimatorName.reinforce_plus_plus_baseline.name,
@@ -353,7 +286,7 @@ def _kl_in_reward(cfg: Config) -> Iterator[Problem]:
             rule=f"needs an estimator that whitens over tokens, not grpo.adv_estimator.name={estimator}",
             remedy=f"choose {' or '.join(whitening)}, or leave the KL in the loss",
         )
-    if cfg.loss_fn.reference_policy_kl_penalty == 0:
+    if loss.reference_policy_kl_penalty == 0:
         yield Problem(
             key=key,
             rule="has no effect with reference_policy_kl_penalty=0",

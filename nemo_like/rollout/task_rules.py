@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from nemo_like.config.problems import Problem
-from nemo_like.configuration import Config
 from nemo_like.data.sources import data_sources
+from nemo_like.environments.agent_options_rules import agent_problems
 from nemo_like.environments.endpoint_rules import endpoint_problems
 from nemo_like.environments.hub_rules import hub_problems, mcp_problems
 from nemo_like.environments.kind_options import HUB_MODULES, option_problems
@@ -17,12 +17,12 @@ from nemo_like.generation.options import MAX_TEMPERATURE
 from nemo_like.policy.options import Device
 from nemo_like.rollout.tasks import (
     SourcedSampling,
+    TaskGroups,
     task_environments,
     training_sampling,
     used_environments,
     validation_sampling,
 )
-from nemo_like.rules.agent_rules import agent_problems
 
 _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 # Kinds that cannot be components of a weighted sum: those that answer, and weighted sums themselves.
@@ -36,7 +36,7 @@ _NO_COMPONENTS = (
 )
 
 
-def task_problems(cfg: Config) -> Iterator[Problem]:
+def task_problems(cfg: TaskGroups) -> Iterator[Problem]:
     """Yield every problem with the environments, with the data sources that name them and with sampling."""
     yield from _named_environments(cfg)
     for name, env in used_environments(cfg).items():
@@ -44,7 +44,7 @@ def task_problems(cfg: Config) -> Iterator[Problem]:
         wrong_options = [*option_problems(name, env)]
         yield from wrong_options or [*endpoint_problems(name, env), *hub_problems(name, env)]
         if env.kind is EnvironmentKind.agent:
-            yield from agent_problems(cfg, name, env)
+            yield from agent_problems(name, env)
         if needs_gpu(env) and cfg.policy.device is Device.cpu:
             yield Problem(
                 key=f"env.{name}.options.device=cuda",
@@ -67,7 +67,7 @@ def _unique(*groups: Iterator[Problem]) -> Iterator[Problem]:
     yield from dict.fromkeys(problem for group in groups for problem in group)
 
 
-def _named_environments(cfg: Config) -> Iterator[Problem]:
+def _named_environments(cfg: TaskGroups) -> Iterator[Problem]:
     known = ", ".join(cfg.env) or "none"
     for key, data in data_sources(cfg.data):
         if data.env not in cfg.env:
@@ -81,7 +81,7 @@ def _named_environments(cfg: Config) -> Iterator[Problem]:
             )
 
 
-def _components(cfg: Config, name: str, env: EnvConfig) -> Iterator[Problem]:
+def _components(cfg: TaskGroups, name: str, env: EnvConfig) -> Iterator[Problem]:
     """Yield every problem with the components of a weighted sum."""
     weights = component_weights(env)
     if not weights:
@@ -117,28 +117,16 @@ def _components(cfg: Config, name: str, env: EnvConfig) -> Iterator[Problem]:
 
 
 def _counts(name: str, env: EnvConfig) -> Iterator[Problem]:
-    keys = ["num_actors", "max_concurrency", "batch_size", "max_turns"]
+    key = f"env.{name}.num_actors={env.num_actors}"
     if env.kind is EnvironmentKind.weighted_sum:
-        keys.remove("num_actors")
         if env.num_actors != 0:
             yield Problem(
-                key=f"env.{name}.num_actors={env.num_actors}",
+                key=key,
                 rule="must be 0 for a weighted sum, whose components have the actors",
                 remedy="set num_actors of its components",
             )
-    for key in keys:
-        if (value := getattr(env, key)) < 1:
-            yield Problem(key=f"env.{name}.{key}={value}", rule="must be at least 1", remedy="")
-    if not 0 < env.timeout_s < math.inf:
-        yield Problem(
-            key=f"env.{name}.timeout_s={env.timeout_s}", rule="must be above 0 and finite", remedy=""
-        )
-    if not 0 <= env.max_failed_share <= 1:
-        yield Problem(
-            key=f"env.{name}.max_failed_share={env.max_failed_share}",
-            rule="must be a share, from 0 to 1",
-            remedy="0.5 ends the run when more than half of the rewards fail",
-        )
+    elif env.num_actors == 0:
+        yield Problem(key=key, rule="must be at least 1", remedy="")
 
 
 def _ranges(sourced: SourcedSampling) -> Iterator[Problem]:
@@ -163,7 +151,7 @@ def _ranges(sourced: SourcedSampling) -> Iterator[Problem]:
             )
 
 
-def _same_distribution(cfg: Config, training: SourcedSampling) -> Iterator[Problem]:
+def _same_distribution(cfg: TaskGroups, training: SourcedSampling) -> Iterator[Problem]:
     """Yield a problem when training samples are drawn from another distribution than the trainer scores.
 
     The trainer's log-probs are of the full distribution at one temperature. With top_p, top_k or min_p the
@@ -194,7 +182,7 @@ def _same_distribution(cfg: Config, training: SourcedSampling) -> Iterator[Probl
         )
 
 
-def _lengths(cfg: Config, name: str, env: EnvConfig, training: SourcedSampling) -> Iterator[Problem]:
+def _lengths(cfg: TaskGroups, name: str, env: EnvConfig, training: SourcedSampling) -> Iterator[Problem]:
     limit, total = env.max_conversation_tokens, cfg.policy.max_total_sequence_length
     if limit is not None and not 2 <= limit <= total:
         yield Problem(

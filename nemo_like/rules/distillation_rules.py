@@ -6,35 +6,27 @@ Most of its keys are those of every worker group, whose rules are in ``policy.gr
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 from nemo_like.algorithms.loss_traits import has_teacher, is_own_loss
 from nemo_like.batch.recordings import read_manifest
 from nemo_like.cluster.options import Placement
-from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
-from nemo_like.models.model_info import model_of
-from nemo_like.policy.layout import is_one_engine, policy_world_size
+from nemo_like.plan.machine_rules import Machine
+from nemo_like.policy.beside_policy import beside_policy, model_beside_policy, vocabulary_problems
+from nemo_like.policy.layout import is_one_engine
 from nemo_like.policy.options import Device, TeacherConfig
-from nemo_like.rollout.tasks import training_tasks
-from nemo_like.rules.beside_policy import beside_policy, model_beside_policy, vocabulary_problems
-from nemo_like.rules.checkpoint_rules import CPU_HEAD_SIZES, other_checkpoint_problems
-from nemo_like.rules.machine_rules import Machine
-
-_BY_ENGINE = "teacher.scored_by=engine"
-_WORKERS = "set teacher.scored_by=workers"
-# The keys of a config.json that say nothing of how a frozen model scores.
-_NO_ARCHITECTURE = frozenset(
-    {
-        *("_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache"),
-        *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "attention_dropout"),
-    }
+from nemo_like.policy.teacher_rules import (
+    architecture_problems,
+    teaching_engine_problems,
+    teaching_model_problems,
 )
+from nemo_like.rollout.tasks import training_tasks
+from nemo_like.rules.checkpoint_rules import other_checkpoint_problems
 
 
 def teacher_problems(cfg: Config) -> Iterator[Problem]:
@@ -60,7 +52,7 @@ def teacher_problems(cfg: Config) -> Iterator[Problem]:
     if has_teacher(cfg.loss_fn) and cfg.loss_fn.arguments.get("reward_weight", 0) == 0:
         yield from _without_rewards(cfg)
     if is_one_engine(cfg.teacher):
-        yield from _of_the_engine(cfg, cfg.teacher)
+        yield from teaching_engine_problems(cfg.teacher, cfg.generation.temperature)
 
 
 def _without_rewards(cfg: Config) -> Iterator[Problem]:
@@ -99,29 +91,6 @@ def _of_the_group(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
     yield from beside_policy("teacher", "teacher", teacher, cfg.policy)
 
 
-def _of_the_engine(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
-    """Yield a problem for all that one engine of vLLM cannot do, and a group of workers can."""
-    if cfg.generation.temperature != 1:
-        yield Problem(
-            key=_BY_ENGINE,
-            rule="needs generation.temperature=1, at which vLLM scores given tokens; it is "
-            f"{cfg.generation.temperature:g}",
-            remedy="set the temperature to 1, or teacher.scored_by=workers",
-        )
-    if (size := policy_world_size(teacher)) > 1:
-        yield Problem(
-            key=_BY_ENGINE,
-            rule=f"is one process, and the teacher's layout has {size}",
-            remedy="set teacher.data_parallel_size and every parallel size of its backend to 1",
-        )
-    if teacher.models:
-        yield Problem(
-            key=_BY_ENGINE,
-            rule=f"holds one model, and teacher.models has {', '.join(teacher.models)}",
-            remedy="set teacher.scored_by=workers, which put one model after the other in place",
-        )
-
-
 def _tasks(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
     """Yield a problem for every task of ``teacher.models`` that no training sample can be of."""
     tasks, whose = training_tasks(cfg), "the training data, whose sources"
@@ -157,7 +126,7 @@ def teacher_model_problems(
     ``model_name`` alone, or with the policy's, is told elsewhere."""
     yield from model_beside_policy("teacher", "teacher", teacher, cfg.policy)
     if is_one_engine(teacher):
-        yield from _by_engine(cfg, teacher)
+        yield from teaching_model_problems(teacher, cfg.policy)
     for task, model in teacher.models.items():
         yield from _further_model(cfg, teacher, machine, key=f"teacher.models.{task}={model}", model=model)
 
@@ -174,54 +143,7 @@ def _further_model(
     directories = Path(teacher.model_name), Path(model)
     if own or not all(path.is_dir() for path in directories):
         return
-    try:
-        configs = [_architecture(path) for path in directories]
-    except (OSError, ValueError, AttributeError):  # of teacher.model_name, and told elsewhere
+    if different := list(architecture_problems(key, *directories)):
+        yield from different
         return
-    for name in sorted(configs[0].keys() | configs[1].keys()):
-        ours, theirs = (config.get(name) for config in configs)
-        if ours != theirs:
-            yield Problem(
-                key=key,
-                rule="must have the architecture of teacher.model_name, in whose model its weights are put: "
-                f"config.json has {name}={json.dumps(theirs)} and not {json.dumps(ours)}",
-                remedy="use a checkpoint of the same architecture, saved by the same version of transformers",
-            )
-            return
     yield from vocabulary_problems(key, "teacher", Path(model), Path(cfg.policy.model_name))
-
-
-def _architecture(path: Path) -> dict[str, Any]:
-    """Return what a config.json says of how a model computes."""
-    content: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    return {name: value for name, value in content.items() if name not in _NO_ARCHITECTURE}
-
-
-def _by_engine(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
-    """Yield every problem of the teacher's model with being scored by an engine."""
-    try:
-        own, theirs = model_of(teacher), model_of(cfg.policy)
-    except ConfigError:  # told elsewhere
-        return
-    if own.vocab_size > theirs.vocab_size:
-        yield Problem(
-            key=_BY_ENGINE,
-            rule=f"needs a model of the policy's {theirs.vocab_size} tokens, and the teacher's has "
-            f"{own.vocab_size}: an engine may name one that the policy has not",
-            remedy=_WORKERS,
-        )
-    length = cfg.policy.max_total_sequence_length
-    if own.max_position_embeddings <= length:
-        yield Problem(
-            key=_BY_ENGINE,
-            rule=f"needs a model of more than policy.max_total_sequence_length={length} positions, and the "
-            f"teacher's has {own.max_position_embeddings}: an engine generates one token more than it scores",
-            remedy=f"shorten the sequences, or {_WORKERS}",
-        )
-    if teacher.device is Device.cpu and own.head_size not in CPU_HEAD_SIZES:
-        yield Problem(
-            key=_BY_ENGINE,
-            rule=f"needs attention heads of another size than {own.head_size}: vLLM has attention on the CPU "
-            f"only for {', '.join(map(str, CPU_HEAD_SIZES))}",
-            remedy=_WORKERS,
-        )

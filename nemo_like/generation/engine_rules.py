@@ -1,0 +1,78 @@
+"""Rules on engines beside the model that they hold and the adapters that they get."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nemo_like.config.problems import Problem
+from nemo_like.generation.draft_rules import cache_problems
+from nemo_like.generation.options import GenerationConfig, LoraSync
+from nemo_like.models.division import must_divide, nearest_divisors
+from nemo_like.models.model_info import ModelInfo
+from nemo_like.policy.options import Device, PolicyConfig
+
+# Head sizes for which vLLM has attention on the CPU (CPUAttentionBackend.get_supported_head_sizes).
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+LARGEST_ENGINE_RANK = 512  # vLLM's largest max_lora_rank
+
+
+def engine_layout_problems(
+    generation: GenerationConfig, policy: PolicyConfig, model: ModelInfo, *, is_used: bool
+) -> Iterator[Problem]:
+    """Yield every problem of engines that hold the policy's model; without ``is_used`` there are none, and
+    only how they would be divided is looked at."""
+    if is_used and policy.device is Device.cpu and model.head_size not in CPU_HEAD_SIZES:
+        yield Problem(
+            key=f"policy.model_name={policy.model_name}",
+            rule=f"has attention heads of size {model.head_size}, and vLLM has attention on the CPU only for "
+            + ", ".join(map(str, CPU_HEAD_SIZES)),
+            remedy="use another model, or policy.device=cuda",
+        )
+    if is_used:
+        yield from cache_problems(generation, policy, model)
+    key = "generation.vllm_cfg.tensor_parallel_size"
+    tp = generation.vllm_cfg.tensor_parallel_size
+    yield from must_divide(
+        key, tp, {"attention heads": model.num_heads, "FFN columns": model.intermediate_size}
+    )
+    # vLLM gives every rank a copy of a key-value head when there are fewer heads than ranks.
+    if tp >= 1 and model.num_kv_heads % tp and tp % model.num_kv_heads:
+        yield Problem(
+            key=f"{key}={tp}",
+            rule=f"must divide the model's {model.num_kv_heads} key-value heads, or be a multiple of them",
+            remedy=f"try {nearest_divisors(model.num_kv_heads, tp)}",
+        )
+
+
+def adapter_problems(generation: GenerationConfig, policy: PolicyConfig) -> Iterator[Problem]:
+    """Yield every problem of engines that get adapters alone."""
+    lora, sends_adapters = policy.lora, generation.lora_sync is LoraSync.adapter
+    if sends_adapters and not lora.enabled:
+        yield Problem(
+            key="generation.lora_sync=adapter",
+            rule="sends adapters, and with policy.lora.enabled=false there are none",
+            remedy="set it to merged, or policy.lora.enabled=true",
+        )
+    if sends_adapters and generation.weight_delta:
+        yield Problem(
+            key="generation.weight_delta=true",
+            rule="saves nothing with generation.lora_sync=adapter, since all values of an adapter change",
+            remedy="set it to false",
+        )
+    if sends_adapters and lora.rank > LARGEST_ENGINE_RANK:
+        yield Problem(
+            key=f"policy.lora.rank={lora.rank}",
+            rule=f"must be at most {LARGEST_ENGINE_RANK} with generation.lora_sync=adapter: vLLM computes no "
+            "larger adapters",
+            remedy="set generation.lora_sync=merged",
+        )
+
+
+def cache_size_problems(generation: GenerationConfig, policy: PolicyConfig) -> Iterator[Problem]:
+    """Yield a problem when engines on CPUs are given no size for their KV cache."""
+    if policy.device is Device.cpu and generation.vllm_cfg.kv_cache_gib is None:
+        yield Problem(
+            key="generation.vllm_cfg.kv_cache_gib=null",
+            rule="must be a size with policy.device=cpu, where an engine cannot measure free memory",
+            remedy="try 1.0",
+        )

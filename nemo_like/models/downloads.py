@@ -1,0 +1,50 @@
+"""How to get a model that is not here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from shlex import quote
+
+from nemo_like.data.options import DatasetConfig, DatasetKind
+
+# On the Hugging Face hub, the owner of models whose names begin like this.
+_OWNERS = {
+    "Qwen": "Qwen",
+    "QwQ": "Qwen",
+    "Llama": "meta-llama",
+    "Meta-Llama": "meta-llama",
+    "Mistral": "mistralai",
+    "gemma": "google",
+    "Phi": "microsoft",
+}
+
+
+def how_to_get(name: str, sources: Sequence[DatasetConfig], seed: int) -> str:
+    """Return what to do for a checkpoint ``name`` that is no directory, in a run on these sources of data
+    with this seed."""
+    digits = [source.digits for source in sources if source.kind is DatasetKind.arithmetic]
+    if digits and "arithmetic" in Path(name).name:
+        own_seed = re.search(r"-s(\d+)$", name)
+        is_mixture = "-moe-" in Path(name).name
+        return (
+            f"make it with: .venv/bin/python scripts/prepare_arithmetic.py --output {quote(name)} "
+            f"--digits {digits[0]} --seed {own_seed[1] if own_seed else seed}{' --experts 8' * is_mixture} "
+            f"(scripts/demo.sh{' --experts' * is_mixture} does)"
+        )
+    path = Path(name)
+    if path.name.startswith("shapes-s"):
+        return "scripts/demo.sh --images makes it, and its pictures"
+    if len(path.parts) == 2 and not path.parent.is_dir() and path.parts[0] in _OWNERS.values():
+        directory = quote(f"models/{path.name}")
+        return f"download it: hf download {quote(name)} --local-dir {directory}, and name that directory"
+    owner = next((owner for family, owner in _OWNERS.items() if path.name.startswith(family)), None)
+    if owner is None:
+        return f"download a model, for example: {_download('OWNER', path)}"
+    return f"download it: {_download(owner, path)}"
+
+
+def _download(owner: str, path: Path) -> str:
+    """Return the command that downloads ``path.name`` of an owner into ``path``, for a shell."""
+    return f"hf download {quote(f'{owner}/{path.name}')} --local-dir {quote(str(path))}"

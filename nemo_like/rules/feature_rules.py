@@ -1,0 +1,98 @@
+"""Rules on what of a run does not go with agents, and with speculative decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nemo_like.config.problems import Problem
+from nemo_like.configuration import Config
+from nemo_like.environments.options import EnvironmentKind
+from nemo_like.generation.draft_rules import draft_problems
+from nemo_like.generation.speculation import KEY, speculation
+from nemo_like.models.model_info import has_vision_tower
+from nemo_like.rollout.tasks import (
+    task_environments,
+    training_sampling,
+    used_environments,
+    validation_sampling,
+)
+
+
+def agent_run_problems(cfg: Config) -> Iterator[Problem]:
+    """Yield what of a run the agents of its environments do not go with."""
+    for name, env in used_environments(cfg).items():
+        if env.kind is EnvironmentKind.agent:
+            yield from _features(cfg, f"env.{name}.kind=agent")
+
+
+def _features(cfg: Config, key: str) -> Iterator[Problem]:
+    """Yield what of a run agents do not go with."""
+    if has_vision_tower(cfg.policy.model_name):
+        yield Problem(
+            key=key,
+            rule=f"serves text, and policy.model_name={cfg.policy.model_name} reads images",
+            remedy="use a model without a vision tower, or an environment of kind custom",
+        )
+    policy = cfg.policy
+    has_critic, has_teacher = cfg.value is not None, cfg.teacher is not None
+    branches = "the branches of a session lie end to end in one packed row"
+    own_rows = "it reads a session's row as one sequence, and not branch by branch"
+    refused: dict[str, tuple[object, object, str]] = {
+        "policy.sequence_packing.enabled": (policy.sequence_packing.enabled, True, branches),
+        "policy.sequence_packing.share_prompts": (policy.sequence_packing.share_prompts, False, branches),
+        "policy.megatron_cfg.context_parallel_size": (policy.megatron_cfg.context_parallel_size, 1, branches),
+        "loss_fn.use_kl_in_reward": (cfg.loss_fn.use_kl_in_reward, False, own_rows),
+        "value": ("default" if has_critic else None, None, own_rows),
+        "teacher": ("default" if has_teacher else None, None, own_rows),
+        "grpo.max_staleness": (cfg.grpo.max_staleness, 0, "all calls of a session are of one policy version"),
+        "policy.megatron_cfg.router_replay": (
+            policy.megatron_cfg.router_replay,
+            False,
+            "what an engine gives for the tokens that it reads is not kept over the calls of a session",
+        ),
+    }
+    for name, (value, wanted, why) in refused.items():
+        if value != wanted:
+            shown = str(value).lower()
+            to = "null" if wanted is None else str(wanted).lower()
+            yield Problem(
+                key=f"{name}={shown}",
+                rule=f"does not go with {key}: {why}",
+                remedy=f"set it to {to}",
+            )
+
+
+def speculation_problems(cfg: Config) -> Iterator[Problem]:
+    """Yield every problem with speculative decoding, and what of a run it does not go with."""
+    if cfg.rollout.replay is not None:
+        return
+    yield from draft_problems(cfg.generation, cfg.policy)
+    if speculation(cfg.generation) is None:
+        return
+    agents = [name for name, env in used_environments(cfg).items() if env.kind is EnvironmentKind.agent]
+    refused = {
+        f"env.{', '.join(agents)}.kind=agent": (
+            bool(agents),
+            "has log-probs corrected for what masked a token, one token at a time",
+        ),
+        "policy.megatron_cfg.router_replay=true": (
+            cfg.policy.megatron_cfg.router_replay,
+            "records the experts of every token, and those of a draft may be of tokens that are not kept",
+        ),
+        f"policy.model_name={cfg.policy.model_name}": (
+            has_vision_tower(cfg.policy.model_name),
+            "reads images: what keeps their tokens from being sampled is a logits processor, which vLLM's "
+            "first model runner refuses beside drafts, and nothing here has looked at its second",
+        ),
+    }
+    for key, (is_there, why) in refused.items():
+        if is_there:
+            yield Problem(key=key, rule=why, remedy=f"leave {KEY} out")
+    told = set()
+    for env in task_environments(cfg):
+        for sourced in (training_sampling(cfg, env), validation_sampling(cfg, env)):
+            key = f"{sourced.keys['min_p']}={sourced.sampling.min_p:g}"
+            if sourced.sampling.min_p > 0 and key not in told:
+                told.add(key)
+                rule = f"is refused by vLLM beside {KEY}, since drafts are kept without it"
+                yield Problem(key=key, rule=rule, remedy=f"set it to 0, or leave {KEY} out")
