@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -33,13 +34,18 @@ def shown(target_accuracy: float) -> Iterator[Callable[[WarmStartProgress], None
 
 @contextmanager
 def whole_directory(output: Path) -> Iterator[Path]:
-    """Give the block a directory beside ``output``, which takes its name unless the block raises."""
+    """Give the block a directory beside ``output``, which takes its name unless the block raises, or another
+    process has made ``output`` meanwhile: that one stays."""
     output.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
     try:
         yield aside
         for path in (aside, *aside.iterdir()):
             give_usual_mode(path)
-        aside.rename(output)
+        try:
+            aside.rename(output)
+        except OSError as error:
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
     finally:
         shutil.rmtree(aside, ignore_errors=True)
