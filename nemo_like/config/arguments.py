@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 
 from nemo_like.config import fields
 from nemo_like.config.composition import Composition, Layer, nested
+from nemo_like.config.earlier_keys import newer_keys
 from nemo_like.config.grammar import Override, alternatives
 from nemo_like.config.keys import MISSING
 from nemo_like.config.problems import Problem
@@ -76,6 +77,10 @@ def read_arguments(
         elif _is_choice(argument, files):
             given.extend(_read_choice(argument, read, files, is_sweep))
     read.files = files.layers(files.first_alternatives(read.for_hydra))
+    if len(read.files) == 1:
+        (file,) = read.files
+        newer = newer_keys(file.tree, root, file.where, files.default_of)
+        read.files.insert(0, Layer(file.where, newer))
     read.layers = [*read.files]
     for layer in read.layers:
         read.problems += fields.check_tree(layer.tree, root, layer.where, root=root)

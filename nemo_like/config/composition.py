@@ -116,6 +116,11 @@ class Composition:
             layers.append(Layer(str(file), with_todays_keys(nested(entry.package or "", tree), str(file))))
         return layers
 
+    def default_of(self, config_path: str) -> Mapping[str, Any]:
+        """Return what one file of a group sets, such as "policy/default"; nothing where there is none."""
+        file = self._file(config_path)
+        return read_configuration(file, config_path).tree if file.is_file() else {}
+
     def compose(self, layers: Sequence[Layer], arguments: Sequence[str]) -> dict[str, Any]:
         """Return the configuration that ``layers`` of files and ``arguments`` that set values make: a tree of
         plain values, in which interpolations are not resolved.

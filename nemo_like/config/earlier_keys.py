@@ -1,13 +1,18 @@
-"""Keys of an earlier version of this framework in files, such as the ``config.yaml`` of a run: they are read
-as what they are now, with a note on stderr. As arguments they are errors that say so."""
+"""Files of an earlier version of this framework, such as the ``config.yaml`` of a run.
+
+Keys of then are read as what they are now; as arguments they are errors that say so. A file that has every
+group, as a run writes it, gets the defaults of keys that are newer. Each change is noted on stderr.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
+from nemo_like.config import fields
+from nemo_like.config.keys import MISSING
 from nemo_like.config.other_frameworks import Entry, heres, table_of
 
 
@@ -24,6 +29,44 @@ def with_todays_keys(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
             _replace(content, group.pop(name), entry)
             _note(f"{where}: {key} of an earlier version {_now(entry)}")
     return content
+
+
+def newer_keys(
+    tree: Mapping[str, Any], root: type, where: str, default_of: Callable[[str], Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return the defaults of the keys that the tree of a file, called ``where``, lacks of the groups that it
+    has; ``default_of`` returns what a shipped file sets, such as that of "policy/default". It is empty for a
+    file without some group that every configuration has: what that lacks its author forgot."""
+    groups = fields.hints(root)
+    needed = (name for name, kind in groups.items() if fields.is_group(kind))
+    if not all(isinstance(tree.get(name), Mapping) for name in needed):
+        return {}
+    newer: dict[str, Any] = {}
+    for name, kind in groups.items():
+        has = tree.get(name)
+        if not isinstance(has, Mapping):
+            continue
+        if entry := fields.entry_group(kind):
+            of_all, by_entry = default_of(f"{name}/default"), dict[str, Any]()
+            for key, inner in has.items():
+                if isinstance(inner, Mapping):
+                    own = {**of_all, **default_of(f"{name}/{inner.get('kind')}")}
+                    by_entry[key] = _lacking(inner, own, entry, f"{where}: {name}.{key}")
+            newer[name] = {key: lacking for key, lacking in by_entry.items() if lacking}
+        elif fields.is_group(group := fields.without_none(kind)):
+            newer[name] = _lacking(has, default_of(f"{name}/default"), group, f"{where}: {name}")
+    return {name: lacking for name, lacking in newer.items() if lacking}
+
+
+def _lacking(has: Mapping[str, Any], defaults: Mapping[str, Any], group: type, where: str) -> dict[str, Any]:
+    lacking: dict[str, Any] = {}
+    for name, kind in fields.hints(group).items():
+        if name not in has and defaults.get(name, MISSING) != MISSING:
+            lacking[name] = defaults[name]
+            _note(f"{where}.{name} is newer than this file, and has its default, {defaults[name]}")
+        elif fields.is_group(kind) and isinstance(inner := has.get(name), Mapping):
+            lacking[name] = _lacking(inner, defaults.get(name, {}), kind, f"{where}.{name}")
+    return {name: value for name, value in lacking.items() if value != {} or name not in has}
 
 
 def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:

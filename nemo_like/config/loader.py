@@ -248,7 +248,9 @@ def _missing(tree: Any, group: type, prefix: str, path: str) -> Iterator[Problem
             if lacking := list(_missing(tree[name], inner, f"{key}.", path)):
                 names = ", ".join(problem.key for problem in lacking[:3])
                 rule = f"has no {names}" + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
-                remedy = f"add `- {key}: default` to the defaults in {path}, or {key}=default"
+                remedy = f"set them in {path}"
+                if len(lacking) > 3:  # as an argument the group would win over what the file has of it
+                    remedy = f"add `- {key}: default` to the defaults in {path}, or {key}=default"
                 yield Problem(key=key, rule=rule, remedy=remedy, where=path)
         elif entry := fields.entry_group(annotation):
             for entry_name, keys in tree[name].items():

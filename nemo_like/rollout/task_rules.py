@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from nemo_like.config.problems import Problem
 from nemo_like.data.sources import data_sources
-from nemo_like.environments.agent_options_rules import agent_problems
+from nemo_like.environments.agent_rules import agent_problems
 from nemo_like.environments.endpoint_rules import endpoint_problems
 from nemo_like.environments.hub_rules import hub_problems, mcp_problems
 from nemo_like.environments.kind_options import HUB_MODULES, option_problems

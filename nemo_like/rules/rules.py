@@ -30,7 +30,7 @@ from nemo_like.policy.critic_rules import critic_model_problems
 from nemo_like.policy.group_rules import group_problems
 from nemo_like.policy.library_arguments import engine_argument_problems
 from nemo_like.policy.options import ValueConfig, WorkerGroupConfig
-from nemo_like.policy.update_sizes import batch_problems, learning_rate_problems
+from nemo_like.policy.training_rules import batch_problems, learning_rate_problems
 from nemo_like.rollout.task_rules import task_problems
 from nemo_like.rules.checkpoint_rules import checkpoint_problems, other_checkpoint_problems
 from nemo_like.rules.distillation_rules import (
@@ -62,7 +62,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     if not any(key.startswith("policy.") for key in broken):
         problems += group_problems("policy", cfg.policy, cfg.grpo)
     problems += agent_run_problems(cfg)
-    problems += [problem for problem in task_problems(cfg) if problem.key.partition("=")[0] not in broken]
+    problems += task_problems(cfg)
     problems += reward_problems(cfg.grpo)
     problems += shaping_problems(cfg)
     problems += checkpointing_problems(cfg.checkpointing)
@@ -94,6 +94,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += critic_problems(cfg)
     problems += teacher_problems(cfg)
     problems += machine_problems(cfg, machine)
+    problems = [one for one in problems if one.key.partition("=")[0] not in broken or one in broken.values()]
     if problems:
         raise ConfigError(list(without_secrets(problems, cfg)))
 
@@ -222,6 +223,7 @@ def _engines(cfg: Config) -> Iterator[Problem]:
     "grpo.num_prompts_per_step",
     "grpo.num_generations_per_prompt",
     "policy.train_global_batch_size",
+    "policy.data_parallel_size",
     "policy.optimizer.lr",
     "policy.scheduler.warmup_updates",
     "policy.scheduler.decay_updates",
@@ -229,5 +231,7 @@ def _engines(cfg: Config) -> Iterator[Problem]:
     "value.warmup_steps",
 )
 def _scheduler(cfg: Config) -> Iterator[Problem]:
+    if any(_batch_sizes(cfg)):  # else the number of updates would be another
+        return
     num_steps = cfg.grpo.max_num_steps - (0 if cfg.value is None else cfg.value.warmup_steps)
     yield from learning_rate_problems("policy", cfg.policy, num_steps * updates_per_step(cfg))

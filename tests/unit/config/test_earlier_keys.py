@@ -53,3 +53,33 @@ def test_the_fixtures_are_whole_configurations() -> None:
     assert len(EARLIER) == 5
     for path in EARLIER:
         assert "defaults" not in yaml.safe_load(path.read_text())
+
+
+def test_a_key_that_is_newer_than_a_runs_configuration_has_its_default(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    earlier = yaml.safe_load((EARLIER[0].parent / "ppo_arithmetic_cpu.yaml").read_text())
+    del earlier["grpo"]["max_staleness"]
+    del earlier["value"]["megatron_cfg"]["moe_grouped_gemm"]
+    del earlier["env"]["arithmetic"]["check_at_start"]
+    path.write_text(yaml.safe_dump(earlier))
+    cfg = load_config(path, ["policy.megatron_cfg.moe_grouped_gemm=true"])
+    assert cfg.grpo.max_staleness == 0 and cfg.env["arithmetic"].check_at_start
+    assert cfg.value is not None and cfg.value.megatron_cfg.moe_grouped_gemm  # follows the policy's
+    assert cfg.value.gae_lambda == earlier["value"]["gae_lambda"] == 1.0  # not the default
+    told = capsys.readouterr().err
+    assert f"note: {path}: grpo.max_staleness is newer than this file, and has its default, 0" in told
+    assert told.count("note: ") == 3
+
+
+def test_a_key_without_a_default_and_a_missing_group_stay_errors(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    earlier = yaml.safe_load((EARLIER[0].parent / "grpo_arithmetic_cpu.yaml").read_text())
+    path.write_text(yaml.safe_dump({**earlier, "policy": {**earlier["policy"], "model_name": "???"}}))
+    with pytest.raises(ConfigError, match=r"policy\.model_name has no value"):
+        load_config(path)
+    del earlier["rollout"], earlier["grpo"]["max_staleness"]
+    path.write_text(yaml.safe_dump(earlier))
+    with pytest.raises(ConfigError, match=r"(?s)grpo\.max_staleness has no value.*rollout has no value"):
+        load_config(path)
