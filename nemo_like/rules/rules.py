@@ -94,7 +94,10 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += critic_problems(cfg)
     problems += teacher_problems(cfg)
     problems += machine_problems(cfg, machine)
-    problems = [one for one in problems if one.key.partition("=")[0] not in broken or one in broken.values()]
+    told = broken.values()
+    problems = [
+        one for one in dict.fromkeys(problems) if one in told or one.key.partition("=")[0] not in broken
+    ]
     if problems:
         raise ConfigError(list(without_secrets(problems, cfg)))
 
