@@ -19,7 +19,7 @@ from nemo_like.config.other_frameworks import Entry, heres, table_of
 def with_todays_keys(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the tree of a file, called ``where``, with today's keys in the place of earlier ones. A key that
     has no effect any more is left out, and one that the file also has by its name of today stays."""
-    content = _copied(tree)
+    content, found = _copied(tree), dict[str, list[str]]()
     for key, entry in table_of("earlier").keys.items():
         *parents, name = key.split(".")
         group: Any = content
@@ -27,7 +27,9 @@ def with_todays_keys(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
             group = group.get(parent) if isinstance(group, dict) else None
         if isinstance(group, dict) and name in group:
             _replace(content, group.pop(name), entry)
-            _note(f"{where}: {key} of an earlier version {_now(entry)}")
+            found.setdefault(_now(entry), []).append(key)
+    for now, keys in found.items():
+        _note(f"{where}: of an earlier version, {now}: {', '.join(keys)}")
     return content
 
 
@@ -84,7 +86,7 @@ def _replace(content: dict[str, Any], value: Any, entry: Entry) -> None:
 
 def _now(entry: Entry) -> str:
     keys = " and ".join(here.key for here in heres(entry))
-    return f"is read as {keys}" if keys else f"is left out: {getattr(entry, 'why', '')}"
+    return f"read as {keys}" if keys else f"left out since {getattr(entry, 'why', '')}"
 
 
 @cache
