@@ -91,10 +91,10 @@ def _main(options: argparse.Namespace) -> int:
         print(printable(str(error)), file=sys.stderr)
         return exit_codes.REFUSED
     # Only now: this loads Ray, and the checks above must be quick.
-    from nemo_like.driver.setup import run
+    from nemo_like.driver.whole_run import run_directory, run_in
 
     try:
-        return run(cfg, config.stem)
+        return run_in(run_directory(cfg, config.stem), cfg).exit_code
     except (DirectoryInUse, RunFailed) as error:
         print(printable(str(error)), file=sys.stderr)
         return exit_codes.REFUSED if isinstance(error, DirectoryInUse) else exit_codes.FAILED

@@ -2,7 +2,7 @@
 
 GRPO(...)   arguments ──▶ configuration; checks of the arguments
 train()     checks of everything else ──▶ rows and reward in RUN_DIR/inputs
-            ──▶ driver.setup.run_in, which starts Ray and ends it again ──▶ RunResult
+            ──▶ driver.whole_run.run_in, which starts Ray and ends it again ──▶ RunResult
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nemo_like.preflight.checks import preflight
 from nemo_like.rules.rules import validate
 
 if TYPE_CHECKING:
-    from nemo_like.driver.setup import RunEnd
+    from nemo_like.driver.whole_run import RunEnd
 
 # Ray's own, with its debugger for breakpoint(), and where no proxy is asked.
 _CHANGED = ("RAY_", "PYTHONBREAKPOINT", "NO_PROXY", "no_proxy")
@@ -91,7 +91,7 @@ class GRPO:
             bypass_proxies()
             self._check(model)
             # Only now: this loads Ray, and the checks above must be quick.
-            from nemo_like.driver.setup import run_directory, run_in
+            from nemo_like.driver.whole_run import run_directory, run_in
 
             directory = run_directory(self._without_inputs(model), "grpo")
             end = run_in(directory, self._with_inputs(model, directory.path / "inputs"), self._on_step)

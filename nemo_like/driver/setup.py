@@ -8,68 +8,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from datetime import datetime
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-
-import yaml
 
 from nemo_like.batch.columns import Column, ColumnError, gather_columns
-from nemo_like.checkpoint.store import POLICY_GROUP, VALUE_GROUP, CheckpointError
 from nemo_like.cluster.actor_errors import (
-    ActorBroken,
-    ActorDied,
     ActorFailed,
-    ClusterError,
-    RayDied,
-    StageTimeout,
 )
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.cluster.janitor import swept_directory
-from nemo_like.cluster.options import Placement, TimeoutAction, deadline_s
-from nemo_like.cluster.private_ray import temporary_parent, temporary_parent_note
+from nemo_like.cluster.options import Placement, deadline_s
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
 from nemo_like.cluster.stage import EngineHolds, Stage
-from nemo_like.config.loader import to_yaml
 from nemo_like.configuration import Config
 from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.data_plane.partition_control import ObservedPartitionControl, PartitionControl
-from nemo_like.driver import exit_codes
 from nemo_like.driver.bundles import bundles
 from nemo_like.driver.canary import Canary
 from nemo_like.driver.checkpoints import RunCheckpoints, SavedGroups, continuation, saved_groups
 from nemo_like.driver.data_identity import training_digests
 from nemo_like.driver.evaluation import EvaluationComponents, EvaluationDriver
-from nemo_like.driver.final_export import FinalExport
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
-from nemo_like.driver.holding import HeldDirectories
 from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.options import EvaluationConfig
 from nemo_like.driver.processes import Actors, Starter, write_process_ids
 from nemo_like.driver.recovery import ActorRecovery, Recoverable
 from nemo_like.driver.reward_watch import RewardWatch
 from nemo_like.driver.rollout_schedule import RolloutSchedule
-from nemo_like.driver.run_failures import RewardsFailed, RunFailed, failure_reason
+from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.run_journal import RunJournal, Stretch
 from nemo_like.driver.step_checks import RunFacts, StepTripwires
-from nemo_like.driver.stopping import OnStep, StopRequests
+from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
-from nemo_like.driver.validation import ValidationSet, reached_goal, validation_sets
+from nemo_like.driver.validation import ValidationSet, validation_sets
 from nemo_like.environments.interface import EnvironmentCheckFailed
 from nemo_like.generation.engine_journal import EngineJournal
-from nemo_like.models.model_info import model_of, read_model_info
-from nemo_like.observability.disk import DiskFull, full_directory, space_for
+from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
-from nemo_like.observability.summary import RunSummary, SampleAnswer
 from nemo_like.plan.derived import keeps_weights_asleep, shares_gpus
 from nemo_like.plan.host_memory import host_memory_problems
 from nemo_like.plan.memory_timetable import memory_problems
 from nemo_like.plan.places import gpus_by_node, placement, weight_replicas
-from nemo_like.plan.plan import checkpoint_bytes, weight_bytes
 from nemo_like.plan.roles import Role, ray_cpus, roles
 from nemo_like.plan.run_models import run_models
 from nemo_like.policy.group import PolicyWorkerGroup, TeacherWorkerGroup, ValueWorkerGroup, WorkerGroup
@@ -81,244 +62,6 @@ from nemo_like.tripwires.canary_checks import canary_tokens
 from nemo_like.tripwires.options import Tripwires
 from nemo_like.weight_sync.shared_gpus import SharedGpus
 from nemo_like.weight_sync.sync import EngineWeights, NoEngines
-
-
-def run(cfg: Config, config_name: str) -> int:
-    """Make one whole run in the directory that ``run_directory`` returns, and return the exit code.
-
-    Raises DirectoryInUse when another run holds the directory, RunFailed when it cannot be written, or when
-    it has checkpoints of which none is whole.
-    """
-    return run_in(run_directory(cfg, config_name), cfg).exit_code
-
-
-@dataclass(frozen=True, slots=True)
-class RunEnd:
-    """How a run ended: ``outcome`` completes the sentence "the run ..."."""
-
-    outcome: str
-    exit_code: int
-    answers: Sequence[SampleAnswer] = ()  # of the last validation
-    error: Exception | None = None  # because of which the run failed
-
-
-def run_directory(cfg: Config, config_name: str) -> RunDirectory:
-    """Create the run directory, or open that of the run to continue.
-
-    ``config_name``, with date and time, names it unless logger.run_name does. Raises RunFailed when it cannot
-    be written.
-    """
-    name = cfg.logger.run_name or f"{config_name}-{datetime.now():%Y%m%d-%H%M%S}"
-    is_continued = cfg.checkpointing.enabled and cfg.checkpointing.resume_if_exists and cfg.logger.run_name
-    with _writable(cfg):
-        return (RunDirectory.open if is_continued else RunDirectory.create)(cfg.logger.log_dir, name)
-
-
-def run_in(directory: RunDirectory, cfg: Config, on_step: OnStep | None = None) -> RunEnd:
-    """Make one whole run in a directory, and say how it ended, also when it failed or was interrupted.
-
-    ``on_step`` is called after every step; see ``StopRequests.after_step``. Only the main thread may call
-    this. Raises what ``run`` raises.
-    """
-    with _writable(cfg):
-        held = HeldDirectories(_written_directories(cfg, directory))
-    replaced = temporary_parent_note()
-    try:
-        with swept_directory(temporary_parent()):
-            return _run_in(directory, cfg, held, StopRequests(cfg.checkpointing, on_step), replaced)
-    except (CheckpointError, DiskFull, OSError) as error:  # before there is a logger to tell it
-        raise RunFailed(f"the run cannot be started: {failure_reason(error, directory.path)}") from error
-    finally:
-        held.release()
-
-
-@contextmanager
-def _writable(cfg: Config) -> Iterator[None]:
-    """Raise RunFailed when the block cannot write the run directory."""
-    try:
-        with space_for("the run directory", Path(cfg.logger.log_dir).absolute()):
-            yield
-    except (DiskFull, OSError) as error:
-        raise RunFailed(f"the run directory cannot be written: {error}") from error
-
-
-def _run_in(
-    directory: RunDirectory,
-    cfg: Config,
-    held: HeldDirectories,
-    stop_requests: StopRequests,
-    warning: str | None,
-) -> RunEnd:
-    """Make the run in a directory that this process holds, after a ``warning``, and say how it ended."""
-    resolved = to_yaml(cfg)
-    directory.write_config(resolved)
-    checkpoints = run_checkpoints(cfg, directory)
-    logger = RunLogger(
-        cfg.logger,
-        directory,
-        resolved_config=yaml.safe_load(resolved),
-        max_num_steps=cfg.grpo.max_num_steps if cfg.evaluation is None else 0,
-        wandb_run_id=checkpoints.wandb_run_id,
-    )
-    with logger, held.renewing(logger.warn):
-        if warning is not None:
-            logger.warn(warning)
-        end = _end(cfg, directory, logger, checkpoints, stop_requests)
-        if held.lost is not None:
-            outcome = f"was stopped, and wrote no results: {held.lost}"
-            logger.abandon(f"The run {outcome}.")
-            return RunEnd(outcome, exit_codes.FAILED)
-        elsewhere = cfg.checkpointing.checkpoint_dir
-        paths = {} if elsewhere is None else {"checkpoints": str(Path(elsewhere).absolute())}
-        summary = RunSummary(
-            outcome=end.outcome, exit_code=end.exit_code, sample_answers=end.answers, paths=paths
-        )
-        is_complete = logger.finish(summary)
-    if end.exit_code == exit_codes.FINISHED and not is_complete:
-        return replace(
-            end,
-            outcome=f"{end.outcome}, but not all of its results could be written",
-            exit_code=exit_codes.FAILED,
-        )
-    return end
-
-
-def _end(
-    cfg: Config,
-    directory: RunDirectory,
-    logger: RunLogger,
-    checkpoints: RunCheckpoints,
-    stop_requests: StopRequests,
-) -> RunEnd:
-    """Make the run and return how it ended, also when it failed or was interrupted."""
-    try:
-        return _run_with_restarts(cfg, directory, logger, checkpoints, stop_requests)
-    except KeyboardInterrupt:
-        return RunEnd(f"was interrupted{_since_checkpoint(cfg, directory)}", exit_codes.INTERRUPTED)
-    except RewardsFailed as error:
-        return RunEnd(f"failed: {error}", exit_codes.REWARDS_FAILED, error=error)
-    except (ClusterError, RunFailed, CheckpointError, DiskFull, OSError) as error:
-        reason = failure_reason(error, *_filled_directories(cfg, directory))
-        return RunEnd(f"failed: {reason}", exit_codes.FAILED, error=error)
-
-
-def _run_with_restarts(
-    cfg: Config,
-    directory: RunDirectory,
-    logger: RunLogger,
-    checkpoints: RunCheckpoints,
-    stop_requests: StopRequests,
-) -> RunEnd:
-    """Make the run; when a process dies or hangs, start all processes again from the latest checkpoint.
-
-    Raises the error without a restart when ``_is_final`` says so, or when ``cluster.max_restarts`` are used
-    up.
-    """
-    num_restarts, broken = 0, None
-    while True:
-        for warning in checkpoints.warnings:
-            logger.warn(warning)
-        logger.continue_after(checkpoints.last_step)
-        try:
-            return _run(cfg, directory, logger, checkpoints, stop_requests)
-        except (ActorDied, RayDied, StageTimeout) as error:
-            if _is_final(error, cfg, directory) or num_restarts == cfg.cluster.max_restarts:
-                raise
-            latest = run_checkpoints(cfg, directory)
-            if isinstance(error, ActorBroken):
-                if broken == (error.kind, latest.last_step):
-                    logger.warn(f"{error.kind} came again after all processes were started again")
-                    raise
-                broken = error.kind, latest.last_step
-            num_restarts += 1
-            logger.warn(
-                f"{error}\nstarting all processes again (restart {num_restarts} of "
-                f"{cfg.cluster.max_restarts})"
-            )
-        checkpoints = latest
-
-
-def _is_final(error: ClusterError, cfg: Config, directory: RunDirectory) -> bool:
-    """Return whether no restart is to follow: without checkpoints, after a stage's timeout when
-    ``cluster.on_stage_timeout`` is ``stop``, and where the disk is full, on which a start would fail too."""
-    shall_stop = isinstance(error, StageTimeout) and cfg.cluster.on_stage_timeout is TimeoutAction.stop
-    is_full = full_directory(error, *_filled_directories(cfg, directory)) is not None
-    return shall_stop or not cfg.checkpointing.enabled or is_full
-
-
-def run_checkpoints(cfg: Config, directory: RunDirectory) -> RunCheckpoints:
-    """Look for the checkpoints in a run directory.
-
-    Raises CheckpointError when there are checkpoints, and none is whole.
-    """
-    groups, num_bytes = [POLICY_GROUP], checkpoint_bytes(cfg.policy, model_of(cfg.policy))
-    if cfg.value is not None:
-        groups.append(VALUE_GROUP)
-        num_bytes += checkpoint_bytes(cfg.value, model_of(cfg.value))
-    return RunCheckpoints(cfg.checkpointing, directory, num_bytes, groups)
-
-
-def _run(
-    cfg: Config,
-    directory: RunDirectory,
-    logger: RunLogger,
-    checkpoints: RunCheckpoints,
-    stop_requests: StopRequests,
-) -> RunEnd:
-    """Start the processes, make the steps that are left, and export the policy where that is configured.
-
-    A run that a signal or a deadline stops has no time for an export.
-    """
-    export = _final_export(cfg, directory)
-    is_finished = _is_finished(cfg, checkpoints)
-    if is_finished and (export is None or export.step == checkpoints.last_step):
-        return RunEnd("had finished already; raise grpo.max_num_steps or its goal to train on", 0)
-    with started(cfg, directory, logger, checkpoints, stop_requests) as parts:
-        reason = None if is_finished else parts.driver.run()
-        if reason is not None and reason != stop_requests.by_callback:
-            return RunEnd(f"was stopped: {reason}{continuation(cfg, directory)}", exit_codes.PREEMPTED)
-        if export is not None and parts.policy is not None and isinstance(parts.driver, SyncGRPODriver):
-            logger.status("exporting the policy")
-            export.write(parts.policy.export_hf, parts.driver.position.step)
-        logger.status("stopping")
-    outcome = "finished" if reason is None else f"was stopped: {reason}"
-    return RunEnd(outcome, exit_codes.FINISHED, parts.driver.sample_answers)
-
-
-def _since_checkpoint(cfg: Config, directory: RunDirectory) -> str:
-    """Return how an interrupted run continues, and after which step; empty where it has no checkpoint."""
-    try:
-        last_step = run_checkpoints(cfg, directory).last_step
-    except (CheckpointError, OSError):
-        return ""
-    return f"{continuation(cfg, directory)} after step {last_step}" if last_step >= 0 else ""
-
-
-def _final_export(cfg: Config, directory: RunDirectory) -> FinalExport | None:
-    if not cfg.checkpointing.export_final_hf:
-        return None
-    num_bytes = weight_bytes(cfg, read_model_info(cfg.policy.model_name, cfg.policy.backend))
-    template = cfg.data.chat_template
-    return FinalExport(directory, num_bytes, None if template is None else Path(template))
-
-
-def _is_finished(cfg: Config, checkpoints: RunCheckpoints) -> bool:
-    """Return whether an earlier process of this run made the last step, or reached the goal."""
-    if checkpoints.found is None:
-        return False
-    state = checkpoints.found.state
-    return state.step >= cfg.grpo.max_num_steps or reached_goal(state.metrics, cfg.grpo)
-
-
-def _written_directories(cfg: Config, directory: RunDirectory) -> list[Path]:
-    """Return every directory that this run writes, and that no other run may write at the same time."""
-    elsewhere = cfg.checkpointing.checkpoint_dir if cfg.checkpointing.enabled else None
-    return [directory.path, *([] if elsewhere is None else [Path(elsewhere).absolute()])]
-
-
-def _filled_directories(cfg: Config, directory: RunDirectory) -> list[Path]:
-    """Return every directory to which processes of this run write."""
-    return [*_written_directories(cfg, directory), Path(temporary_parent())]
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,12 +118,12 @@ def started(
             _report_sources(rollout.sources, logger)
             write_process_ids(cluster, actors, directory)
             processes = _Started(directory, cluster, starter, actors, rollout)
-            yield _connect(cfg, processes, logger, checkpoints, stop_requests)
+            yield _ready_run(cfg, processes, logger, checkpoints, stop_requests)
         finally:
             cluster.stop()
 
 
-def _connect(
+def _ready_run(
     cfg: Config,
     started: _Started,
     logger: RunLogger,
@@ -388,8 +131,8 @@ def _connect(
     stop_requests: StopRequests,
 ) -> StartedRun:
     """Connect the processes, bring them to where the run stands, and hand them to a driver."""
-    connected = _connected(cfg, started, logger, checkpoints.is_due)
-    parts, sources = connected.parts, started.rollout.sources
+    sides = _driver_sides(cfg, started, logger, checkpoints.is_due)
+    parts, sources = sides.parts, started.rollout.sources
     recovery = ActorRecovery(cfg.cluster, parts)
     sets = validation_sets(sources[RolloutMode.validation], cfg.grpo.max_val_samples)
     if cfg.evaluation is not None:
@@ -400,8 +143,8 @@ def _connect(
         partitions=parts.partitions,
         rollout=parts.rollout,
         policy=parts.policy,
-        value=connected.value,
-        teacher=connected.teacher,
+        value=sides.value,
+        teacher=sides.teacher,
         weight_sync=parts.weight_sync,
         schedule=parts.schedule,
         validation_sets=sets,
@@ -412,12 +155,12 @@ def _connect(
         recovery=recovery,
         tripwires=_tripwires(cfg, sources[RolloutMode.training], logger),
     )
-    _verify(checkpoints, saved_groups(parts.policy, connected.value), sources, logger)
+    _verify(checkpoints, saved_groups(parts.policy, sides.value), sources, logger)
     return StartedRun(SyncGRPODriver(cfg, components), parts.policy)
 
 
 @dataclass(frozen=True, slots=True)
-class _Connected:
+class _DriverSides:
     """The driver's sides of all processes."""
 
     parts: Recoverable
@@ -425,9 +168,9 @@ class _Connected:
     teacher: TeacherWorkerGroup | None
 
 
-def _connected(
+def _driver_sides(
     cfg: Config, started: _Started, logger: RunLogger, settles_after: Callable[[int], bool]
-) -> _Connected:
+) -> _DriverSides:
     """Build the driver's side of each process. ``settles_after`` is as in ``RolloutSchedule``."""
     cluster, actors, sources = started.cluster, started.actors, started.rollout.sources
     policy = _policy(cfg, cluster, actors, logger)
@@ -461,7 +204,7 @@ def _connected(
         logger=logger,
         directory=started.directory,
     )
-    return _Connected(parts, value, teacher)
+    return _DriverSides(parts, value, teacher)
 
 
 def _rollout_handle(cfg: Config, started: _Started, logger: RunLogger) -> RolloutHandle:

@@ -21,9 +21,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nemo_like.configuration import Config, load_config
-from nemo_like.driver.setup import run_checkpoints, started
+from nemo_like.driver.setup import started
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.sync_grpo import SyncGRPODriver
+from nemo_like.driver.whole_run import run_checkpoints
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.rules.rules import validate

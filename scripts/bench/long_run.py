@@ -29,8 +29,9 @@ import psutil
 import ray
 
 from nemo_like.configuration import Config, load_config
-from nemo_like.driver.setup import run_checkpoints, started
+from nemo_like.driver.setup import started
 from nemo_like.driver.stopping import StopRequests
+from nemo_like.driver.whole_run import run_checkpoints
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.rules.rules import validate

@@ -20,8 +20,9 @@ from ray._private.serialization import SerializationContext
 
 from nemo_like.batch.columns import MESSAGES, OBSERVED_PIXEL_VALUES, PIXEL_VALUES
 from nemo_like.configuration import load_config
-from nemo_like.driver.setup import run_checkpoints, started
+from nemo_like.driver.setup import started
 from nemo_like.driver.stopping import StopRequests
+from nemo_like.driver.whole_run import run_checkpoints
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 

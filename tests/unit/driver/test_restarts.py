@@ -11,8 +11,8 @@ import pytest
 
 from nemo_like.cluster.actor_errors import ActorBroken, ActorDied, ClusterError, StageTimeout
 from nemo_like.cluster.options import TimeoutAction
-from nemo_like.driver import setup
-from nemo_like.driver.setup import RunEnd
+from nemo_like.driver import whole_run
+from nemo_like.driver.whole_run import RunEnd
 
 DIED = ActorDied("policy_worker-0", "policy.train", "worker.log")
 BROKEN = ActorBroken("policy_worker-0", "policy.train", "worker.log", "MemoryError: full", "MemoryError")
@@ -49,9 +49,9 @@ class Runs:
         place, checkpoints = SimpleNamespace(path=directory), self.checkpoints()
         logger = SimpleNamespace(warn=self.warnings.append, continue_after=lambda step: None)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(setup, "_run", self.start)
-            patch.setattr(setup, "run_checkpoints", self.checkpoints)
-            return setup._run_with_restarts(cfg, place, logger, checkpoints, None)  # type: ignore[arg-type]
+            patch.setattr(whole_run, "_run_once", self.start)
+            patch.setattr(whole_run, "run_checkpoints", self.checkpoints)
+            return whole_run._run_with_restarts(cfg, place, logger, checkpoints, None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("error", [DIED, BROKEN, LATE])
