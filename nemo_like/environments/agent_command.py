@@ -28,6 +28,7 @@ from nemo_like.environments.interface import AgentAccess, FailureKind, Turn
 from nemo_like.environments.kind_options import AgentOptions, SandboxMode
 from nemo_like.environments.sandbox import CommandPlace, ProgramLimits, Sandbox, check_sandbox
 from nemo_like.environments.time_limit import until_cpu_is_used_up
+from nemo_like.observability.exits import how_it_ended
 
 _CHUNK_BYTES = 65536
 _SHOWN_CHARACTERS = 2000
@@ -113,7 +114,7 @@ class CommandRunner:
             reason = f"the processes of the agent's command used {limit} of CPU time together"
             raise CommandFailed(reason, FailureKind.timed_out)
         if code:
-            how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+            how = how_it_ended(code)
             kind = FailureKind.died if code < 0 else FailureKind.raised
             last = (complained.strip() or said.strip())[-_SHOWN_CHARACTERS:]
             raise CommandFailed(f"the agent's command ended with {how}: {last}", kind)

@@ -24,6 +24,7 @@ from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import build_environment, is_harmless, start_timeout_s, written_columns
 from nemo_like.observability.caches import inductor_cache
+from nemo_like.observability.exits import how_it_ended
 
 # How long the guardian has to end everything that the environment started.
 _END_TIMEOUT_S = 10.0
@@ -188,13 +189,9 @@ class ProcessWorker:
                 if (answered := self._calls.get(call_id)) is not None and not answered.done():
                     answered.set_result(answer)
         except EOFError:
-            why = _how_it_ended(await self._process.wait())
+            why = how_it_ended(await self._process.wait())
         except Exception as error:
             why = f"its answer cannot be read: {type(error).__name__}: {error}"
         for answered in self._calls.values():
             if not answered.done():
                 answered.set_exception(WorkerDied(why))
-
-
-def _how_it_ended(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from nemo_like.observability.caches import inductor_cache
+from nemo_like.observability.exits import how_it_ended
 
 _SHOWN_LINES = 3
 _SHOWN_CHARACTERS = 500  # of each
@@ -103,7 +104,9 @@ class ChildCall:
             raise ChildIsLate(f"no answer within {self._timeout_s:g} s") from None
         if not answer:
             code = self._process.returncode
-            raise ChildFailed(f"its process ended with {_ending(code)}{_last_lines(self._errors.read())}")
+            raise ChildFailed(
+                f"its process ended with {how_it_ended(code)}{_last_lines(self._errors.read())}"
+            )
         outcome = pickle.loads(answer)
         if isinstance(outcome, Raised):
             raise ChildFailed(outcome.message)
@@ -127,10 +130,6 @@ class _Tail:
         with self._pipe:
             while chunk := os.read(self._pipe.fileno(), _TAIL_BYTES):
                 self._end = (self._end + chunk)[-_TAIL_BYTES:]
-
-
-def _ending(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def _last_lines(errors: bytes) -> str:
