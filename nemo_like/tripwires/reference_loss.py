@@ -1,7 +1,8 @@
 """The loss and its derivatives by log-prob and entropy, from the formulas of docs/losses.md, in float64.
 
 Derivatives are written out, not taken by autograd, and nothing is shared with ``algorithms``: what training
-back-propagates is compared with them. x below is a log-ratio limited to +-20, r = e^x.
+back-propagates is compared with them, and the conformance kit has its golden numbers from them. x below is a
+log-ratio limited to +-20, r = e^x.
 
     PPO        -A r while r is on the side of its bound where the gradient flows, else 0
     CISPO      -A clip(r)           REINFORCE   -A
@@ -194,7 +195,7 @@ def _soft_gate(ratio: Tensor, advantages: Tensor, temperatures: Mapping[str, flo
     """Return SAPO's value, and its derivative divided by the advantage, per token; the gate's own derivative
     by r is 4 p (1 - p)."""
     of_gain, of_loss = temperatures.get("tau_pos", 1.0), temperatures.get("tau_neg", 1.05)
-    tau = torch.where(advantages > 0, of_gain, of_loss)
+    tau = torch.full_like(ratio, of_loss).masked_fill(advantages > 0, of_gain)
     is_open = 1 / (1 + (-tau * (ratio - 1)).exp())
     return -advantages * 4 * is_open / tau, -4 * is_open * (1 - is_open) * ratio
 
