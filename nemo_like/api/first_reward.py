@@ -47,22 +47,14 @@ def first_reward_problem(source: DatasetConfig, env: EnvConfig) -> str | None:
     from nemo_like.data.datasets import build_dataset
     from nemo_like.environments.environment_data import EnvironmentProblems
     from nemo_like.environments.feedback import checked
-    from nemo_like.environments.interface import Turn
+    from nemo_like.environments.interface import first_question
     from nemo_like.environments.own_reward import told_of_error
     from nemo_like.environments.registry import build_environment, written_columns
 
     example = build_dataset(source, "train", EnvironmentProblems({source.env: env}))[0]
     environment = build_environment(env)
-    turn = Turn(
-        prompt=example.prompt,
-        response=example.answer,
-        answer=example.answer,
-        is_truncated=False,
-        data=example.data,
-        is_last=env.max_turns == 1,
-    )
     try:
-        answers = asyncio.run(environment.step([turn]))
+        answers = asyncio.run(environment.step([first_question(example, max_turns=env.max_turns)]))
     except Exception as error:
         return told_of_error(error)
     if len(answers) != 1:

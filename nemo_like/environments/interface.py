@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from nemo_like.data.interface import Observation, Prompt
+from nemo_like.data.interface import Observation, Prompt, PromptExample
 
 # The metric of an environment, env/<name>/abstained_share/<component>: in how many samples one abstained.
 ABSTAINED_SHARE = "abstained_share"
@@ -66,6 +66,20 @@ class Turn:
     number: int = field(
         default=UNNUMBERED, compare=False
     )  # no other turn of the rollout has it; the answer names it
+
+
+def first_question(example: PromptExample, *, max_turns: int, response_ids: tuple[int, ...] = ()) -> Turn:
+    """Return the turn by which an environment is asked before a run whether it can judge: a problem, with its
+    reference answer as the response."""
+    return Turn(
+        prompt=example.prompt,
+        response=example.answer,
+        answer=example.answer,
+        is_truncated=False,
+        data=example.data,
+        is_last=max_turns == 1,
+        response_ids=response_ids,
+    )
 
 
 class FailureKind(Enum):

@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
-from nemo_like.batch.columns import Column, Layout
 from nemo_like.config.problems import Problem
 from nemo_like.data.images import ImageError
 from nemo_like.data.interface import PromptExample, Split
 from nemo_like.data.options import DatasetConfig, DatasetKind, source_name
-from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.record_needs import Check, check_of
 from nemo_like.preflight.conversations import ConversationCheck
 from nemo_like.preflight.notes import Note, Seen
-from nemo_like.rollout.rollout_columns import record_column
+from nemo_like.rollout.rollout_columns import unfit_values
 
 if TYPE_CHECKING:
     from nemo_like.data.encoder import PromptEncoder
@@ -166,9 +164,9 @@ class _Scan:
         lengths: Sequence[int | None] = [None] * len(batch)
         if self.encoder is not None and self._can_be_rendered(batch):
             lengths = self._counted(self.encoder, batch)
-        columns = [record_column(name, text) for name, text in self.source.cfg.columns.items()]
-        for (where, example), length in zip(batch, lengths, strict=True) if columns else ():
-            self._look_at_columns(where, example, columns, length)
+        for (where, example), length in zip(batch, lengths, strict=True):
+            for unfit in unfit_values(self.source.cfg, example, length):
+                self._found(f"{where}: {unfit}")
         self.num_read += len(batch)
 
     def _can_be_rendered(self, batch: Sequence[tuple[str, PromptExample]]) -> bool:
@@ -205,19 +203,6 @@ class _Scan:
             self._found(str(error))
             return False
         return True
-
-    def _look_at_columns(
-        self, where: str, example: PromptExample, columns: Sequence[Column], num_tokens: int | None
-    ) -> None:
-        from nemo_like.environments.column_values import column_value
-
-        for column in columns:
-            if num_tokens is None and column.layout is Layout.per_token:
-                continue
-            try:
-                column_value(column, example.columns[column.name], num_tokens or 0)
-            except ColumnMismatch as error:
-                self._found(f"{where}: {error}")
 
     def _judge(self) -> None:
         if self.is_whole and not self.num_read:

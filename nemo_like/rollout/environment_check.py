@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from nemo_like.data.datasets import Sources
 from nemo_like.data.interface import PromptExample
 from nemo_like.data.options import DatasetConfig, source_name
-from nemo_like.environments.interface import EnvironmentCheckFailed, Turn
+from nemo_like.environments.interface import EnvironmentCheckFailed, first_question
 from nemo_like.environments.options import EnvironmentKind
 from nemo_like.rollout.tasks import TaskGroups
 from nemo_like.rollout.turn_loop import Judge
@@ -72,15 +72,8 @@ async def _problem(
     encode: Callable[[str], Sequence[int]],
 ) -> str:
     """Ask the environment, and return what is wrong with it; an empty text when it gives a reward."""
-    question = Turn(
-        prompt=example.prompt,
-        response=example.answer,
-        answer=example.answer,
-        is_truncated=False,
-        data=example.data,
-        is_last=cfg.env[env].max_turns == 1,
-        response_ids=tuple(encode(example.answer)) if judge.wants_tokens else (),
-    )
+    ids = tuple(encode(example.answer)) if judge.wants_tokens else ()
+    question = first_question(example, max_turns=cfg.env[env].max_turns, response_ids=ids)
     (feedback,) = await judge.step([question])
     if feedback.failure is None:
         return ""

@@ -8,9 +8,7 @@ from itertools import accumulate, pairwise
 from nemo_like.data.datasets import Sources
 from nemo_like.data.interface import PromptExample
 from nemo_like.data.options import DatasetConfig, source_name
-from nemo_like.data_plane.storage_errors import ColumnMismatch
-from nemo_like.environments.column_values import column_value
-from nemo_like.rollout.rollout_columns import record_column
+from nemo_like.rollout.rollout_columns import unfit_values
 
 
 def check_records(
@@ -24,15 +22,11 @@ def check_records(
     """
     bounds = accumulate((report.num_prompts for report in read.reports), initial=0)
     for source, (start, stop) in zip(section, pairwise(bounds), strict=True):
-        columns = [record_column(name, text) for name, text in source.columns.items()]
-        for index in range(start, stop) if columns else ():
+        for index in range(start, stop) if source.columns else ():
             example = read.problems[index]
             (num_tokens,) = prompt_lengths([example])
-            try:
-                for column in columns:
-                    column_value(column, example.columns[column.name], num_tokens)
-            except ColumnMismatch as error:
+            for unfit in unfit_values(source, example, num_tokens):
                 raise ValueError(
                     f"{source_name(source)}: the problem with the prompt {str(example.prompt)[:80]!r} "
-                    f"cannot be used: {error}"
-                ) from error
+                    f"cannot be used: {unfit}"
+                ) from unfit

@@ -24,7 +24,10 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.batch.recordings import RecordingManifest
 from nemo_like.batch.routed_experts import replayed_columns
+from nemo_like.data.interface import PromptExample
+from nemo_like.data.options import DatasetConfig
 from nemo_like.data.sources import RECORD_COLUMN, data_sources
+from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.models.model_info import has_vision_tower
 from nemo_like.rollout.groups import RolloutGroups
 from nemo_like.rollout.tasks import has_agents, judging_environments, task_environments
@@ -105,6 +108,24 @@ def written_down(columns: Iterable[Column]) -> list[dict[str, Any]]:
         }
         for column in columns
     ]
+
+
+def unfit_values(
+    source: DatasetConfig, example: PromptExample, num_tokens: int | None
+) -> Iterator[ColumnMismatch]:
+    """Yield what is wrong with a problem's values of the columns that its source declares. Without the number
+    of its prompt's tokens, columns with a value for each token are not looked at."""
+    # Only who has values needs numpy.
+    from nemo_like.environments.column_values import column_value
+
+    for name, text in source.columns.items():
+        column = record_column(name, text)
+        if num_tokens is None and column.layout is Layout.per_token:
+            continue
+        try:
+            column_value(column, example.columns[name], num_tokens or 0)
+        except ColumnMismatch as error:
+            yield error
 
 
 def record_column(name: str, text: str) -> Column:
