@@ -41,7 +41,7 @@ class PassedArguments:
     values: Mapping[str, Any]
 
 
-# By argument, the key that sets it.
+# By argument, the key that sets it; ``{group}`` stands for the worker group's name.
 KEYS: Mapping[Library, Mapping[str, str]] = {
     Library.vllm: {
         "model": "policy.model_name",
@@ -62,28 +62,28 @@ KEYS: Mapping[Library, Mapping[str, str]] = {
         "lora_target_modules": "policy.lora.target_modules",
     },
     Library.megatron_model: {
-        "tensor_model_parallel_size": "policy.megatron_cfg.tensor_model_parallel_size",
-        "pipeline_model_parallel_size": "policy.megatron_cfg.pipeline_model_parallel_size",
-        "context_parallel_size": "policy.megatron_cfg.context_parallel_size",
-        "expert_model_parallel_size": "policy.megatron_cfg.expert_model_parallel_size",
-        "sequence_parallel": "policy.megatron_cfg.sequence_parallel",
-        "moe_grouped_gemm": "policy.megatron_cfg.moe_grouped_gemm",
-        "moe_enable_routing_replay": "policy.megatron_cfg.router_replay",
-        **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16", "fp16"), "policy.precision"),
+        "tensor_model_parallel_size": "{group}.megatron_cfg.tensor_model_parallel_size",
+        "pipeline_model_parallel_size": "{group}.megatron_cfg.pipeline_model_parallel_size",
+        "context_parallel_size": "{group}.megatron_cfg.context_parallel_size",
+        "expert_model_parallel_size": "{group}.megatron_cfg.expert_model_parallel_size",
+        "sequence_parallel": "{group}.megatron_cfg.sequence_parallel",
+        "moe_grouped_gemm": "{group}.megatron_cfg.moe_grouped_gemm",
+        "moe_enable_routing_replay": "{group}.megatron_cfg.router_replay",
+        **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16", "fp16"), "{group}.precision"),
     },
     Library.megatron_optimizer: {
-        "lr": "policy.optimizer.lr",
-        "min_lr": "policy.scheduler.min_lr",
-        "weight_decay": "policy.optimizer.weight_decay",
-        "adam_beta1": "policy.optimizer.adam_beta1",
-        "adam_beta2": "policy.optimizer.adam_beta2",
-        "adam_eps": "policy.optimizer.adam_eps",
-        "clip_grad": "policy.max_grad_norm",
-        "use_distributed_optimizer": "policy.megatron_cfg.use_distributed_optimizer",
-        "optimizer_cpu_offload": "policy.offload_optimizer_for_logprob",
-        **dict.fromkeys(("params_dtype", "bf16", "fp16"), "policy.precision"),
+        "lr": "{group}.optimizer.lr",
+        "min_lr": "{group}.scheduler.min_lr",
+        "weight_decay": "{group}.optimizer.weight_decay",
+        "adam_beta1": "{group}.optimizer.adam_beta1",
+        "adam_beta2": "{group}.optimizer.adam_beta2",
+        "adam_eps": "{group}.optimizer.adam_eps",
+        "clip_grad": "{group}.max_grad_norm",
+        "use_distributed_optimizer": "{group}.megatron_cfg.use_distributed_optimizer",
+        "optimizer_cpu_offload": "{group}.offload_optimizer_for_logprob",
+        **dict.fromkeys(("params_dtype", "bf16", "fp16"), "{group}.precision"),
     },
-    Library.transformers: dict.fromkeys(("dtype", "torch_dtype"), "policy.precision"),
+    Library.transformers: dict.fromkeys(("dtype", "torch_dtype"), "{group}.precision"),
 }
 
 
@@ -228,7 +228,7 @@ def worker_argument_problems(name: str, group: WorkerGroupConfig) -> Iterator[Pr
     for passed in passed_to_workers(name, group):
         for argument, value in passed.values.items():
             key = KEYS[passed.library].get(argument)
-            own = None if key is None else key.replace("policy.", f"{name}.", 1)
+            own = None if key is None else key.format(group=name)
             yield from _problem(passed, argument, own, _reason(name, group, passed.library, argument, value))
 
 
