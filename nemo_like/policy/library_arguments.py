@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any
 
 from nemo_like.algorithms.options import GRPOConfig
+from nemo_like.config import fields
 from nemo_like.config.problems import Problem
 from nemo_like.generation.options import GenerationConfig
 from nemo_like.policy.layout import recomputes_layers
@@ -228,8 +229,11 @@ def worker_argument_problems(name: str, group: WorkerGroupConfig) -> Iterator[Pr
     for passed in passed_to_workers(name, group):
         for argument, value in passed.values.items():
             key = KEYS[passed.library].get(argument)
+            reason = _reason(name, group, passed.library, argument, value)
+            if key is not None and fields.find(type(group), key.removeprefix("{group}.")) is None:
+                key, reason = None, f"is for training, and the group {name} does not train"
             own = None if key is None else key.format(group=name)
-            yield from _problem(passed, argument, own, _reason(name, group, passed.library, argument, value))
+            yield from _problem(passed, argument, own, reason)
 
 
 def _problem(passed: PassedArguments, argument: str, key: str | None, reason: str) -> Iterator[Problem]:

@@ -124,7 +124,7 @@ def test_the_installed_library_has_every_argument_that_is_refused(library: Libra
 
 @pytest.mark.parametrize("key", sorted({key for keys in KEYS.values() for key in keys.values()}))
 def test_the_keys_that_are_named_exist(key: str) -> None:
-    assert fields.find(Config, key) is not None
+    assert fields.find(Config, key.format(group="policy")) is not None
 
 
 def set_in(library: Library) -> Iterator[str]:
@@ -177,3 +177,12 @@ def get_args_of(literal: Any) -> Iterator[str]:
     """The values of nested literals."""
     for one in get_args(literal):
         yield from [one] if isinstance(one, str) else get_args_of(one)
+
+
+def test_what_a_group_that_does_not_train_has_no_key_for_is_refused_as_that(demo: Demo) -> None:
+    arguments = "teacher.megatron_cfg.model_kwargs={moe_enable_routing_replay: true, bf16: true}"
+    cfg = demo("teacher=default", "teacher.model_name=here", arguments)
+    assert cfg.teacher is not None
+    replay, precision = map(str, worker_argument_problems("teacher", cfg.teacher))
+    assert "moe_enable_routing_replay=True is for training, and the group teacher does not train" in replay
+    assert "bf16=True is set by teacher.precision" in precision
