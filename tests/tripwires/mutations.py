@@ -994,10 +994,10 @@ def gradients_not_clipped(build_optimizer: Any) -> Any:
     needs_resume=True,
 )
 def resume_without_optimizer(load_checkpoint: Any) -> Any:
-    def mutated(path: Any, model: Any, optimizer: Any) -> Any:
+    def mutated(path: Any, model: Any, optimizer: Any, *others: Any) -> Any:
         optimizer.load_state_dict = lambda state: None
         try:
-            return load_checkpoint(path, model, optimizer)
+            return load_checkpoint(path, model, optimizer, *others)
         finally:
             del optimizer.load_state_dict
 
