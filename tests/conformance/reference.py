@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nemo_like.tripwires.reference_advantages import Rewarded, reference_advantages
-from nemo_like.tripwires.reference_loss import ScoredTokens, reference_terms
+from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, reference_terms
 from tests.conformance.loss_configs import loss_config
 
 LIMIT, KL_LIMIT = 20.0, 10.0  # nats
@@ -37,15 +37,34 @@ def table_scores(table: Tensor, samples: Sequence[dict[str, Any]]) -> tuple[list
 def evaluate(table: Tensor, samples: Sequence[dict[str, Any]], case: dict[str, Any]) -> dict[str, Any]:
     """Return the loss, its gradient by each generated token's log-prob, and the table's first update."""
     table = table.clone().requires_grad_()
-    logprobs, entropies = (torch.cat(values) for values in table_scores(table, samples))
-    terms = reference_terms(_tokens(logprobs.detach(), entropies.detach(), samples, case), loss_config(case))
-    by_score = terms.gradient @ logprobs + terms.entropy_gradient @ entropies
-    (by_table,) = torch.autograd.grad(by_score, table)
+    logprobs, entropies = table_scores(table, samples)
+    terms = loss_terms(logprobs, entropies, samples, case)
+    (by_table,) = torch.autograd.grad(with_gradients(terms, logprobs, entropies), table)
     return {
         "loss": terms.loss.sum().item(),
         "gradient": terms.gradient.tolist(),
         "update": first_update(by_table).flatten().tolist(),
     }
+
+
+def loss_terms(
+    logprobs: Sequence[Tensor],
+    entropies: Sequence[Tensor],
+    samples: Sequence[dict[str, Any]],
+    case: dict[str, Any],
+) -> ReferenceTerms:
+    """Return the loss of a batch, which is one update, and its gradients, by generated token.
+
+    ``logprobs`` and ``entropies`` hold one [generated tokens] tensor for each sample: of the table, or of
+    another model that stands in for it.
+    """
+    scores = (torch.cat(list(values)).detach() for values in (logprobs, entropies))
+    return reference_terms(_tokens(*scores, samples, case), loss_config(case))
+
+
+def with_gradients(terms: ReferenceTerms, logprobs: Sequence[Tensor], entropies: Sequence[Tensor]) -> Tensor:
+    """Return a value, not the loss, whose gradient by what computed the scores is the loss's."""
+    return terms.gradient @ torch.cat(list(logprobs)) + terms.entropy_gradient @ torch.cat(list(entropies))
 
 
 def first_update(gradient: Tensor) -> Tensor:

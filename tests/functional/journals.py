@@ -25,9 +25,14 @@ def taken(step: int, version: int) -> dict[str, Any]:
 
 def write_journal(path: Path, engine: Mapping[str, Any], events: Sequence[dict[str, Any]]) -> str:
     """Write the journal of an engine that was started with these arguments, and return its path."""
-    others = {name: engine[name] for name in ("seed", "max_total_sequence_length")}
-    others |= {name: engine[name].value for name in ("device", "precision")}
-    settings = journal_settings(vllm.__version__, engine["generation"], engine["weight_updates"], others)
+    spec = engine["spec"]
+    others = {
+        "seed": spec.seed,
+        "max_total_sequence_length": spec.max_total_sequence_length,
+        "device": spec.device.value,
+        "precision": spec.precision.value,
+    }
+    settings = journal_settings(vllm.__version__, spec.generation, spec.weight_updates, others)
     start = {"event": "start", "engine": engine["name"], "settings": settings}
     path.write_text("".join(f"{json.dumps(line)}\n" for line in [start, *events]))
     return str(path)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import torch
@@ -50,6 +50,7 @@ from nemo_like.policy.options import (
     TeacherConfig,
     TeacherScoring,
     ValueConfig,
+    WorkerGroupConfig,
 )
 from nemo_like.policy.value_worker import ValueWorker
 from nemo_like.policy.worker import PolicyWorker
@@ -231,8 +232,18 @@ def value_config(group: PolicyConfig, **changes: Any) -> ValueConfig:
 
 def teacher_config(group: PolicyConfig, models: Mapping[str, str] | None = None) -> TeacherConfig:
     """The configuration of a teacher with the keys of ``group``, and with further models by task."""
-    shared = {one.name: getattr(group, one.name) for one in fields(PolicyConfig)}
-    return TeacherConfig(**shared, models=dict(models or {}), scored_by=TeacherScoring.workers)
+    own = {"models": dict(models or {}), "scored_by": TeacherScoring.workers}
+    return TeacherConfig(**_fields_of(WorkerGroupConfig, group), **own)
+
+
+def _fields_of(kind: type, config: Any) -> dict[str, Any]:
+    """The fields of ``kind`` from a configuration with more, with groups that are of ``kind`` too."""
+    found = {}
+    types = get_type_hints(kind)
+    for name in (one.name for one in fields(kind)):
+        value, its_kind = getattr(config, name), types[name]
+        found[name] = its_kind(**_fields_of(its_kind, value)) if is_dataclass(its_kind) else value
+    return found
 
 
 def loss_config(*, kl_penalty: float = 0.0, **changes: Any) -> LossConfig:

@@ -176,16 +176,9 @@ class Dense:
         by_weight = torch.stack(rows)
         found = {}
         for case in cases:
-            logprobs, entropies = ([one.detach().requires_grad_() for one in of] for of in scores)
-            loss = reference.loss(logprobs, entropies, samples, CASES[case])
-            slopes = torch.autograd.grad(loss, [*logprobs, *entropies], allow_unused=True)
-            together = torch.cat(
-                [
-                    torch.zeros_like(one) if slope is None else slope
-                    for one, slope in zip([*logprobs, *entropies], slopes, strict=True)
-                ]
-            )
-            found[case] = (loss.item(), (together @ by_weight).norm().item())
+            terms = reference.loss_terms(*scores, samples, CASES[case])
+            slopes = torch.cat((terms.gradient, terms.entropy_gradient))
+            found[case] = (terms.loss.sum().item(), (slopes @ by_weight).norm().item())
         return found
 
     def trained(self, samples: list[dict[str, Any]], cases: tuple[str, ...]) -> dict[str, Tensor]:
@@ -193,7 +186,9 @@ class Dense:
         optimizer = torch.optim.AdamW(self.parameters, lr=RATE, betas=BETAS, eps=EPSILON, weight_decay=0.0)
         for case in cases:
             optimizer.zero_grad()
-            reference.loss(*self.scores(samples), samples, CASES[case]).backward()
+            scores = self.scores(samples)
+            terms = reference.loss_terms(*scores, samples, CASES[case])
+            reference.with_gradients(terms, *scores).backward()
             optimizer.step()
         return dict(self.model.state_dict())
 
