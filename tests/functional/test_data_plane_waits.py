@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,6 +79,8 @@ def test_a_stopped_process_of_the_storage_is_named(
     # When it is collected as garbage instead, it may wait forever for a connection to what has ended.
     client.close()
     unit.suspend()
+    while unit.status() != psutil.STATUS_STOPPED:  # until then it may answer
+        threading.Event().wait(0.01)
     with pytest.raises(StageTimeout) as caught:
         cluster.gather([planes.host.submit("close_partition", "p")], stage="closing", timeout_s=60)
     assert f"data_plane-waits's storage-unit-0 (process {unit.pid}, stopped): " in str(caught.value)
