@@ -1,8 +1,9 @@
 """The typed configuration of a run: the groups of keys that its parts have.
 
-The values are in ``configs/``, one commented default file per group. No field of a group has a default, so
-each default is written down in exactly one place. ``load_config`` merges YAML and overrides into these
-classes; ``rules`` checks the values, also where a rule spans several keys.
+The options of a part give each key its type, limits, default and sentence. ``scripts/write_configs.py``
+writes them into ``configs/``, one commented default file per group, on which configurations build.
+``load_config`` merges YAML and overrides into these classes and checks each value by its key; ``rules``
+checks what spans several keys.
 
 A key has the name that NeMo-RL gives it, where NeMo-RL has such a key, so that runs can be compared.
 """
