@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from nemo_like.algorithms.loss_traits import scores_prev_logprobs
 from nemo_like.algorithms.named_functions import FunctionRole, unknown_function
@@ -69,14 +69,19 @@ def _surrogates(loss: LossConfig) -> Iterator[Problem]:
         )
 
 
-def _sapo(loss: LossConfig) -> Iterator[Problem]:
-    for name in _REPLACING:
+def _excluded(loss: LossConfig, switches: Iterable[str]) -> Iterator[Problem]:
+    """Yield a problem for each of these switches that is on beside a kind which replaces the loss itself."""
+    for name in switches:
         if getattr(loss, name):
             yield Problem(
                 key=f"loss_fn.{name}=true",
-                rule="excludes loss_fn.kind=sapo: each replaces the loss by another",
+                rule=f"excludes loss_fn.kind={loss.kind}: each replaces the loss by another",
                 remedy="set it to false, or loss_fn.kind=policy_gradient",
             )
+
+
+def _sapo(loss: LossConfig) -> Iterator[Problem]:
+    yield from _excluded(loss, _REPLACING)
     if loss.ratio_clip_c is not None:
         yield Problem(
             key=f"loss_fn.ratio_clip_c={loss.ratio_clip_c:g}",
@@ -99,13 +104,7 @@ def _gspo_token(loss: LossConfig) -> Iterator[Problem]:
             rule="needs sequence_level_importance_ratios=true: its ratio is that of the whole sample",
             remedy="set loss_fn.sequence_level_importance_ratios=true",
         )
-    for name in ("disable_ppo_ratio", "use_cispo"):
-        if getattr(loss, name):
-            yield Problem(
-                key=f"loss_fn.{name}=true",
-                rule="excludes loss_fn.kind=gspo_token: each replaces the loss by another",
-                remedy="set it to false, or loss_fn.kind=policy_gradient",
-            )
+    yield from _excluded(loss, ("disable_ppo_ratio", "use_cispo"))
 
 
 def _distillation(loss: LossConfig) -> Iterator[Problem]:
