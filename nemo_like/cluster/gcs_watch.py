@@ -11,6 +11,7 @@ without a message.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -68,6 +69,9 @@ class GcsWatch:
         self._failure = f"Ray's control process (gcs_server) {what}"
         if not self._is_closed.wait(_UNHEARD_S):
             self._last_words(self._failure)
+            # Such an exit writes nothing out that was printed to a pipe or a file.
+            sys.stdout.flush()
+            sys.stderr.flush()
             os._exit(_EXIT_CODE)
 
 

@@ -58,8 +58,8 @@ def loss_terms(
     ``logprobs`` and ``entropies`` hold one [generated tokens] tensor for each sample: of the table, or of
     another model that stands in for it.
     """
-    scores = (torch.cat(list(values)).detach() for values in (logprobs, entropies))
-    return reference_terms(_tokens(*scores, samples, case), loss_config(case))
+    tokens = _tokens(torch.cat(list(logprobs)).detach(), torch.cat(list(entropies)).detach(), samples, case)
+    return reference_terms(tokens, loss_config(case))
 
 
 def with_gradients(terms: ReferenceTerms, logprobs: Sequence[Tensor], entropies: Sequence[Tensor]) -> Tensor:

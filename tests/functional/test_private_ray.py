@@ -250,7 +250,7 @@ with ray_runtime(RayNeeds(address=None, num_cpus=1, num_gpus=0, start_timeout_s=
     next(one for one in psutil.Process().children() if one.name() == "gcs_server").kill()
     ray.nodes()
 """
-    unset = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+    unset = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "PYTHONUNBUFFERED")
     environment = {name: value for name, value in os.environ.items() if name not in unset}
     home = tmp_path_factory.mktemp("home")
     ended = subprocess.run(

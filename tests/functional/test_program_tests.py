@@ -10,7 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from nemo_like.environments import cpu_account
-from nemo_like.environments.cpu_account import Look
+from nemo_like.environments.cpu_account import ControlGroup, Look
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from tests.functional.sandboxes import needs_sandbox
 from tests.unit.environments.asking import ask, turn
@@ -163,6 +163,8 @@ def test_a_program_that_gets_no_cpu_fails_its_sample(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(
         "nemo_like.environments.time_limit.ProcessTrees", lambda roots: Mock(look=lambda: always)
     )
+    # Its start alone would use up half a second where the machine is slow.
+    monkeypatch.setattr(ControlGroup, "cpu_s", lambda group: 0.0)
     feedback = judge(ENDLESS["sleeps"], DOUBLE, timeout_s=0.5)
     assert feedback.failure is not None and feedback.failure.kind is FailureKind.timed_out
     assert "neither ended nor used up options.timeout_s=0.5 s: it had" in feedback.failure.reason
