@@ -32,7 +32,6 @@ from nemo_like.configuration import Config, load_config, load_sweep
 from nemo_like.driver import exit_codes
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stopping import ignore_first_interrupt, sigterm_as_interrupt
-from nemo_like.environments.kind_options import replaced_options
 from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.observability.run_lock import DirectoryInUse
 from nemo_like.plan.machine_rules import Machine
@@ -113,11 +112,7 @@ def _configuration(options: argparse.Namespace) -> tuple[Path, list[str]]:
 def _check(cfg: Config, machine: Machine) -> Preflight:
     """Check a configuration, and say which options of environments were replaced. Raises ConfigError."""
     validate(cfg, machine)
-    checked = preflight(cfg, machine, partial(print, file=sys.stderr))
-    for environment_name, env in cfg.env.items():
-        for note in replaced_options(environment_name, env):
-            print(printable(f"note: {note}"), file=sys.stderr)
-    return checked
+    return preflight(cfg, machine, partial(print, file=sys.stderr))
 
 
 def _plan(cfg: Config) -> str:

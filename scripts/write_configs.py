@@ -1,11 +1,12 @@
 #!/usr/bin/env python
-"""Write the default files in ``configs/`` and the JSON schemas from the keys that the parts declare.
+"""Write the default files in ``configs/``, the JSON schemas and the table of kinds in docs/environments.md.
 
     python scripts/write_configs.py            # after a key was added or changed
     python scripts/write_configs.py --check    # only say which files would change
 
-A key's sentence becomes the comment beside its default (``nemo_like.config.keys``). The configurations that
-build on these files are written by hand; each names its schema in its first line, for editors.
+The parts declare what they say, with keys and kinds. A key's sentence becomes the comment beside its default
+(``nemo_like.config.keys``). The configurations that build on these files are written by hand; each names its
+schema in its first line, for editors.
 """
 
 from __future__ import annotations
@@ -29,10 +30,12 @@ from nemo_like.config import fields  # noqa: E402
 from nemo_like.config.file_schemas import definitions, file_schema  # noqa: E402
 from nemo_like.config.keys import MISSING, Key, keys  # noqa: E402
 from nemo_like.configuration import Config  # noqa: E402
-from nemo_like.environments.kind_options import KINDS, Kind  # noqa: E402
-from nemo_like.environments.options import EnvConfig  # noqa: E402
+from nemo_like.environments.kind import Kind  # noqa: E402
+from nemo_like.environments.options import ENVIRONMENT_KINDS, EnvConfig  # noqa: E402
 
 SCHEMAS = Path("configs/schemas")
+_ENVIRONMENTS_PAGE = Path("docs/environments.md")
+_KINDS_HEAD = "| kind | reward | `options` in an example |\n|---|---|---|\n"
 _WIDTH = 118
 # Groups whose keys are as in another group, where they have it, unless their ``otherwise`` says more.
 _FOLLOWS = {"value": "policy", "teacher": "policy"}
@@ -43,8 +46,10 @@ def written() -> dict[Path, str]:
     groups = {name: fields.without_none(annotation) for name, (annotation, _) in keys(Config).items()}
     groups = {name: group for name, group in groups.items() if fields.is_group(group)} | {"env": EnvConfig}
     files = {Path("configs", name, "default.yaml"): _file(name, group) for name, group in groups.items()}
-    for kind, what in KINDS.items():
-        files[Path("configs/env", f"{kind.name}.yaml")] = _kind_file(kind.name, what)
+    kinds = {name: ENVIRONMENT_KINDS.load(name) for name in ENVIRONMENT_KINDS.names()}
+    for kind, what in kinds.items():
+        files[Path("configs/env", f"{kind}.yaml")] = _kind_file(kind, what)
+    files[_ENVIRONMENTS_PAGE] = _with_table(kinds)
     schemas = {name: _schema(group) for name, group in {"configuration": Config, **groups}.items()}
     for name, schema in schemas.items():
         files[SCHEMAS / f"{name}.json"] = json.dumps(schema, indent=1) + "\n"
@@ -63,8 +68,9 @@ def _schema(group: type) -> dict[str, Any]:
     schema = file_schema(group, {"hydra": {"type": "object"}} if group is Config else None)
     if group is EnvConfig or "EnvConfig" in schema["definitions"]:
         of_env = schema if group is EnvConfig else schema["definitions"]["EnvConfig"]
-        of_env["allOf"] = [_if_kind(kind.name, what.options.__name__) for kind, what in KINDS.items()]
-        for what in KINDS.values():
+        kinds = {name: ENVIRONMENT_KINDS.load(name) for name in ENVIRONMENT_KINDS.names()}
+        of_env["allOf"] = [_if_kind(kind, what.options.__name__) for kind, what in kinds.items()]
+        for what in kinds.values():
             schema["definitions"] |= definitions(what.options)
     return schema
 
@@ -92,6 +98,13 @@ def _kind_file(name: str, kind: Kind) -> str:
     if keys(kind.options):
         lines += ["options:", *_group_lines(kind.options, "  ", "", None, {})]
     return "\n".join(lines) + "\n"
+
+
+def _with_table(kinds: Mapping[str, Kind]) -> str:
+    """Return the page on environments with a row for each kind."""
+    before, head, after = (ROOT / _ENVIRONMENTS_PAGE).read_text(encoding="utf-8").partition(_KINDS_HEAD)
+    rows = "".join(f"| `{name}` | {kind.reward} | {kind.example} |\n" for name, kind in kinds.items())
+    return f"{before}{head}{rows}\n{after.partition(chr(10) * 2)[2]}"
 
 
 def _group_lines(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin, get_t
 
 from pydantic import TypeAdapter, ValidationError
 
-from nemo_like.config.keys import MISSING, Leaf
+from nemo_like.config.keys import MISSING, Leaf, keys
 from nemo_like.config.problems import Problem
 
 _SCALAR_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
@@ -131,8 +131,10 @@ def check_tree(
         key = f"{prefix}{name}"
         if name not in known:
             problems += (unknown_key(each, where, root=root) for each in _misplaced(key, value))
-        else:
-            problems += check_value(key, value, known[name], where, root)
+        elif found := check_value(key, value, known[name], where, root):
+            problems += found
+        elif (kinds := keys(group)[name][1].kinds) and value != MISSING and not is_interpolation(value):
+            problems += filter(None, [kinds.problem(key, str(value), where)])
     return problems
 
 

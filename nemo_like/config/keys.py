@@ -27,6 +27,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
+from nemo_like.config.kinds import Kinds
 from nemo_like.config.problems import Problem
 from nemo_like.config.secrets import reference_of, referring
 
@@ -67,7 +68,8 @@ def _still_referring(value: Any, convert: ValidatorFunctionWrapHandler) -> Any:
 @dataclass(frozen=True, slots=True)
 class Key(Leaf):
     """A key's sentence, as the comment beside it in YAML; its default, which may be an interpolation; and the
-    limits of a number; ``below`` infinity it is finite. ``remedy`` is for a number outside of them."""
+    limits of a number; ``below`` infinity it is finite. ``remedy`` is for a number outside of them. A text
+    may name one of ``kinds``."""
 
     about: str = ""
     default: Any = MISSING
@@ -76,6 +78,7 @@ class Key(Leaf):
     at_most: float | None = None
     below: float | None = None
     remedy: str = ""
+    kinds: Kinds | None = None
 
     @property
     def limits(self) -> tuple[Ge | Gt | Le | Lt, ...]:
@@ -88,6 +91,8 @@ class Key(Leaf):
     ) -> JsonSchemaValue:
         """Describe the key for editors: its values within the limits, its sentence and its default."""
         values = handler(schema)
+        if self.kinds is not None:
+            values = {"anyOf": [{"enum": list(self.kinds.names())}, {"type": "string", "pattern": ":"}]}
         bounds = handler(_number(self.limits).core_schema) if self.limits else {}
         bounds = {name: limit for name, limit in bounds.items() if limit != math.inf}
         for one in values.get("anyOf", [values]):

@@ -36,6 +36,7 @@ from nemo_like.config.composition import Composition, SweepSettings, composing
 from nemo_like.config.grammar import Override
 from nemo_like.config.interpolations import KeyPath, full_key, interpolations, texts, values_of_texts
 from nemo_like.config.keys import MISSING
+from nemo_like.config.kind_defaults import fill_kinds
 from nemo_like.config.lists import complete_lists, make_lists, single_groups
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.resolvers import environment_reads, register_resolvers
@@ -163,6 +164,7 @@ def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Any:
     for place, text in references.items():
         _refer(resolved, place, text)
     make_lists(resolved, root)
+    fill_kinds(resolved, root)
     wrong = [*fields.check_tree(resolved, root, path, root=root), *_masked_passwords(resolved)]
     problems = [replace(problem, where=arguments.source_of(problem.key, path)) for problem in wrong]
     _raise([*problems, *_missing(resolved, root, "", path)])

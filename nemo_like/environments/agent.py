@@ -24,7 +24,7 @@ from nemo_like.cluster.proxies import bypass_proxies
 from nemo_like.config.import_path import load_by_path
 from nemo_like.environments.agent_command import CommandFailed, CommandRunner, Flooded, task_of
 from nemo_like.environments.interface import AgentAccess, FailureKind, Feedback, Turn
-from nemo_like.environments.kind_options import AgentOptions
+from nemo_like.environments.shared_options import AgentOptions
 from nemo_like.environments.tool_loop import play_with_tools
 from nemo_like.environments.user_code import feedback_of
 

@@ -25,8 +25,8 @@ from nemo_like.cluster.proxies import no_proxy
 from nemo_like.data.messages import as_record
 from nemo_like.environments.cpu_account import ControlGroup
 from nemo_like.environments.interface import AgentAccess, FailureKind, Turn
-from nemo_like.environments.kind_options import AgentOptions, SandboxMode
 from nemo_like.environments.sandbox import CommandPlace, ProgramLimits, Sandbox, check_sandbox
+from nemo_like.environments.shared_options import AgentOptions, SandboxMode
 from nemo_like.environments.time_limit import until_cpu_is_used_up
 from nemo_like.observability.exits import how_it_ended
 

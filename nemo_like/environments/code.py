@@ -6,12 +6,16 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
+from nemo_like.data.interface import PromptExample
 from nemo_like.environments.inside.harness import TestOutcome
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
-from nemo_like.environments.kind_options import CodeOptions, SandboxMode
+from nemo_like.environments.kind import RecordCheck
+from nemo_like.environments.kinds.code import CodeOptions
 from nemo_like.environments.per_turn import extract_answer
 from nemo_like.environments.programs import Harness, passes_beside, run_program
+from nemo_like.environments.record_needs import NUM_PARSED, field_of
 from nemo_like.environments.sandbox import ProgramLimits, Sandbox, check_sandbox
+from nemo_like.environments.shared_options import SandboxMode
 from nemo_like.environments.time_limit import Starved
 
 _log = logging.getLogger(__name__)
@@ -96,3 +100,27 @@ def _lines(text: str) -> list[str]:
     while lines and not lines[-1]:
         lines.pop()
     return lines
+
+
+def has_tests(options: CodeOptions) -> RecordCheck:
+    from nemo_like.environments.inside.by_value import functions_called
+    from nemo_like.environments.inside.remote_program import RefusedTests
+
+    num_parsed = 0
+
+    def check(example: PromptExample) -> None:
+        nonlocal num_parsed
+        tests = field_of(example, options.tests_key, "options.tests_key")
+        if not tests:
+            raise ValueError(f"the field {options.tests_key!r} (options.tests_key) has no tests")
+        if isinstance(tests, str) and not options.share_objects and num_parsed < NUM_PARSED:
+            num_parsed += 1
+            try:
+                functions_called(tests)
+            except RefusedTests as refused:
+                raise ValueError(
+                    f"the tests in the field {options.tests_key!r} cannot be run by value: {refused}; change "
+                    "them, or set options.share_objects=true"
+                ) from None
+
+    return check

@@ -1,4 +1,4 @@
-"""Rules on environments that ask a model behind an OpenAI-compatible API: judge and preference."""
+"""Rules on environments that ask a model behind an OpenAI-compatible API."""
 
 from __future__ import annotations
 
@@ -9,24 +9,19 @@ from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
 from nemo_like.config.problems import Problem
-from nemo_like.environments.kind_options import EndpointOptions, JudgeOptions, options_of
-from nemo_like.environments.options import EnvConfig, EnvironmentKind
+from nemo_like.environments.options import EnvConfig
+from nemo_like.environments.registry import options_of
+from nemo_like.environments.shared_options import EndpointOptions
 
-# What a question may have in braces: first what it must have, then what it may.
-PLACEHOLDERS = {
-    EnvironmentKind.judge: (("response",), ("prompt", "answer")),
-    EnvironmentKind.preference: (("first", "second"), ("prompt",)),
-}
+START_REMEDY = (
+    "start the server, or correct env.{env}.options (base_url, model, api_key_variable, the pattern)"
+)
 _WORD_IN_BRACES = re.compile(r"\{([a-z_]+)\}")
 
 
-def endpoint_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
-    """Yield every problem with the question, the scores and the deadlines of a judge.
-
-    The options have the right types. Environments of other kinds have no problem here.
-    """
-    if env.kind not in PLACEHOLDERS:
-        return
+def endpoint_problems(name: str, envs: Mapping[str, EnvConfig]) -> Iterator[Problem]:
+    """Yield every problem with the question, the numbers and the deadlines of the judge ``envs[name]``."""
+    env = envs[name]
     prefix, options = f"env.{name}.options", options_of(env)
     if options.base_url.rstrip("/").endswith("/completions"):
         yield Problem(
@@ -34,7 +29,7 @@ def endpoint_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
             rule="is the address of one method",
             remedy="name the API's root, which usually ends in /v1",
         )
-    yield from _question(prefix, env.kind, options)
+    yield from _question(prefix, options)
     yield from _numbers(prefix, options)
     longest_s = options.request_timeout_s * options.max_attempts
     if not longest_s < env.timeout_s:
@@ -48,20 +43,19 @@ def endpoint_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
         )
 
 
-def endpoint_machine_problems(used: Mapping[str, EnvConfig]) -> Iterator[Problem]:
-    """Yield a problem for each API key that this machine's environment variables lack."""
-    for name, env in used.items():
-        variable = env.options.get("api_key_variable") if env.kind in PLACEHOLDERS else None
-        if variable is not None and not os.environ.get(str(variable)):
-            yield Problem(
-                key=f"env.{name}.options.api_key_variable={variable}",
-                rule="is no environment variable, or an empty one",
-                remedy=f"export {variable} before the run, or null for a server that asks for no key",
-            )
+def api_key_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
+    """Yield a problem where the environment variables of this machine lack the API key of a judge."""
+    variable = env.options.get("api_key_variable")
+    if variable is not None and not os.environ.get(str(variable)):
+        yield Problem(
+            key=f"env.{name}.options.api_key_variable={variable}",
+            rule="is no environment variable, or an empty one",
+            remedy=f"export {variable} before the run, or null for a server that asks for no key",
+        )
 
 
-def _question(prefix: str, kind: EnvironmentKind, options: EndpointOptions) -> Iterator[Problem]:
-    needed, others = PLACEHOLDERS[kind]
+def _question(prefix: str, options: EndpointOptions) -> Iterator[Problem]:
+    needed, others = options.needed_words, options.other_words
     found = _WORD_IN_BRACES.findall(options.prompt)
     for word in needed:
         if word not in found:
@@ -91,9 +85,3 @@ def _numbers(prefix: str, options: EndpointOptions) -> Iterator[Problem]:
     if options.default_reward is not None and not math.isfinite(options.default_reward):
         key = f"{prefix}.default_reward={options.default_reward:g}"
         yield Problem(key=key, rule="must be finite", remedy="null fails the sample")
-    if isinstance(options, JudgeOptions) and not -math.inf < options.min_score < options.max_score < math.inf:
-        yield Problem(
-            key=f"{prefix}.max_score={options.max_score:g}",
-            rule=f"must be above min_score={options.min_score:g}, and both finite",
-            remedy="they are the scores that give the rewards 0 and 1",
-        )

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
+from nemo_like.config.import_path import load_by_path
 from nemo_like.data.interface import PromptExample, Split
 from nemo_like.data.messages import BadMessage, conversation_of
 from nemo_like.data.options import DatasetConfig
-from nemo_like.environments.hub import EPISODE_KEY
 from nemo_like.environments.hub_process import listed_problems
-from nemo_like.environments.kind_options import HUB_MODULES, options_of
-from nemo_like.environments.options import EnvConfig, EnvironmentKind
+from nemo_like.environments.options import ENVIRONMENT_KINDS, EnvConfig
+from nemo_like.environments.registry import kind_of, options_of
+from nemo_like.environments.shared_options import EPISODE_KEY, HubOptions
 
 # Seeds so far apart that training and validation share no problem. Tasks of a taskset are counted instead.
 _DEFAULT_SEEDS: dict[Split, int] = {"train": 0, "validation": 1_000_000_000}
-# The options that choose what a hub's package makes; others say how it is reached, shown and judged.
-_OF_PROBLEMS = ("env_id", "arguments", "num_players", "reset_arguments", "env")
 
 
 class EnvironmentProblems:
@@ -33,43 +31,44 @@ class EnvironmentProblems:
         Raises ValueError when its kind makes none, or the package cannot make them.
         """
         env = self._env[cfg.env]
-        if env.kind not in HUB_MODULES:
-            kinds = ", ".join(kind.name for kind in HUB_MODULES)
+        if not kind_of(env).is_hub:
+            kinds = ", ".join(
+                name for name in ENVIRONMENT_KINDS.names() if ENVIRONMENT_KINDS.load(name).is_hub
+            )
             raise ValueError(
-                f"data.{split}.kind=environment: env.{cfg.env} (kind={env.kind.name}) makes no problems; the "
+                f"data.{split}.kind=environment: env.{cfg.env} (kind={env.kind}) makes no problems; the "
                 f"kinds that do are {kinds}"
             )
-        by_index = env.kind is EnvironmentKind.verifiers
-        seed = cfg.options.get("seed", 0 if by_index else _DEFAULT_SEEDS[split])
+        options: HubOptions = options_of(env)
+        seed = cfg.options.get("seed", 0 if options.counts_tasks else _DEFAULT_SEEDS[split])
         try:
-            made = listed_problems(env.kind.name, options_of(env), cfg.options["size"], seed)
+            made = listed_problems(options, cfg.options["size"], seed)
         except ValueError as error:
-            raise ValueError(f"env.{cfg.env} (kind={env.kind.name}) makes no problems: {error}") from error
+            raise ValueError(f"env.{cfg.env} (kind={env.kind}) makes no problems: {error}") from error
         if not made:
-            raise ValueError(f"env.{cfg.env} (kind={env.kind.name}) has no problems from {seed} on")
-        return HubProblems(made, f"env.{cfg.env} (kind={env.kind.name})")
+            raise ValueError(f"env.{cfg.env} (kind={env.kind}) has no problems from {seed} on")
+        return HubProblems(made, f"env.{cfg.env} (kind={env.kind})")
 
     def settings(self, cfg: DatasetConfig) -> Mapping[str, Any]:
         """Return the kind of the source's environment, and those of its options that choose its problems."""
         env = self._env[cfg.env]
-        options = asdict(options_of(env))
-        return {"kind": env.kind.name} | {name: options[name] for name in _OF_PROBLEMS if name in options}
+        options: HubOptions = options_of(env)
+        return {"kind": env.kind} | {name: getattr(options, name) for name in options.of_problems}
 
     def tools(self, env: str) -> tuple[Mapping[str, Any], ...]:
-        """Return the tools of an environment's MCP servers; none for other kinds.
+        """Return the tools that the options of an environment bring; none for kinds without tools.
 
         Raises ValueError when a server does not list them.
         """
         cfg = self._env.get(env)
-        if cfg is None or cfg.kind is not EnvironmentKind.mcp:
+        lists_tools = None if cfg is None else kind_of(cfg).tools
+        if cfg is None or lists_tools is None:
             return ()
         if env not in self._tools:
-            from nemo_like.environments.mcp_tools import listed_tools
-
             try:
-                self._tools[env] = listed_tools(options_of(cfg))
+                self._tools[env] = load_by_path(lists_tools)(options_of(cfg))
             except ValueError as error:
-                raise ValueError(f"env.{env} (kind=mcp): {error}") from error
+                raise ValueError(f"env.{env} (kind={cfg.kind}): {error}") from error
         return self._tools[env]
 
 

@@ -22,7 +22,7 @@ from nemo_like.batch.columns import Column
 from nemo_like.environments.frames import LENGTH_BYTES, CallRaised, Refused, frame
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.options import EnvConfig
-from nemo_like.environments.registry import build_environment, is_harmless, start_timeout_s, written_columns
+from nemo_like.environments.registry import build_environment, kind_of, written_columns
 from nemo_like.observability.caches import inductor_cache
 from nemo_like.observability.exits import how_it_ended
 
@@ -61,7 +61,7 @@ class Worker(Protocol):
 
 async def start_worker(cfg: EnvConfig) -> Worker:
     """Start a worker and return it once it is ready. Raises RuntimeError when it cannot be built."""
-    if is_harmless(cfg):
+    if kind_of(cfg).is_harmless:
         return _SameProcessWorker(cfg)
     worker = ProcessWorker()
     await worker.start(cfg)
@@ -124,18 +124,18 @@ class ProcessWorker:
                 start_new_session=True,
             )
         except OSError as error:
-            raise RuntimeError(f"kind={cfg.kind.name}: no process could be started: {error}") from error
+            raise RuntimeError(f"kind={cfg.kind}: no process could be started: {error}") from error
         try:
             self._send(cfg)
-            answer = await asyncio.wait_for(self._receive(), start_timeout_s(cfg))
+            answer = await asyncio.wait_for(self._receive(), kind_of(cfg).start_timeout_s)
         except (OSError, EOFError, TimeoutError) as error:
             await self.close()
             raise RuntimeError(
-                f"kind={cfg.kind.name}: its process did not start: {type(error).__name__} {error}"
+                f"kind={cfg.kind}: its process did not start: {type(error).__name__} {error}"
             ) from error
         if isinstance(answer, Refused):
             await self.close()
-            raise RuntimeError(f"kind={cfg.kind.name}: {answer.message}")
+            raise RuntimeError(f"kind={cfg.kind}: {answer.message}")
         self.columns = answer.columns
         self._reading = asyncio.get_running_loop().create_task(self._read())
 

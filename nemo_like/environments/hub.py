@@ -14,19 +14,15 @@ from collections.abc import Sequence
 
 from nemo_like.environments.hub_process import HubCallFailed, HubDied, HubProcess
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.kind_options import HubOptions
-from nemo_like.environments.options import EnvironmentKind
-
-# The field of a problem's data by which its episode begins.
-EPISODE_KEY = "episode"
+from nemo_like.environments.shared_options import EPISODE_KEY, HubOptions
 
 
 class HubEnvironment:
     """Plays the episodes of one hub, side by side."""
 
-    def __init__(self, kind: EnvironmentKind, options: HubOptions) -> None:
+    def __init__(self, options: HubOptions) -> None:
         """Start the package's process. Raises HubRefused when it cannot be loaded or refuses its options."""
-        self._process = HubProcess(kind.name, options)
+        self._process = HubProcess(options)
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
         """Return one feedback per turn, in order."""
@@ -56,23 +52,3 @@ class HubEnvironment:
             metrics=outcome["metrics"],
             state=episode,
         )
-
-
-def gymnasium(options: HubOptions) -> HubEnvironment:
-    """Make the environment; configs/env/gymnasium.yaml explains its options."""
-    return HubEnvironment(EnvironmentKind.gymnasium, options)
-
-
-def textarena(options: HubOptions) -> HubEnvironment:
-    """Make the environment; configs/env/textarena.yaml explains its options."""
-    return HubEnvironment(EnvironmentKind.textarena, options)
-
-
-def openenv(options: HubOptions) -> HubEnvironment:
-    """Make the environment; configs/env/openenv.yaml explains its options."""
-    return HubEnvironment(EnvironmentKind.openenv, options)
-
-
-def verifiers(options: HubOptions) -> HubEnvironment:
-    """Make the environment; configs/env/verifiers.yaml explains its options."""
-    return HubEnvironment(EnvironmentKind.verifiers, options)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.environments.interface import Failure, FailureKind
-from nemo_like.environments.kind_options import HubOptions
+from nemo_like.environments.shared_options import HubOptions
 
 _MAIN = Path(__file__).with_name("hubs") / "hub_main.py"
 _LONGEST_LINE = 256 << 20  # bytes
@@ -38,14 +38,14 @@ class HubDied(Exception):
     """The package's process has ended, and answers no call any more."""
 
 
-def listed_problems(kind: str, options: HubOptions, size: int, seed: int) -> list[dict[str, Any]]:
+def listed_problems(options: HubOptions, size: int, seed: int) -> list[dict[str, Any]]:
     """Return the problems that a hub makes: prompt, answer and data each; start and end a process for that.
 
     Raises ValueError when the package cannot make them.
     """
     arguments = {"size": size, "seed": seed}
     call = {"id": 0, "method": "problems", "arguments": arguments}
-    lines = "".join(json.dumps(line) + "\n" for line in (_start(kind, options), call))
+    lines = "".join(json.dumps(line) + "\n" for line in (_start(options), call))
     try:
         ended = subprocess.run(
             _command(options),
@@ -74,7 +74,7 @@ class HubProcess:
     It ends when this object's side of its standard input does.
     """
 
-    def __init__(self, kind: str, options: HubOptions) -> None:
+    def __init__(self, options: HubOptions) -> None:
         """Start the process and wait until the package has taken its options. Raises HubRefused."""
         try:
             self._process = subprocess.Popen(
@@ -87,7 +87,7 @@ class HubProcess:
         except OSError as error:
             raise HubRefused(f"{options.python} could not be started: {error}") from error
         self._sending = threading.Lock()
-        self._send(_start(kind, options))
+        self._send(_start(options))
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -139,9 +139,9 @@ class HubProcess:
                 answered.set_exception(HubDied())
 
 
-def _start(kind: str, options: HubOptions) -> dict[str, Any]:
+def _start(options: HubOptions) -> dict[str, Any]:
     own = {name: value for name, value in asdict(options).items() if name != "python"}
-    return {"kind": kind, "options": own}
+    return {"adapter": options.adapter, "options": own}
 
 
 def _command(options: HubOptions) -> list[str]:

@@ -21,8 +21,12 @@ from nemo_like.data.interface import Prompt
 from nemo_like.data.messages import as_text
 from nemo_like.environments.feedback import encodable
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
-from nemo_like.environments.kind_options import EndpointOptions, JudgeOptions, PreferenceOptions
+from nemo_like.environments.kind import RecordCheck
+from nemo_like.environments.kinds.judge import JudgeOptions
+from nemo_like.environments.kinds.preference import PreferenceOptions
 from nemo_like.environments.per_turn import extract_answer, raised
+from nemo_like.environments.record_needs import answer, needs_nothing
+from nemo_like.environments.shared_options import EndpointOptions
 
 _MAX_SHOWN_CHARACTERS = 300  # of a verdict, and of what a server said
 # What a server that asks for no key is sent, so that the client does not look for one of somebody else.
@@ -212,3 +216,7 @@ def winner_of(verdict: str, pattern: str) -> str:
 def _unreadable(verdict: str, rule: str) -> NoVerdict:
     end = verdict[-_MAX_SHOWN_CHARACTERS:]  # verdicts come last
     return NoVerdict(FailureKind.malformed, f"the verdict cannot be read: {rule}; it ends with {end!r}")
+
+
+def has_answer_if_asked(options: JudgeOptions) -> RecordCheck:
+    return answer(options) if "{answer}" in options.prompt else needs_nothing

@@ -20,7 +20,7 @@ from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.types import CONNECTION_CLOSED
 
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
-from nemo_like.environments.kind_options import McpOptions
+from nemo_like.environments.kinds.mcp import McpOptions
 
 _START_TIMEOUT_S = 60.0  # for all servers to start and to list their tools
 _END_TIMEOUT_S = 30.0  # for all servers to end; each is killed after a few seconds

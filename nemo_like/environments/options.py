@@ -1,44 +1,18 @@
-"""The keys that every environment has, ``env.<name>``; ``kind_options`` has those of each kind."""
+"""The keys that every environment has, ``env.<name>``; ``kinds`` has those of each kind."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Annotated, Any
 
 from nemo_like.config.keys import Key
+from nemo_like.config.kinds import Kinds
 from nemo_like.generation.options import SamplingConfig
-from nemo_like.policy.options import Device
 
-
-class EnvironmentKind(Enum):
-    """Kinds of environments; ``environments.kind_options`` has the options of each."""
-
-    arithmetic = "arithmetic"
-    exact_match = "exact_match"
-    f1 = "f1"
-    regex = "regex"
-    json_schema = "json_schema"
-    math_verify = "math_verify"
-    reasoning_gym = "reasoning_gym"
-    function = "function"
-    custom = "custom"
-    code = "code"
-    http = "http"
-    reward_model = "reward_model"
-    judge = "judge"
-    preference = "preference"
-    weighted_sum = "weighted_sum"
-    calculator = "calculator"
-    sliding_puzzle = "sliding_puzzle"
-    gymnasium = "gymnasium"
-    textarena = "textarena"
-    openenv = "openenv"
-    verifiers = "verifiers"
-    mcp = "mcp"
-    agent = "agent"
+ENVIRONMENT_KINDS = Kinds(
+    "nemo_like.environments.kinds", "kind of environment", "nemo_like.environments.kind:Kind", "options"
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -48,7 +22,7 @@ class EnvConfig:
     arithmetic`.
     """
 
-    kind: Annotated[EnvironmentKind, Key("see the other files here")]
+    kind: Annotated[str, Key("see the other files here", kinds=ENVIRONMENT_KINDS)]
     options: Annotated[dict[str, Any], Key("the kind's own", {})]
     num_actors: Annotated[int, Key("processes that judge in parallel", 1, at_least=0)]
     max_concurrency: Annotated[
@@ -99,16 +73,3 @@ class EnvConfig:
         SamplingConfig,
         Key("the same for validation; null: as generation.validation says, else as in training"),
     ]
-
-
-def component_weights(env: EnvConfig) -> dict[str, float]:
-    """Return the weights of a weighted sum's components by name; {} where they are no mapping."""
-    components = env.options.get("components")
-    if not isinstance(components, Mapping):
-        return {}
-    return {str(name): weight for name, weight in components.items()}
-
-
-def needs_gpu(env: EnvConfig) -> bool:
-    """Return whether each actor of an environment computes on a GPU of its own."""
-    return env.kind is EnvironmentKind.reward_model and env.options.get("device") == Device.cuda.value

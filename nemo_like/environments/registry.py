@@ -1,56 +1,43 @@
-"""Builds the environment of a kind; the kind's module is loaded only then."""
+"""The kind of an environment, its options, and what judges for it; that module is loaded only then."""
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Mapping
+from typing import Any
 
 from nemo_like.batch.columns import Column, declared_by
+from nemo_like.config import fields
+from nemo_like.config.import_path import load_by_path
 from nemo_like.environments.interface import Environment
-from nemo_like.environments.kind_options import HUB_MODULES, options_of
-from nemo_like.environments.options import EnvConfig, EnvironmentKind
+from nemo_like.environments.kind import Kind, RecordCheck
+from nemo_like.environments.options import ENVIRONMENT_KINDS, EnvConfig
+from nemo_like.environments.record_needs import needs_nothing
+from nemo_like.environments.shared_options import ModelOptions
+from nemo_like.policy.options import Device
 
-_PACKAGE = "nemo_like.environments"
 
-# "module:factory", called with the kind's options.
-_FACTORIES = {
-    EnvironmentKind.arithmetic: "text_match:arithmetic",
-    EnvironmentKind.exact_match: "text_match:exact_match",
-    EnvironmentKind.f1: "text_match:f1",
-    EnvironmentKind.regex: "text_match:regex",
-    EnvironmentKind.json_schema: "json_schema:json_schema",
-    EnvironmentKind.math_verify: "verifiers:math_verify",
-    EnvironmentKind.reasoning_gym: "verifiers:reasoning_gym",
-    EnvironmentKind.function: "user_code:function",
-    EnvironmentKind.custom: "user_code:custom",
-    EnvironmentKind.code: "code:CodeEnvironment",
-    EnvironmentKind.http: "remote:HttpEnvironment",
-    EnvironmentKind.reward_model: "reward_model:RewardModelEnvironment",
-    EnvironmentKind.judge: "judge:judge",
-    EnvironmentKind.preference: "judge:preference",
-    EnvironmentKind.calculator: "calculator:calculator",
-    EnvironmentKind.sliding_puzzle: "sliding_puzzle:sliding_puzzle",
-    EnvironmentKind.gymnasium: "hub:gymnasium",
-    EnvironmentKind.textarena: "hub:textarena",
-    EnvironmentKind.openenv: "hub:openenv",
-    EnvironmentKind.verifiers: "hub:verifiers",
-    EnvironmentKind.mcp: "mcp_tools:McpEnvironment",
-    EnvironmentKind.agent: "agent:agent",
-}
+def kind_of(env: EnvConfig) -> Kind:
+    """Return what is known of an environment's kind."""
+    kind: Kind = ENVIRONMENT_KINDS.load(env.kind)
+    return kind
 
-# Environments too simple to hang or crash, so that they need no process that can be replaced.
-_HARMLESS = frozenset({EnvironmentKind.arithmetic, EnvironmentKind.sliding_puzzle})
 
-_MAX_PROCESSES = 8
-_MAX_HUB_PROCESSES = 2  # each loads a package
-_START_TIMEOUT_S = 120.0
-# Tens of GB of weights take minutes; a run's cluster.start_timeout_s may end the wait before.
-_MODEL_START_TIMEOUT_S = 1200.0
+def options_of(env: EnvConfig) -> Any:
+    """Return an environment's options as an instance of its kind's options class."""
+    return fields.typed(env.options, kind_of(env).options)
+
+
+def record_check_of(env: EnvConfig) -> RecordCheck:
+    """Return a function that raises ValueError for a problem that this environment could not judge."""
+    path = kind_of(env).record_check
+    check: RecordCheck = needs_nothing if path is None else load_by_path(path)(options_of(env))
+    return check
 
 
 def build_environment(cfg: EnvConfig) -> Environment:
     """Build the environment that ``cfg.kind`` names; raise what its constructor raises."""
-    module, _, factory = _FACTORIES[cfg.kind].partition(":")
-    return getattr(importlib.import_module(f"{_PACKAGE}.{module}"), factory)(options_of(cfg))
+    environment: Environment = load_by_path(kind_of(cfg).judge)(options_of(cfg))
+    return environment
 
 
 def written_columns(environment: Environment) -> tuple[Column, ...]:
@@ -61,25 +48,30 @@ def written_columns(environment: Environment) -> tuple[Column, ...]:
     return declared_by(type(environment).__name__, environment).writes
 
 
-def max_processes(cfg: EnvConfig) -> int:
-    """Return how many processes of one actor may run an environment side by side, when turns are asked about
-    alone: one where each loads a model."""
-    if cfg.kind is EnvironmentKind.reward_model:
-        return 1
-    return _MAX_HUB_PROCESSES if cfg.kind in HUB_MODULES else _MAX_PROCESSES
+def component_weights(env: EnvConfig) -> dict[str, float]:
+    """Return the weights of a weighted sum's components by name; {} for other kinds, and where they are no
+    mapping."""
+    option = kind_of(env).components
+    components = env.options.get(option) if option is not None else None
+    if not isinstance(components, Mapping):
+        return {}
+    return {str(name): weight for name, weight in components.items()}
 
 
-def keeps_episodes(cfg: EnvConfig) -> bool:
-    """Return whether the environment's process has a conversation's episode, so that its next turn should
-    come there: another process would have to play it again."""
-    return cfg.kind in HUB_MODULES
+def last_judge(env: EnvConfig) -> str | None:
+    """Return the name of the environment that judges the response which ends; None for kinds that do so
+    themselves."""
+    option = kind_of(env).last_judge
+    return None if option is None else str(env.options.get(option))
 
 
-def start_timeout_s(cfg: EnvConfig) -> float:
-    """Return the deadline of building an environment in a new process: of imports, and of what it loads."""
-    return _MODEL_START_TIMEOUT_S if cfg.kind is EnvironmentKind.reward_model else _START_TIMEOUT_S
+def needs_gpu(env: EnvConfig) -> bool:
+    """Return whether each actor of an environment computes on a GPU of its own."""
+    return kind_of(env).loads_model and env.options.get("device") == Device.cuda.value
 
 
-def is_harmless(cfg: EnvConfig) -> bool:
-    """Return whether an environment's code may run in the server's own process."""
-    return cfg.kind in _HARMLESS
+def reward_model(env: EnvConfig) -> ModelOptions | None:
+    """Return the options of an environment that loads a model; None for others."""
+    options = options_of(env) if kind_of(env).loads_model else None
+    assert options is None or isinstance(options, ModelOptions)
+    return options

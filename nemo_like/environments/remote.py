@@ -29,7 +29,7 @@ from tenacity import (
 from nemo_like.data.messages import as_record
 from nemo_like.environments.feedback import Malformed, as_number
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
-from nemo_like.environments.kind_options import HttpOptions
+from nemo_like.environments.kinds.http import HttpOptions
 
 _ENTRY = ("rewards", "observation", "images", "is_done", "metrics", "state", "failure")
 _MAX_SHOWN_CHARACTERS = 300  # of what was sent and of what came back

@@ -16,12 +16,14 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from nemo_like.data.chat_rendering import ChatRendering
-from nemo_like.data.interface import Message, Prompt
+from nemo_like.data.interface import Message, Prompt, PromptExample
 from nemo_like.data.messages import with_response
 from nemo_like.data.special_tokens import SpecialTokens
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
-from nemo_like.environments.kind_options import RewardModelOptions
+from nemo_like.environments.kind import RecordCheck
 from nemo_like.environments.per_turn import raised
+from nemo_like.environments.record_needs import NUM_PARSED, needs_nothing
+from nemo_like.environments.shared_options import ModelOptions
 
 _ARCHITECTURE = "ForSequenceClassification"
 
@@ -29,7 +31,7 @@ _ARCHITECTURE = "ForSequenceClassification"
 class ConversationEncoder:
     """The tokenizer of a reward model, and how many tokens the model reads."""
 
-    def __init__(self, options: RewardModelOptions) -> None:
+    def __init__(self, options: ModelOptions) -> None:
         """Load the tokenizer and look at config.json; the weights are not read.
 
         Raises ValueError when ``model_name`` is no directory with a sequence-classification model of one
@@ -129,7 +131,7 @@ def _config(key: str, path: Path) -> Any:
 class RewardModelEnvironment:
     """Scores the conversations of a call in one forward pass; the score is the component ``score``."""
 
-    def __init__(self, options: RewardModelOptions) -> None:
+    def __init__(self, options: ModelOptions) -> None:
         """Load the model, without dropout, onto the device.
 
         Raises ValueError as ``ConversationEncoder`` does, and for a checkpoint without some of the weights.
@@ -187,3 +189,23 @@ class RewardModelEnvironment:
 
 def _failed(error: Exception) -> Feedback:
     return Feedback.failed(FailureKind.raised, str(error)) if isinstance(error, ValueError) else raised(error)
+
+
+def is_rendered(options: ModelOptions) -> RecordCheck:
+    """Render the reference answers as responses, since chat templates refuse or leave out some roles.
+
+    Nothing is checked with a reward model that cannot be used: another check tells why.
+    """
+    try:
+        encoder = ConversationEncoder(options)
+    except ValueError:
+        return needs_nothing
+    num_rendered = 0
+
+    def check(example: PromptExample) -> None:
+        nonlocal num_rendered
+        if num_rendered < NUM_PARSED:
+            num_rendered += 1
+            encoder.rendered(example.prompt, example.answer)
+
+    return check

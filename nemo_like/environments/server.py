@@ -19,7 +19,7 @@ from nemo_like.environments.environment_process import RewardRaised, Worker, Wor
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.options import EnvConfig
-from nemo_like.environments.registry import max_processes
+from nemo_like.environments.registry import kind_of
 
 
 class EnvironmentServer:
@@ -125,7 +125,7 @@ class EnvironmentServer:
         )
         feedback = [given_up] * len(turns)
         rest = iter(enumerate(turns))
-        num_lanes = min(max_processes(self._cfg), len(turns))
+        num_lanes = min(kind_of(self._cfg).max_processes, len(turns))
         await asyncio.gather(*(self._ask_alone(rest, feedback) for _ in range(num_lanes)))
         return feedback
 

@@ -8,9 +8,11 @@ from collections import Counter
 from functools import partial
 
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.kind_options import ExactMatchOptions, MatchOptions, NoOptions, RegexOptions
+from nemo_like.environments.kinds.exact_match import ExactMatchOptions
+from nemo_like.environments.kinds.regex import RegexOptions
 from nemo_like.environments.latex_quantities import plain_quantity
 from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
+from nemo_like.environments.shared_options import MatchOptions, NoOptions
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)

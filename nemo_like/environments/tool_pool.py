@@ -1,6 +1,6 @@
 """The rollout's side of an environment with tools: another environment judges what needs no tool any more.
 
-turns ──▶ the pool of kind mcp ──▶ a call: its result is the observation
+turns ──▶ the pool with the tools ──▶ a call: its result is the observation
                                └─▶ no call: the pool of options.judge ──▶ reward
 """
 
@@ -11,7 +11,8 @@ from dataclasses import replace
 from typing import Protocol
 
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.options import EnvConfig, EnvironmentKind
+from nemo_like.environments.options import EnvConfig
+from nemo_like.environments.registry import last_judge
 
 
 class Answering(Protocol):
@@ -54,12 +55,10 @@ class ToolPool:
 
 
 def tool_pools(env: Mapping[str, EnvConfig], judges: Mapping[str, Answering]) -> dict[str, ToolPool]:
-    """Return the pool of each environment of kind mcp, by name, whose own and whose judge's are in
+    """Return the pool of each environment with tools, by name, whose own and whose judge's are in
     ``judges``."""
     return {
         name: ToolPool(judges[name], judges[judge])
         for name, cfg in env.items()
-        if cfg.kind is EnvironmentKind.mcp
-        and name in judges
-        and (judge := str(cfg.options.get("judge"))) in judges
+        if name in judges and (judge := last_judge(cfg)) is not None and judge in judges
     }

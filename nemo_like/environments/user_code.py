@@ -11,7 +11,8 @@ from nemo_like.batch.columns import declared_by, writes
 from nemo_like.config.import_path import load_by_path
 from nemo_like.environments.feedback import as_number
 from nemo_like.environments.interface import Environment, Feedback, Turn
-from nemo_like.environments.kind_options import CustomOptions, FunctionOptions
+from nemo_like.environments.kinds.custom import CustomOptions
+from nemo_like.environments.kinds.function import FunctionOptions
 from nemo_like.environments.per_turn import PerTurnEnvironment
 
 

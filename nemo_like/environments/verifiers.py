@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
+from nemo_like.data.interface import PromptExample
 from nemo_like.data.messages import question_of
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.kind_options import MatchOptions
+from nemo_like.environments.kind import RecordCheck
 from nemo_like.environments.latex_quantities import plain_numbers
 from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
+from nemo_like.environments.record_needs import NUM_PARSED, answer, field_of
+from nemo_like.environments.shared_options import MatchOptions
 
 _DEGREE_SIGN = re.compile(r"(?<=\d)\s*°(?!\s*[CF])")
 
@@ -78,3 +82,25 @@ def _scorer(dataset: str) -> Any:
     from reasoning_gym import get_score_answer_fn
 
     return get_score_answer_fn(dataset)
+
+
+def has_expression(options: MatchOptions) -> RecordCheck:
+    has_answer, num_parsed = answer(options), 0
+
+    def check(example: PromptExample) -> None:
+        nonlocal num_parsed
+        has_answer(example)
+        if num_parsed < NUM_PARSED:
+            num_parsed += 1
+            reference_expression(example.answer)
+
+    return check
+
+
+def names_dataset(options: MatchOptions) -> RecordCheck:
+    def check(example: PromptExample) -> None:
+        metadata = field_of(example, "metadata", "reasoning-gym's own")
+        if not isinstance(metadata, Mapping) or "source_dataset" not in metadata:
+            raise ValueError("the field 'metadata' does not name its reasoning-gym dataset (source_dataset)")
+
+    return check

@@ -14,8 +14,9 @@ from typing import Any
 
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import Failure, FailureKind, Feedback, Turn
-from nemo_like.environments.options import EnvConfig, component_weights
+from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.pool import EnvironmentPool
+from nemo_like.environments.registry import component_weights
 
 
 @dataclass(frozen=True, slots=True)

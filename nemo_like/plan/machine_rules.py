@@ -12,9 +12,7 @@ from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.configuration import Config
 from nemo_like.data.data_rules import data_problems
 from nemo_like.data_plane.data_plane_rules import data_plane_machine_problems
-from nemo_like.environments.endpoint_rules import endpoint_machine_problems
-from nemo_like.environments.hub_rules import hub_machine_problems
-from nemo_like.environments.sandbox_rules import sandbox_machine_problems
+from nemo_like.environments.registry import kind_of
 from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.logger_rules import logger_machine_problems, logger_problems
 from nemo_like.plan.plan import weight_bytes
@@ -44,12 +42,13 @@ def machine_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[P
     yield from _processors(cfg)
     if machine is Machine.this:
         yield from _present_gpus(cfg)
-        used = used_environments(cfg)
         if cfg.cluster.address is None:  # else storage and actors are on the cluster's machines
             yield from data_plane_machine_problems(cfg.data_plane)
-            yield from sandbox_machine_problems(used)
-            yield from endpoint_machine_problems(used)
-        yield from hub_machine_problems(used)
+        for name, env in used_environments(cfg).items():
+            kind = kind_of(env)
+            is_here = cfg.cluster.address is None or kind.is_asked_here
+            if is_here and kind.machine_problems is not None:
+                yield from kind.machine_problems(name, env)
         yield from _log_directory(cfg)
         yield from logger_machine_problems(cfg.logger)
     yield from data_problems(cfg.data, must_be_here=machine is Machine.this)

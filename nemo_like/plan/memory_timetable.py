@@ -13,8 +13,8 @@ from nemo_like.cluster.options import Placement
 from nemo_like.cluster.stage import GPU_STAGES, EngineHolds, Stage
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
-from nemo_like.environments.kind_options import RewardModelOptions, options_of
 from nemo_like.environments.options import EnvConfig
+from nemo_like.environments.registry import reward_model
 from nemo_like.generation.speculation import draft_bytes
 from nemo_like.models.model_arithmetic import kv_bytes_per_token, value_bytes
 from nemo_like.models.model_info import ModelInfo, count_stored_scalars
@@ -218,7 +218,8 @@ def _parts_of(
 
 def _of_reward_model(env: EnvConfig) -> dict[str, int]:
     """Return what an environment holds for its reward model, whatever the stage."""
-    options: RewardModelOptions = options_of(env)
+    options = reward_model(env)
+    assert options is not None, "the place is that of a reward model"
     num_scalars = count_stored_scalars(Path(options.model_name))
     return {"weights": num_scalars * value_bytes(options.precision), "context": CONTEXT_BYTES}
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from nemo_like.cluster.options import Placement
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.configuration import Config
-from nemo_like.environments.options import EnvConfig, needs_gpu
+from nemo_like.environments.options import EnvConfig
+from nemo_like.environments.registry import needs_gpu
 from nemo_like.generation.options import WeightTransport
 from nemo_like.plan.derived import shares_gpus, weight_transport
 from nemo_like.plan.roles import Role, RoleNeeds, actor_name, roles, worker_groups

@@ -13,7 +13,8 @@ from enum import Enum
 from nemo_like.configuration import Config
 from nemo_like.data_plane.options import StorageBackend
 from nemo_like.driver.options import asks_endpoint
-from nemo_like.environments.options import EnvConfig, needs_gpu
+from nemo_like.environments.options import EnvConfig
+from nemo_like.environments.registry import needs_gpu
 from nemo_like.policy.layout import policy_world_size
 from nemo_like.policy.options import Device, WorkerGroupConfig
 from nemo_like.rollout.tasks import used_environments

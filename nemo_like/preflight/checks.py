@@ -28,8 +28,8 @@ from nemo_like.configuration import Config
 from nemo_like.data.options import DatasetConfig, DatasetKind
 from nemo_like.data.sources import data_sources, is_here
 from nemo_like.environments.hub_rules import has_interpreter
-from nemo_like.environments.kind_options import RewardModelOptions, options_of
-from nemo_like.environments.options import EnvironmentKind
+from nemo_like.environments.registry import kind_of, reward_model
+from nemo_like.environments.shared_options import ModelOptions
 from nemo_like.generation.speculation import ARGUMENT
 from nemo_like.models.model_info import model_of, shipped_shape
 from nemo_like.plan.machine_rules import Machine
@@ -193,10 +193,11 @@ def _passed_on(cfg: Config, machine: Machine) -> Iterator[_Check]:
             yield _Check(start, partial(_taken, passed, library, is_judged=True))
 
 
-def _reward_models(cfg: Config) -> dict[str, RewardModelOptions]:
+def _reward_models(cfg: Config) -> dict[str, ModelOptions]:
     """Return the options of each reward model that the run uses, by its environment; a replay uses none."""
     used = used_environments(cfg) if cfg.rollout.replay is None else {}
-    return {name: options_of(env) for name, env in used.items() if env.kind is EnvironmentKind.reward_model}
+    found = {name: reward_model(env) for name, env in used.items()}
+    return {name: options for name, options in found.items() if options is not None}
 
 
 def _scan_request(cfg: Config) -> ScanRequest | None:
@@ -239,7 +240,7 @@ def _is_made_here(source: DatasetConfig) -> bool:
 
 def _begins_messages(cfg: Config, source: DatasetConfig) -> bool:
     """Return whether the policy gets messages for a source, whatever its records hold."""
-    return source.use_chat_template or cfg.env[source.env].kind is EnvironmentKind.agent
+    return source.use_chat_template or kind_of(cfg.env[source.env]).calls_policy
 
 
 def _is_made_elsewhere(cfg: Config, source: DatasetConfig) -> bool:
@@ -271,7 +272,7 @@ def _imported(target: targets.Target, declared: list[Declaration], child: ChildC
     return [Problem(key=f"{target.key}={target.path}", rule=rule, remedy="")], []
 
 
-def _scored(env: str, options: RewardModelOptions, child: ChildCall) -> _Outcome:
+def _scored(env: str, options: ModelOptions, child: ChildCall) -> _Outcome:
     prefix = f"env.{env}.options"
     try:
         told = child.result()
@@ -344,7 +345,7 @@ def _unseen(cfg: Config, machine: Machine) -> Iterator[Note]:
     yield Note(Seen.not_checked, "GPUs, memory and disk of the machines that will run it")
 
 
-def reward_model_problem(options: RewardModelOptions) -> str | None:
+def reward_model_problem(options: ModelOptions) -> str | None:
     """Return why a checkpoint is no reward model that can be used; None when it seems to be one.
 
     Reads its configuration and its tokenizer. Runs in a child process.

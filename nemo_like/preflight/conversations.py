@@ -16,8 +16,8 @@ from nemo_like.data.template_turns import (
     check_role,
     rendered_roles,
 )
-from nemo_like.environments.kind_options import options_of
-from nemo_like.environments.options import EnvConfig, EnvironmentKind
+from nemo_like.environments.options import EnvConfig
+from nemo_like.environments.registry import kind_of, options_of
 from nemo_like.preflight.notes import Note, Seen
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class ConversationCheck:
 
     def agent(self) -> Iterator[Problem]:
         """Yield what is wrong with the conversations of an agent, which makes its own messages."""
-        is_agent = self._env is not None and self._env.kind is EnvironmentKind.agent
+        is_agent = self._env is not None and kind_of(self._env).calls_policy
         if self._env is not None and is_agent and self._tokenizer.has_chat_template:
             yield from _agent_problems(self._cfg.env, options_of(self._env).tool_parser, self._tokenizer)
             if not _lists_tools(self._tokenizer):

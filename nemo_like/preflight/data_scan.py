@@ -15,8 +15,9 @@ from nemo_like.config.problems import Problem
 from nemo_like.data.images import ImageError
 from nemo_like.data.interface import PromptExample, Split
 from nemo_like.data.options import DatasetConfig, DatasetKind, source_name
+from nemo_like.environments.kind import RecordCheck
 from nemo_like.environments.options import EnvConfig
-from nemo_like.environments.record_needs import Check, check_of
+from nemo_like.environments.registry import record_check_of
 from nemo_like.preflight.conversations import ConversationCheck
 from nemo_like.preflight.notes import Note, Seen
 from nemo_like.rollout.rollout_columns import unfit_values
@@ -138,7 +139,7 @@ class _Scan:
         if self.conversations is not None:
             self.problems += self.conversations.agent()
         try:
-            checks = {name: check_of(env) for name, env in self.source.environments.items()}
+            checks = {name: record_check_of(env) for name, env in self.source.environments.items()}
             examples = _examples(self.source)
             size = _BATCH if self.source.cfg.images_key is None else _IMAGE_BATCH
             while batch := list(islice(examples, size)):
@@ -153,7 +154,7 @@ class _Scan:
             return
         self._judge()
 
-    def _look_at(self, batch: Sequence[tuple[str, PromptExample]], checks: Mapping[str, Check]) -> None:
+    def _look_at(self, batch: Sequence[tuple[str, PromptExample]], checks: Mapping[str, RecordCheck]) -> None:
         for (where, example), (name, check) in product(batch, checks.items()):
             try:
                 check(example)

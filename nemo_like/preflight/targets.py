@@ -15,8 +15,7 @@ from nemo_like.batch.columns import ColumnError, Declaration, declared_by
 from nemo_like.batch.tags import tags_read_by
 from nemo_like.config.import_path import load_by_path
 from nemo_like.configuration import Config
-from nemo_like.environments.kind_options import options_of
-from nemo_like.environments.options import EnvironmentKind
+from nemo_like.environments.registry import kind_of, options_of
 from nemo_like.rollout.tasks import used_environments
 
 # What may stand for a parameter of each annotated type.
@@ -76,15 +75,11 @@ def targets_of(cfg: Config) -> Iterator[Target]:
     """Yield every function and class of the user's own that a run with this configuration imports, the
     shipped ones that the configuration gives arguments of their own, and a loss that a teacher scores for."""
     for name, env in used_environments(cfg).items():
-        prefix = f"env.{name}.options"
-        if env.kind is EnvironmentKind.function:
+        if (own := kind_of(env).own_code) is not None:
             options = options_of(env)
-            kind = TargetKind.reward_function
-            yield Target(f"{prefix}.function", options.function, kind, options.arguments, f"env.{name}")
-        elif env.kind is EnvironmentKind.custom:
-            options = options_of(env)
-            kind = TargetKind.environment
-            yield Target(f"{prefix}.target", options.target, kind, options.arguments, f"env.{name}")
+            kind = TargetKind.environment if own.makes_environment else TargetKind.reward_function
+            path, key = getattr(options, own.option), f"env.{name}.options.{own.option}"
+            yield Target(key, path, kind, options.arguments, f"env.{name}")
     adv, loss = cfg.grpo.adv_estimator, cfg.loss_fn
     for role, kind, key, name, arguments in (
         (

@@ -27,7 +27,7 @@ from nemo_like.environments.interface import (
     Feedback,
     Turn,
 )
-from nemo_like.environments.kind_options import AgentOptions, Credit
+from nemo_like.environments.shared_options import AgentOptions, Credit
 from nemo_like.generation.interface import FORCED, TOP_LOGPROBS, TOP_TOKEN_IDS, GroupResult
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.rollout.agent_calls import AgentSession, CallAnswerer

@@ -12,22 +12,11 @@ from nemo_like.data.datasets import Sources
 from nemo_like.data.interface import PromptExample
 from nemo_like.data.options import DatasetConfig, source_name
 from nemo_like.environments.interface import EnvironmentCheckFailed, first_question
-from nemo_like.environments.options import EnvironmentKind
+from nemo_like.environments.registry import kind_of
 from nemo_like.rollout.tasks import TaskGroups
 from nemo_like.rollout.turn_loop import Judge
 
 _MAX_SHOWN_CHARACTERS = 200
-_START_JUDGE = (
-    "start the server, or correct env.{env}.options (base_url, model, api_key_variable, the pattern)"
-)
-_REMEDIES = {
-    EnvironmentKind.http: (
-        "start the server or correct env.{env}.options.url; docs/environments.md has the format"
-    ),
-    EnvironmentKind.judge: _START_JUDGE,
-    EnvironmentKind.preference: _START_JUDGE,
-    EnvironmentKind.weighted_sum: "correct the component or its options, or the problem",
-}
 
 
 async def check_environments(
@@ -77,10 +66,9 @@ async def _problem(
     (feedback,) = await judge.step([question])
     if feedback.failure is None:
         return ""
-    kind = cfg.env[env].kind
-    remedy = _REMEDIES.get(kind, "correct the environment or its options, or the problem").format(env=env)
+    remedy = kind_of(cfg.env[env]).start_remedy.format(env=env)
     return (
-        f"env.{env} (kind={kind.name}) was asked once before training, and gave no reward\n"
+        f"env.{env} (kind={cfg.env[env].kind}) was asked once before training, and gave no reward\n"
         f"asked: the first problem of source {source}, with its reference answer as the response: "
         f"prompt {_shown(example.prompt)}, response {_shown(example.answer)}\n"
         f"answer: {feedback.failure.kind.name}: {feedback.failure.reason}\n"

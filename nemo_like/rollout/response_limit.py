@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from nemo_like.environments.kind_options import Credit, options_of
-from nemo_like.environments.options import EnvironmentKind
+from nemo_like.environments.registry import kind_of, options_of
+from nemo_like.environments.shared_options import AgentOptions, Credit
 from nemo_like.policy.options import PolicyConfig
 from nemo_like.rollout.tasks import TaskGroups, training_sampling, training_tasks
 
@@ -16,8 +16,8 @@ def response_limit(cfg: TaskGroups, task: str) -> int:
     """
     env = cfg.env[task]
     num_turns, total = env.max_turns, env.max_conversation_tokens or cfg.policy.max_total_sequence_length
-    if env.kind is EnvironmentKind.agent:
-        options = options_of(env)
+    if kind_of(env).calls_policy:
+        options: AgentOptions = options_of(env)
         num_turns = options.max_calls
         if options.credit is Credit.session:
             total = session_limit(cfg.policy)

@@ -35,10 +35,8 @@ from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.driver.options import asks_endpoint
 from nemo_like.environments.environment_data import EnvironmentProblems
 from nemo_like.environments.interface import Failure, FailureKind
-from nemo_like.environments.kind_options import options_of
-from nemo_like.environments.options import EnvironmentKind
 from nemo_like.environments.pool import EnvironmentPool
-from nemo_like.environments.registry import keeps_episodes
+from nemo_like.environments.registry import kind_of, options_of
 from nemo_like.environments.tool_pool import tool_pools
 from nemo_like.environments.weighted_pool import weighted_pools
 from nemo_like.generation.interface import GroupResult
@@ -118,7 +116,7 @@ class SyncRolloutActor(DataPlaneUser):
         self._columns: tuple[Column, ...] = ()  # what conversations bring besides log-probs
         self._engines = list(engines)
         self._pools = {
-            name: EnvironmentPool(actors, keeps_episodes=keeps_episodes(cfg.env[name]))
+            name: EnvironmentPool(actors, keeps_episodes=kind_of(cfg.env[name]).is_hub)
             for name, actors in environments.items()
             if actors
         }
@@ -349,7 +347,7 @@ class SyncRolloutActor(DataPlaneUser):
         if not has_agents(self._cfg) or self._agents is not None:
             return
         envs = used_environments(self._cfg).values()
-        options = [options_of(env) for env in envs if env.kind is EnvironmentKind.agent]
+        options = [options_of(env) for env in envs if kind_of(env).calls_policy]
         self._agents = Agents(
             self._tokenizer, self._engines, self._sink, self._cfg.policy.max_total_sequence_length
         )
@@ -359,7 +357,7 @@ class SyncRolloutActor(DataPlaneUser):
     def _player(self, env: str, sampling: SamplingSettings) -> AgentPlayer | None:
         """Return who has the agents of an environment hold conversations; None for other environments."""
         cfg = self._cfg.env[env]
-        if cfg.kind is not EnvironmentKind.agent:
+        if not kind_of(cfg).calls_policy:
             return None
         assert self._agents is not None, "attach starts the agents"
         limit = session_limit(self._cfg.policy)
@@ -506,7 +504,7 @@ class SyncRolloutActor(DataPlaneUser):
         return {
             env: self._with_ends(one).stop_token_ids
             for env, one in sampling.items()
-            if not one.stop_strings and self._cfg.env[env].kind is not EnvironmentKind.agent
+            if not one.stop_strings and not kind_of(self._cfg.env[env]).calls_policy
         }
 
     async def _put(self, flat: FlatBatch, partition: str) -> KVBatchMeta:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from difflib import get_close_matches
 
 from nemo_like.config.problems import Problem
 from nemo_like.data.sources import data_sources
-from nemo_like.environments.agent_rules import agent_problems
-from nemo_like.environments.endpoint_rules import endpoint_problems
-from nemo_like.environments.hub_rules import hub_problems, mcp_problems
-from nemo_like.environments.kind_options import HUB_MODULES, option_problems
-from nemo_like.environments.options import EnvConfig, EnvironmentKind, component_weights, needs_gpu
+from nemo_like.environments.option_rules import option_problems
+from nemo_like.environments.options import EnvConfig
+from nemo_like.environments.registry import kind_of, needs_gpu
 from nemo_like.generation.options import MAX_TEMPERATURE
 from nemo_like.policy.options import Device
 from nemo_like.rollout.tasks import (
@@ -25,15 +22,6 @@ from nemo_like.rollout.tasks import (
 )
 
 _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-# Kinds that cannot be components of a weighted sum: those that answer, and weighted sums themselves.
-_NO_COMPONENTS = (
-    EnvironmentKind.calculator,
-    EnvironmentKind.sliding_puzzle,
-    EnvironmentKind.weighted_sum,
-    EnvironmentKind.mcp,
-    *HUB_MODULES,
-    EnvironmentKind.agent,
-)
 
 
 def task_problems(cfg: TaskGroups) -> Iterator[Problem]:
@@ -41,10 +29,10 @@ def task_problems(cfg: TaskGroups) -> Iterator[Problem]:
     yield from _named_environments(cfg)
     for name, env in used_environments(cfg).items():
         yield from _counts(name, env)
-        wrong_options = [*option_problems(name, env)]
-        yield from wrong_options or [*endpoint_problems(name, env), *hub_problems(name, env)]
-        if env.kind is EnvironmentKind.agent:
-            yield from agent_problems(name, env)
+        wrong_options, of_kind = [*option_problems(name, env)], kind_of(env).problems
+        yield from wrong_options
+        if not wrong_options and of_kind is not None:
+            yield from of_kind(name, cfg.env)
         if needs_gpu(env) and cfg.policy.device is Device.cpu:
             yield Problem(
                 key=f"env.{name}.options.device=cuda",
@@ -52,10 +40,6 @@ def task_problems(cfg: TaskGroups) -> Iterator[Problem]:
                 remedy="set it to cpu",
             )
     for name, env in task_environments(cfg).items():
-        if env.kind is EnvironmentKind.weighted_sum:
-            yield from _components(cfg, name, env)
-        if env.kind is EnvironmentKind.mcp:
-            yield from mcp_problems(cfg.env, name)
         training, validation = training_sampling(cfg, name), validation_sampling(cfg, name)
         yield from _unique(_ranges(training), _ranges(validation))
         yield from _same_distribution(cfg, training)
@@ -81,44 +65,9 @@ def _named_environments(cfg: TaskGroups) -> Iterator[Problem]:
             )
 
 
-def _components(cfg: TaskGroups, name: str, env: EnvConfig) -> Iterator[Problem]:
-    """Yield every problem with the components of a weighted sum."""
-    weights = component_weights(env)
-    if not weights:
-        yield Problem(
-            key=f"env.{name}.options.components",
-            rule="names no environment, so there is no reward",
-            remedy="name environments with their weights, for example {math: 1.0, quality: 0.1}",
-        )
-    if env.max_turns > 1:
-        yield Problem(
-            key=f"env.{name}.max_turns={env.max_turns}",
-            rule="must be 1 for a weighted sum, whose components judge one response",
-            remedy="a conversation of several turns is judged by the environment that answers it",
-        )
-    for component, weight in weights.items():
-        key = f"env.{name}.options.components.{component}"
-        other = cfg.env.get(component)
-        if other is None:
-            close = get_close_matches(component, cfg.env.keys() - {name}, n=1)
-            yield Problem(
-                key=key,
-                rule=f"is not an environment of this configuration, which has {', '.join(cfg.env)}",
-                remedy=f"did you mean {close[0]}?" if close else f"add `- env@env.{component}: KIND`",
-            )
-        elif other.kind in _NO_COMPONENTS:
-            yield Problem(
-                key=key,
-                rule=f"is of kind {other.kind.name}, which judges no single response",
-                remedy="a component is an environment of another kind, such as math_verify or reward_model",
-            )
-        elif isinstance(weight, int | float) and not math.isfinite(weight):
-            yield Problem(key=f"{key}={weight}", rule="must be finite", remedy="")
-
-
 def _counts(name: str, env: EnvConfig) -> Iterator[Problem]:
     key = f"env.{name}.num_actors={env.num_actors}"
-    if env.kind is EnvironmentKind.weighted_sum:
+    if not kind_of(env).judge:
         if env.num_actors != 0:
             yield Problem(
                 key=key,

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from nemo_like.data.options import DataConfig
 from nemo_like.data.sources import data_sources
-from nemo_like.environments.options import EnvConfig, EnvironmentKind, component_weights
+from nemo_like.environments.options import EnvConfig
+from nemo_like.environments.registry import component_weights, kind_of, last_judge
 from nemo_like.generation.options import GenerationConfig, SamplingConfig
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.policy.options import PolicyConfig
@@ -59,12 +60,12 @@ def judging_environments(cfg: TaskGroups, task: str) -> dict[str, EnvConfig]:
     its components; with tools of MCP, its own and the judge of the last response. Names that ``env`` lacks
     are left out."""
     env = cfg.env[task]
-    if env.kind is EnvironmentKind.mcp:
-        judge = str(env.options.get("judge"))
-        if judge not in cfg.env or cfg.env[judge].kind is EnvironmentKind.mcp:
+    judge = last_judge(env)
+    if judge is not None:
+        if judge not in cfg.env or last_judge(cfg.env[judge]) is not None:
             return {task: env}
         return {task: env, judge: cfg.env[judge], **judging_environments(cfg, judge)}
-    if env.kind is not EnvironmentKind.weighted_sum:
+    if kind_of(env).components is None:
         return {task: env}
     return {name: cfg.env[name] for name in component_weights(env) if name in cfg.env}
 
@@ -79,7 +80,7 @@ def used_environments(cfg: TaskGroups) -> dict[str, EnvConfig]:
 
 def has_agents(cfg: TaskGroups) -> bool:
     """Return whether agents call the policy: engines then need a tokenizer, and a rollout an endpoint."""
-    return any(env.kind is EnvironmentKind.agent for env in used_environments(cfg).values())
+    return any(kind_of(env).calls_policy for env in used_environments(cfg).values())
 
 
 def training_sampling(cfg: TaskGroups, env: str) -> SourcedSampling:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
-from nemo_like.environments.options import EnvironmentKind
+from nemo_like.environments.registry import kind_of
 from nemo_like.generation.draft_rules import draft_problems
 from nemo_like.generation.speculation import KEY, speculation
 from nemo_like.models.model_info import has_vision_tower
@@ -21,8 +21,8 @@ from nemo_like.rollout.tasks import (
 def agent_run_problems(cfg: Config) -> Iterator[Problem]:
     """Yield what of a run the agents of its environments do not go with."""
     for name, env in used_environments(cfg).items():
-        if env.kind is EnvironmentKind.agent:
-            yield from _features(cfg, f"env.{name}.kind=agent")
+        if kind_of(env).calls_policy:
+            yield from _features(cfg, f"env.{name}.kind={env.kind}")
 
 
 def _features(cfg: Config, key: str) -> Iterator[Problem]:
@@ -31,7 +31,7 @@ def _features(cfg: Config, key: str) -> Iterator[Problem]:
         yield Problem(
             key=key,
             rule=f"serves text, and policy.model_name={cfg.policy.model_name} reads images",
-            remedy="use a model without a vision tower, or an environment of kind custom",
+            remedy="use a model without a vision tower, or an environment that is no agent",
         )
     policy = cfg.policy
     has_critic, has_teacher = cfg.value is not None, cfg.teacher is not None
@@ -69,9 +69,9 @@ def speculation_problems(cfg: Config) -> Iterator[Problem]:
     yield from draft_problems(cfg.generation, cfg.policy)
     if speculation(cfg.generation) is None:
         return
-    agents = [name for name, env in used_environments(cfg).items() if env.kind is EnvironmentKind.agent]
+    agents = {name: env.kind for name, env in used_environments(cfg).items() if kind_of(env).calls_policy}
     refused = {
-        f"env.{', '.join(agents)}.kind=agent": (
+        f"env.{', '.join(agents)}.kind={', '.join(dict.fromkeys(agents.values()))}": (
             bool(agents),
             "has log-probs corrected for what masked a token, one token at a time",
         ),

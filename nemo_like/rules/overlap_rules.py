@@ -10,7 +10,7 @@ from nemo_like.algorithms.options import AdvantageEstimatorName, Overlap, Weight
 from nemo_like.cluster.options import Placement
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
-from nemo_like.environments.options import EnvironmentKind
+from nemo_like.environments.registry import kind_of
 from nemo_like.generation.options import LoraSync
 from nemo_like.models.model_info import has_vision_tower
 from nemo_like.plan.derived import depends_on_timing, first_update_generations, groups_per_part
@@ -140,10 +140,10 @@ def _rollouts_ahead(cfg: Config, key: str) -> Iterator[Problem]:
             rule=f"would do nothing with rollout.replay={cfg.rollout.replay}, where nothing is generated",
             remedy="set grpo.max_staleness=0; a recording of stale samples is replayed as it is",
         )
-    agents = [name for name, env in used_environments(cfg).items() if env.kind is EnvironmentKind.agent]
-    for name in agents:
+    agents = {name: env for name, env in used_environments(cfg).items() if kind_of(env).calls_policy}
+    for name, env in agents.items():
         yield Problem(
-            key=f"env.{name}.kind=agent",
+            key=f"env.{name}.kind={env.kind}",
             rule=f"records one policy version for a session, and with {key} it may have several",
             remedy=f"use another kind of environment; {_SETTLE}",
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
-from nemo_like.environments.options import EnvironmentKind
+from nemo_like.environments.registry import kind_of
 from nemo_like.rollout.response_limit import response_limit, task_with_limit_of_a_turn
 from nemo_like.rollout.tasks import training_tasks
 
@@ -43,7 +43,7 @@ def _buffer(cfg: Config, buffer: int) -> Iterator[Problem]:
         limits = {
             f"the {limit} tokens that a sample of env.{task} may have": limit
             for task in training_tasks(cfg)
-            if task in cfg.env and cfg.env[task].kind is not EnvironmentKind.agent
+            if task in cfg.env and not kind_of(cfg.env[task]).calls_policy
             for limit in [response_limit(cfg, task)]
         }
     for what, limit in limits.items():

@@ -17,7 +17,7 @@ from typing import Any
 
 from nemo_like.algorithms.options import StepShape, WeightUpdates
 from nemo_like.config.resolved import read_resolved
-from nemo_like.environments.options import EnvironmentKind
+from nemo_like.environments.options import ENVIRONMENT_KINDS
 from nemo_like.observability.jsonl import read_metrics
 from nemo_like.observability.printable import warn_on_stderr
 from nemo_like.observability.rollout_times import RolloutTimes, SampleTimes, read_rollout_times
@@ -89,13 +89,12 @@ def read_run(path: Path) -> RecordedRun:
             f"--what-if={path}: with rollout.max_tokens_per_step={limit} samples waited for later steps, and "
             "these times are not kept apart from their decoding; name a run without it"
         )
-    agents = [
-        name for name, env in config.get("env", {}).items() if env["kind"] == EnvironmentKind.agent.name
-    ]
+    envs = config.get("env", {})
+    agents = [name for name, env in envs.items() if ENVIRONMENT_KINDS.load(env["kind"]).calls_policy]
     if agents:
         raise UnfitRun(
-            f"--what-if={path}: env.{agents[0]}.kind=agent, and the times of an agent's calls are not kept; "
-            "name a run without agents"
+            f"--what-if={path}: env.{agents[0]}.kind={envs[agents[0]]['kind']}, and the times of an agent's "
+            "calls are not kept; name a run without agents"
         )
     metrics = {record["step"]: record for record in read_metrics(directory.metrics_path, warn_on_stderr)}
     try:

@@ -32,7 +32,8 @@ from nemo_like.configuration import Config, load_config
 from nemo_like.data.interface import PromptExample
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.kind_options import AgentOptions, options_of
+from nemo_like.environments.registry import options_of
+from nemo_like.environments.shared_options import AgentOptions
 from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.interface import GroupResult
 from nemo_like.generation.sampling import SamplingSettings

@@ -13,8 +13,8 @@ from nemo_like.batch.columns import BRANCH_STARTS
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.data.interface import PromptExample
 from nemo_like.data.tokenizer import Tokenizer
-from nemo_like.environments.kind_options import options_of
 from nemo_like.environments.options import EnvConfig
+from nemo_like.environments.registry import options_of
 from nemo_like.environments.server import EnvironmentServer
 from nemo_like.generation.interface import GroupResult
 from nemo_like.generation.sampling import SamplingSettings

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from nemo_like.cluster.actors import ActorSpec, Concurrency
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.environments.kind_options import Credit
-from nemo_like.environments.options import EnvConfig, EnvironmentKind
+from nemo_like.environments.options import EnvConfig
+from nemo_like.environments.shared_options import Credit
 from tests.functional.agent_host import POLICY_VERSION
 from tests.functional.generation_fixtures import AS_IN_TRAINING, TIMEOUT_S, engine_spec
 from tests.functional.runs import ROOT
@@ -32,7 +32,7 @@ HARNESSES = "tests.functional.harnesses"
 def environment(agent: str | None = None, *, max_failed_share: float = 1.0, **options: Any) -> EnvConfig:
     """The environment of a harness, or of a command, with a few options of its own."""
     return EnvConfig(
-        kind=EnvironmentKind.agent,
+        kind="agent",
         options={
             "agent": None if agent is None else f"{HARNESSES}:{agent}",
             "arguments": {},

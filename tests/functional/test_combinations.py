@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from nemo_like.algorithms.options import Overlap
 from nemo_like.configuration import Config, load_config
-from nemo_like.environments.options import EnvironmentKind
+from nemo_like.environments.registry import kind_of
 from tests.combinations_page import BASES, CELLS, Cell, of_pictures, with_stand_ins
 from tests.functional.conftest import SHAPES
 from tests.functional.runs import FinishedRun, run_grpo, running
@@ -98,7 +98,7 @@ def test_two_steps_train_all_that_the_run_has(cell: Cell, stand_ins: dict[str, s
         check_every_step(run, [], ["teacher_divergence"])
         assert min(run.metrics("timing/train/teacher_logprobs")) > 0
     check_overlap(run, cfg)
-    if any(env.kind is EnvironmentKind.agent for env in cfg.env.values()):
+    if any(kind_of(env).calls_policy for env in cfg.env.values()):
         assert min(run.metrics("train/env/sums/num_calls")) >= 1
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from nemo_like.environments.environment_data import EnvironmentProblems
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
-from nemo_like.environments.kind_options import options_of
 from nemo_like.environments.mcp_tools import McpEnvironment
+from nemo_like.environments.registry import options_of
 from nemo_like.environments.server import EnvironmentServer
 from nemo_like.environments.tool_pool import ToolPool
 from tests.functional.hub_fixtures import MCP_SERVER

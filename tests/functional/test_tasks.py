@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from nemo_like.data.arithmetic import addition_answer, addition_prompt
-from nemo_like.environments.calculator import evaluate
-from nemo_like.environments.sliding_puzzle import num_misplaced, slide
+from nemo_like.environments.kinds.calculator import evaluate
+from nemo_like.environments.kinds.sliding_puzzle import num_misplaced, slide
 from nemo_like.observability.jsonl import without_measurements
 from scripts.demo_model.tiny_tokenizer import EOS, UNKNOWN, vocabulary
 from tests.functional.runs import CONFIG, ROOT, FinishedRun, run_grpo

@@ -19,7 +19,7 @@ def test_the_configuration_of_the_environment_is_one(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(text)
     cfg = load_config(tmp_path / "mine.yaml", [])
     assert {source.env for source in (*cfg.data.train, *cfg.data.validation)} == {"zoom"}
-    assert (cfg.env["zoom"].kind.name, cfg.env["zoom"].max_turns) == ("custom", 3)
+    assert (cfg.env["zoom"].kind, cfg.env["zoom"].max_turns) == ("custom", 3)
 
 
 def test_the_environment_answers_with_a_picture() -> None:

@@ -1,6 +1,6 @@
 """The process in which the environments of a hub's package run, by an interpreter that may have nothing else.
 
-    start     {"kind": ..., "options": {...}}                      ──▶ {"ready": true} or {"refused": reason}
+    start     {"adapter": "module:class", "options": {...}}        ──▶ {"ready": true} or {"refused": reason}
     problems  {"id": 1, "method": "problems", "arguments": {...}}  ──▶ {"id": 1, "result": [problem, ...]}
     step      {"id": 2, "method": "step", "arguments": {...}}      ──▶ {"id": 2, "result": outcome}
               what a call raised                                   ──▶ {"id": 2, "failed": {kind, reason}}
@@ -23,12 +23,6 @@ from typing import Any, BinaryIO
 
 from hub_interface import Episode, Hub, HubFailure
 
-_HUBS = {
-    "gymnasium": "gymnasium_hub:GymnasiumHub",
-    "textarena": "textarena_hub:TextArenaHub",
-    "openenv": "openenv_hub:OpenEnvHub",
-    "verifiers": "verifiers_hub:VerifiersHub",
-}
 _MAX_EPISODES = 2048  # that stay between turns; of more, the one that waited longest is closed
 _LONGEST_LINE = 256 << 20  # bytes
 
@@ -157,7 +151,7 @@ def main() -> None:
     os.dup2(2, 1)  # what packages print is no answer
     start = json.loads(_first_line())
     try:
-        module, _, name = _HUBS[start["kind"]].partition(":")
+        module, _, name = start["adapter"].partition(":")
         hub = getattr(importlib.import_module(module), name)(**start["options"])
     except Exception as error:
         traceback.print_exc()

@@ -14,7 +14,7 @@ import pytest
 from nemo_like.config import fields
 from nemo_like.config.keys import MISSING, Key, beyond_limits, keys
 from nemo_like.configuration import Config
-from nemo_like.environments.kind_options import KINDS
+from nemo_like.environments.options import ENVIRONMENT_KINDS
 from scripts.write_configs import ROOT, written
 
 
@@ -65,7 +65,11 @@ def declared(group: type, prefix: str = "") -> Iterator[tuple[str, Any, Key]]:
             yield from declared(below, f"{prefix}{name}.")
 
 
-OPTIONS = [one for kind, what in KINDS.items() for one in declared(what.options, f"env.{kind.name}.options.")]
+OPTIONS = [
+    one
+    for kind in ENVIRONMENT_KINDS.names()
+    for one in declared(ENVIRONMENT_KINDS.load(kind).options, f"env.{kind}.options.")
+]
 DECLARED = [*declared(Config), *OPTIONS]
 
 

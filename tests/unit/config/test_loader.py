@@ -136,14 +136,14 @@ defaults:
 data: {default: {env: math}}
 """
     cfg = load_config(write("mine.yaml", own))
-    assert (cfg.data.train[0].env, cfg.env["math"].kind.name) == ("math", "math_verify")
+    assert (cfg.data.train[0].env, cfg.env["math"].kind) == ("math", "math_verify")
 
 
 def test_what_is_beside_a_configuration_comes_before_what_is_shipped(write: Write) -> None:
     write("env/f1.yaml", "kind: regex\noptions: {pattern: a}\ndefaults: default")
     path = write("mine.yaml", "defaults: [grpo_arithmetic_cpu, env@env.own: f1]")
     cfg = load_config(path)
-    assert (cfg.env["own"].kind.name, cfg.env["own"].num_actors) == ("regex", 1)
+    assert (cfg.env["own"].kind, cfg.env["own"].num_actors) == ("regex", 1)
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_a_group_is_chosen_by_name_and_the_files_own_values_stay() -> None:
 
 def test_a_group_that_the_defaults_lack_is_added() -> None:
     env = load_config(DEMO, ["env@env.math=math_verify", "env.math.num_actors=3"]).env["math"]
-    assert (env.kind.name, env.num_actors, env.batch_size) == ("math_verify", 3, 16)
+    assert (env.kind, env.num_actors, env.batch_size) == ("math_verify", 3, 16)
 
 
 def test_a_group_under_a_key_is_chosen_anew_or_removed() -> None:
@@ -417,7 +417,7 @@ def test_the_folder_of_a_group_may_be_a_path(write: Write, tmp_path: Path, folde
     write("groups/env/base.yaml", (CONFIGS / "env" / "default.yaml").read_text())
     entry = f"{folder.format(tmp_path)}@env.task: f1"
     cfg = load_config(write("mine/top.yaml", f"defaults: [{DEMO}, {{{entry}}}]"))
-    assert cfg.env["task"].kind.name == "f1"
+    assert cfg.env["task"].kind == "f1"
 
 
 def test_a_path_to_no_file_proposes_the_nearest(write: Write, tmp_path: Path) -> None:

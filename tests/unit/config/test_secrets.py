@@ -16,7 +16,8 @@ from nemo_like.config.loader import to_dict, to_yaml
 from nemo_like.config.problems import ConfigError
 from nemo_like.config.secrets import as_written, is_masked, masked, reference_of, referring
 from nemo_like.configuration import Config, load_config
-from nemo_like.environments.kind_options import HttpOptions, options_of
+from nemo_like.environments.kinds.http import HttpOptions
+from nemo_like.environments.registry import options_of
 from nemo_like.rules.rules import validate
 
 DEMO = Path(__file__).resolve().parents[3] / "configs" / "grpo_arithmetic_cpu.yaml"

@@ -11,7 +11,7 @@ import pytest
 from nemo_like.environments import agent_command
 from nemo_like.environments.agent_command import CommandRunner
 from nemo_like.environments.interface import AgentAccess, Turn
-from nemo_like.environments.kind_options import options_of
+from nemo_like.environments.registry import options_of
 from tests.unit.environments.configs import env_config
 
 # Leaves a process behind that has left its group, and holds its output open.

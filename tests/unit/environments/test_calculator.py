@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_like.environments.calculator import evaluate
+from nemo_like.environments.kinds.calculator import evaluate
 from tests.unit.environments.asking import ask, judge, turn
 
 

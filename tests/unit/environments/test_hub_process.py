@@ -11,7 +11,6 @@ from nemo_like.environments import hub, hub_process
 from nemo_like.environments.hub import HubEnvironment
 from nemo_like.environments.hub_process import HubDied, HubProcess
 from nemo_like.environments.interface import Turn
-from nemo_like.environments.options import EnvironmentKind
 
 # Like hub_main.py, but for a package that answers every call before it reads the next one.
 ECHO = """
@@ -31,9 +30,9 @@ def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubProcess:
     program = tmp_path / "hub.py"
     program.write_text(ECHO)
     monkeypatch.setattr(hub_process, "_MAIN", program)
-    monkeypatch.setattr(hub_process, "_start", lambda kind, options: {"kind": kind})
+    monkeypatch.setattr(hub_process, "_start", lambda options: {"adapter": "echo"})
     options: Any = SimpleNamespace(python=None)
-    return HubProcess("echo", options)
+    return HubProcess(options)
 
 
 def test_calls_and_answers_that_no_pipe_holds_do_not_wait_for_each_other(process: HubProcess) -> None:
@@ -73,10 +72,10 @@ def test_an_environment_ends_with_its_package_so_that_both_are_replaced(
         raise HubDied
 
     monkeypatch.setattr(hub.os, "_exit", end)
-    monkeypatch.setattr(hub, "HubProcess", lambda kind, options: process)
+    monkeypatch.setattr(hub, "HubProcess", lambda options: process)
     monkeypatch.setattr(process, "call", ended)
     options: Any = SimpleNamespace()
-    environment = HubEnvironment(EnvironmentKind.gymnasium, options)
+    environment = HubEnvironment(options)
     turn = Turn(prompt="p", response="r", answer="", is_truncated=False, data={"episode": {}})
     with pytest.raises(_Ended):
         asyncio.run(environment.step([turn]))  # type: ignore[arg-type]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from nemo_like.data.interface import Message
 from nemo_like.environments.interface import FailureKind
 from nemo_like.environments.judge import NoVerdict, filled, prompt_text, reward_of, winner_of
-from nemo_like.environments.kind_options import JudgeOptions, options_of
+from nemo_like.environments.kinds.judge import JudgeOptions
+from nemo_like.environments.registry import options_of
 from tests.unit.environments.configs import env_config
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}

@@ -9,8 +9,9 @@ from transformers import LlamaConfig
 
 from nemo_like.data.interface import Message, Prompt
 from nemo_like.data.messages import conversation_of
-from nemo_like.environments.kind_options import RewardModelOptions, options_of
+from nemo_like.environments.registry import options_of
 from nemo_like.environments.reward_model import ConversationEncoder
+from nemo_like.environments.shared_options import ModelOptions
 from scripts.demo_model.tool_tokenizer import save_tokenizer as save_tool_tokenizer
 from tests.unit.data.tokenizers_at_tiny_size import BOS, BOS_ID, save_with_post_processor
 from tests.unit.environments.configs import env_config
@@ -28,7 +29,7 @@ CALLED = conversation_of(
 def encoder(directory: Path) -> ConversationEncoder:
     LlamaConfig(num_labels=1, architectures=["LlamaForSequenceClassification"]).save_pretrained(directory)
     options = options_of(env_config("reward_model", options={"model_name": str(directory)}))
-    assert isinstance(options, RewardModelOptions)
+    assert isinstance(options, ModelOptions)
     return ConversationEncoder(options)
 
 

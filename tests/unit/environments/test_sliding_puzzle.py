@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.environments.sliding_puzzle import num_misplaced, slide, solved
+from nemo_like.environments.kinds.sliding_puzzle import num_misplaced, slide, solved
 from tests.unit.environments.asking import ask, turn
 
 SOLVED = "12\n3-"

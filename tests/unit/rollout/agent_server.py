@@ -12,7 +12,7 @@ import numpy as np
 
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.kind_options import AgentOptions, Credit, SandboxMode
+from nemo_like.environments.shared_options import AgentOptions, Credit, SandboxMode
 from nemo_like.generation.interface import CallSampling, GroupRequest, GroupResult, Response
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.rollout.agent_calls import AgentSession

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nemo_like.environments.interface import Failure, FailureKind, Feedback, Turn
-from nemo_like.environments.kind_options import Credit
+from nemo_like.environments.shared_options import Credit
 from nemo_like.generation.interface import CallSampling, GroupRequest
 from nemo_like.rollout.agent_calls import AgentSession, CallAnswerer, Wanted
 from nemo_like.rollout.agent_endpoint import _unless_gone

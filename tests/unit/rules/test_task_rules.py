@@ -10,15 +10,15 @@ import pytest
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
 from nemo_like.environments import sandbox_rules
-from nemo_like.environments.kind_options import SandboxMode, options_of, replaced_options
-from nemo_like.environments.options import EnvironmentKind
+from nemo_like.environments.options import ENVIRONMENT_KINDS
+from nemo_like.environments.registry import options_of
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.rollout.tasks import training_sampling, used_environments, validation_sampling
 from nemo_like.rules.rules import validate
 from tests.unit.config.checkpoints import REPOSITORY
 
 Demo = Callable[..., Config]
-KINDS = [kind.name for kind in EnvironmentKind]
+KINDS = list(ENVIRONMENT_KINDS.names())
 # Keys that have no default.
 MUST_SET = {
     "regex": ["pattern=x"],
@@ -78,23 +78,6 @@ def test_every_kind_is_valid_with_its_defaults(with_env: Callable[..., Config], 
     validate(cfg, Machine.another)
     assert "task" in used_environments(cfg)
     options_of(cfg.env["task"])
-
-
-@pytest.mark.parametrize("old", ["required", "preferred"])
-def test_the_old_option_of_the_network_means_the_sandbox_and_says_so(
-    with_env: Callable[..., Config], old: str
-) -> None:
-    cfg = with_env("code", f"options.network={old}")
-    validate(cfg, Machine.another)
-    assert options_of(cfg.env["task"]).sandbox is SandboxMode.required
-    (note,) = replaced_options("task", cfg.env["task"])
-    assert note.startswith(f"env.task.options.network={old} is now env.task.options.sandbox=required")
-
-
-def test_an_option_that_is_said_wins_over_the_old_one(with_env: Callable[..., Config]) -> None:
-    cfg = with_env("code", "options.network=required", "options.sandbox=none")
-    assert options_of(cfg.env["task"]).sandbox is SandboxMode.none
-    assert not list(replaced_options("task", with_env("code").env["task"]))
 
 
 def test_a_machine_without_the_sandbox_is_refused_with_the_remedy(

@@ -7,15 +7,53 @@ text; its moves are those letters, in order, and a move without a tile to slide 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
+from nemo_like.config.keys import Key
+from nemo_like.data.interface import PromptExample
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.kind_options import SlidingPuzzleOptions
+from nemo_like.environments.kind import Kind, RecordCheck
 from nemo_like.environments.per_turn import PerTurnEnvironment
+from nemo_like.environments.record_needs import field_of
 
 BLANK = "-"
 # Where the tile that moves lies, seen from the blank: (rows down, columns right).
 _TILE_FROM_BLANK = {"u": (1, 0), "d": (-1, 0), "l": (0, 1), "r": (0, -1)}
+
+
+@dataclass(kw_only=True, slots=True)
+class SlidingPuzzleOptions:
+    board_key: Annotated[
+        str, Key('the example\'s field with the first board: rows of text, the blank as "-"', "board")
+    ]
+    solved_reward: Annotated[float, Key("of a board that is solved", 1.0)]
+    progress_reward: Annotated[
+        float, Key("is multiplied by the share of the misplaced tiles that came to their places", 0.0)
+    ]
+
+
+def has_board(options: SlidingPuzzleOptions) -> RecordCheck:
+    def check(example: PromptExample) -> None:
+        slide(str(field_of(example, options.board_key, "options.board_key")), "")
+
+    return check
+
+
+KIND = Kind(
+    about="A board of sliding tiles: each response moves tiles, and the environment answers "
+    "with the new board. It is solved when the tiles read 1 2 3 ... and the blank "
+    "comes last.",
+    reward="1 for a solved board, several turns",
+    example="`{board_key: board, progress_reward: 0.1}`",
+    options=SlidingPuzzleOptions,
+    base={"batch_size": Key("no conversation waits for another", 1), "max_turns": Key("", 8)},
+    judge="nemo_like.environments.kinds.sliding_puzzle:sliding_puzzle",
+    answers=True,
+    record_check="nemo_like.environments.kinds.sliding_puzzle:has_board",
+    is_harmless=True,
+)
 
 
 def sliding_puzzle(options: SlidingPuzzleOptions) -> PerTurnEnvironment:

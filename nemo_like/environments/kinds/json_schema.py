@@ -4,15 +4,55 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any
+from typing import Annotated, Any
 
 import jsonschema
 from jsonschema.protocols import Validator
 
+from nemo_like.config.keys import Key
+from nemo_like.data.interface import PromptExample
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.kind_options import JsonSchemaOptions
+from nemo_like.environments.kind import Kind, RecordCheck
 from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
+from nemo_like.environments.record_needs import field_of
+
+
+@dataclass(kw_only=True, slots=True)
+class JsonSchemaOptions:
+    schema: Annotated[
+        dict[str, Any] | None, Key("JSON schema for every answer; null: each example has its own", None)
+    ]
+    schema_key: Annotated[str, Key("the example's field with its schema, a mapping or text", "schema")]
+    answer_pattern: Annotated[
+        str | None,
+        Key("e.g. '```json(.*?)```': the last match's group 1 is parsed; null: the whole response", None),
+    ]
+
+
+def has_schema(options: JsonSchemaOptions) -> RecordCheck:
+    def check(example: PromptExample) -> None:
+        schema = options.schema
+        if schema is None:
+            schema = field_of(example, options.schema_key, "options.schema_key")
+        try:
+            schema_validator(schema)
+        except Exception as error:
+            raise ValueError(f"no JSON schema: {error}") from error
+
+    return check
+
+
+KIND = Kind(
+    about="The reward is 1 when the response is JSON that a schema accepts; else 0. The "
+    "metric `parses` says whether it is JSON at all.",
+    reward="1 for JSON that the schema accepts",
+    example="`{schema: {type: object, required: [age]}}`, or `{schema_key: schema}` for one per example",
+    options=JsonSchemaOptions,
+    judge="nemo_like.environments.kinds.json_schema:json_schema",
+    record_check="nemo_like.environments.kinds.json_schema:has_schema",
+)
 
 
 def json_schema(options: JsonSchemaOptions) -> PerTurnEnvironment:

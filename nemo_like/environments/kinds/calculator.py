@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+from nemo_like.config.keys import Key
 from nemo_like.environments.interface import Feedback, Turn
-from nemo_like.environments.kind_options import CalculatorOptions
+from nemo_like.environments.kind import Kind
 from nemo_like.environments.latex_quantities import plain_quantity
 from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
 
@@ -32,6 +34,45 @@ _UNARY: dict[type[ast.unaryop], Callable[[Number], Number]] = {ast.UAdd: operato
 _MAX_CHARACTERS = 200
 _MAX_EXPONENT = 64
 _MAX_MAGNITUDE = 1e100
+
+
+@dataclass(kw_only=True, slots=True)
+class CalculatorOptions:
+    call_pattern: Annotated[
+        str,
+        Key(
+            "A call; group 1 is the expression: numbers, + - * / % ** and parentheses.",
+            "<calculator>(.*?)</calculator>",
+        ),
+    ]
+    result_template: Annotated[
+        str,
+        Key(
+            "the observation that follows a call; {result} stands for the result", "<result>{result}</result>"
+        ),
+    ]
+    answer_pattern: Annotated[
+        str | None,
+        Key("e.g. 'answer: (.*)': the last match's group 1 is compared; null: the whole response", None),
+    ]
+
+
+KIND = Kind(
+    about="The environment answers calls of a calculator. A response without a call is the "
+    "final answer: the reward is 1 when it is the reference answer; else 0.",
+    reward="1 for the right answer in the last turn; calls of the tool before it are answered",
+    example="`{call_pattern: '<calculator>(.*?)</calculator>'}`",
+    options=CalculatorOptions,
+    base={
+        "batch_size": Key("no conversation waits for another", 1),
+        "max_turns": Key("", 4),
+        "observation_role": Key("", "tool"),
+        "sampling": Key("a call of the calculator ends the turn", {"stop_strings": ["</calculator>"]}),
+    },
+    judge="nemo_like.environments.kinds.calculator:calculator",
+    answers=True,
+    record_check="nemo_like.environments.record_needs:answer",
+)
 
 
 def calculator(options: CalculatorOptions) -> PerTurnEnvironment:

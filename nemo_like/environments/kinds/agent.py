@@ -1,15 +1,19 @@
-"""Rules on the options of environments that run agents."""
+"""The kind ``agent``: agents of the user's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
+from nemo_like.config.keys import Key
 from nemo_like.config.problems import Problem
+from nemo_like.environments.kind import Kind
 from nemo_like.environments.options import EnvConfig
+from nemo_like.environments.sandbox_rules import sandbox_problems
+from nemo_like.environments.shared_options import AgentOptions
 
 
-def agent_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
-    """Yield every problem with the keys of the environment ``name``, which runs agents."""
+def _problems(name: str, envs: Mapping[str, EnvConfig]) -> Iterator[Problem]:
+    env = envs[name]
     yield from _options(name, env)
     prefix = f"env.{name}"
     if env.check_at_start:
@@ -54,3 +58,33 @@ def _options(name: str, env: EnvConfig) -> Iterator[Problem]:
             rule="must be auto or required",
             remedy="",
         )
+
+
+def _sandbox_of_command(name: str, env: EnvConfig) -> Iterator[Problem]:
+    if env.options.get("command"):
+        yield from sandbox_problems(name, env)
+
+
+KIND = Kind(
+    about="An agent of your own calls the policy at an endpoint, as it would call OpenAI or "
+    "Anthropic: docs/agents.md. Either `agent` names a function or a class with "
+    "tools, or `command` a program.",
+    reward="what an agent of yours returns, which calls the policy at an endpoint: [agents.md](agents.md)",
+    example="`{agent: 'my_agents:solve'}`",
+    options=AgentOptions,
+    base={
+        "batch_size": Key("no session waits for another", 1),
+        "max_concurrency": Key(
+            "sessions that one process has under way at once; a command takes a process of its own", 512
+        ),
+        "timeout_s": Key(
+            "must be above options.timeout_s: a process that does not keep that deadline itself is replaced",
+            150.0,
+        ),
+        "check_at_start": Key("there is no response that could be judged without the policy", False),
+    },
+    judge="nemo_like.environments.agent:agent",
+    answers=True,
+    problems=_problems,
+    machine_problems=_sandbox_of_command,
+)
