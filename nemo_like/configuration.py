@@ -19,6 +19,7 @@ from nemo_like.algorithms.options import GRPOConfig, LossConfig
 from nemo_like.checkpoint.options import CheckpointingConfig
 from nemo_like.cluster.options import ClusterConfig
 from nemo_like.config import loader
+from nemo_like.config.fields import ByKind
 from nemo_like.config.keys import Key
 from nemo_like.data.options import DataConfig
 from nemo_like.data_plane.options import DataPlaneConfig
@@ -34,7 +35,7 @@ from nemo_like.tripwires.options import DebugConfig
 @dataclass(kw_only=True, slots=True)
 class Config:
     grpo: GRPOConfig
-    loss_fn: LossConfig
+    loss_fn: Annotated[LossConfig, ByKind()]
     policy: PolicyConfig
     generation: GenerationConfig
     rollout: RolloutConfig

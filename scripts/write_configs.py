@@ -26,6 +26,8 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from nemo_like.algorithms.loss_kind import LossKind, OwnLossConfig  # noqa: E402
+from nemo_like.algorithms.options import LOSS_KINDS, LossConfig  # noqa: E402
 from nemo_like.config import fields  # noqa: E402
 from nemo_like.config.file_schemas import definitions, file_schema  # noqa: E402
 from nemo_like.config.keys import MISSING, Key, keys  # noqa: E402
@@ -50,6 +52,8 @@ def written() -> dict[Path, str]:
     for kind, what in kinds.items():
         files[Path("configs/env", f"{kind}.yaml")] = _kind_file(kind, what)
     files[_ENVIRONMENTS_PAGE] = _with_table(kinds)
+    for name in LOSS_KINDS.names():
+        files[Path("configs/loss_fn", f"{name}.yaml")] = _loss_file(name, LOSS_KINDS.load(name))
     schemas = {name: _schema(group) for name, group in {"configuration": Config, **groups}.items()}
     for name, schema in schemas.items():
         files[SCHEMAS / f"{name}.json"] = json.dumps(schema, indent=1) + "\n"
@@ -72,6 +76,11 @@ def _schema(group: type) -> dict[str, Any]:
         of_env["allOf"] = [_if_kind(kind, what.options.__name__) for kind, what in kinds.items()]
         for what in kinds.values():
             schema["definitions"] |= definitions(what.options)
+    if group is LossConfig or "LossConfig" in schema["definitions"]:
+        of_loss = schema if group is LossConfig else schema["definitions"]["LossConfig"]
+        for options in (OwnLossConfig, *(LOSS_KINDS.load(name).options for name in LOSS_KINDS.names())):
+            own = definitions(options)[options.__name__]["properties"]
+            of_loss["properties"] = {**own, **of_loss["properties"]}
     return schema
 
 
@@ -97,6 +106,15 @@ def _kind_file(name: str, kind: Kind) -> str:
         lines += _leaf(key, what, "")
     if keys(kind.options):
         lines += ["options:", *_group_lines(kind.options, "  ", "", None, {})]
+    return "\n".join(lines) + "\n"
+
+
+def _loss_file(name: str, kind: LossKind) -> str:
+    first = schema_line(Path("configs/loss_fn", f"{name}.yaml"))
+    lines = [first, *_above(f"{kind.about}; docs/losses.md", ""), "defaults:", "  - default", f"kind: {name}"]
+    for key, (_, what) in keys(kind.options).items():
+        if key not in keys(LossConfig):
+            lines += _leaf(key, what, "")
     return "\n".join(lines) + "\n"
 
 

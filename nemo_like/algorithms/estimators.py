@@ -2,7 +2,7 @@
 
 Standard library only: the driver calls estimators on tags. An estimator is any function of
 ``AdvantageInputs`` and the section ``grpo`` of the configuration to one float per sample; the configuration
-names one of ``AdvantageEstimatorName``, or a user's own as "package.module:function".
+names one of ``advantage_estimators``, or a user's own as "package.module:function".
 
 With a KL in the reward, the advantages of a sample's tokens differ. The estimator then also returns a
 scale; the policy workers, which know the KL of every token, subtract from each token's advantage the scale
@@ -16,8 +16,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nemo_like.algorithms.named_functions import FunctionRole, load_function
-from nemo_like.algorithms.options import GRPOConfig
+from nemo_like.algorithms.options import ESTIMATOR_KINDS, GRPOConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +77,7 @@ def build_estimator(cfg: GRPOConfig) -> Callable[[AdvantageInputs], Advantages]:
     per sample.
     """
     key = f"grpo.adv_estimator.name={cfg.adv_estimator.name}"
-    estimate: AdvantageEstimator = load_function(FunctionRole.estimator, cfg.adv_estimator.name)
+    estimate: AdvantageEstimator = ESTIMATOR_KINDS.function(cfg.adv_estimator.name)
 
     def checked(inputs: AdvantageInputs) -> Advantages:
         estimated = estimate(inputs, cfg, **cfg.adv_estimator.arguments)

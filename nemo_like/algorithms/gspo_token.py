@@ -12,23 +12,19 @@ from __future__ import annotations
 
 from nemo_like.algorithms.importance_sampling import sample_means
 from nemo_like.algorithms.logprobs import limited
-from nemo_like.algorithms.losses import (
-    LossTerms,
-    LossTokens,
-    clipped,
-    clipped_policy_gradient,
-    loss_terms,
-    with_clip_fractions,
-)
+from nemo_like.algorithms.losses import LossTerms, LossTokens, surrogate_terms
 from nemo_like.algorithms.options import LossConfig
 
 
-def gspo_token(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    """Compute GSPO's loss with a gradient per token; needs ``sequence_level_importance_ratios``."""
+def gspo_token(
+    tokens: LossTokens,
+    cfg: LossConfig,
+    ratio_clip_min: float,
+    ratio_clip_max: float,
+    ratio_clip_c: float | None,
+) -> LossTerms:
+    """Compute GSPO's loss with a gradient per token."""
     logprobs = tokens.logprobs.detach()
     of_sample = sample_means(logprobs - tokens.prev_logprobs, tokens.sample_index, tokens.response_lengths)
     ratio = limited(of_sample + (tokens.logprobs - logprobs)).exp()
-    clipped_ratio = clipped(ratio, cfg)
-    per_token = clipped_policy_gradient(ratio, clipped_ratio, tokens.advantages, dual_clip=cfg.ratio_clip_c)
-    terms = loss_terms(per_token, ratio, clipped_ratio, tokens, cfg)
-    return with_clip_fractions(terms, tokens, cfg)
+    return surrogate_terms(ratio, tokens, cfg, ratio_clip_min, ratio_clip_max, ratio_clip_c)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nemo_like.algorithms.logprobs import limited
+from nemo_like.algorithms.loss_traits import has_sample_ratio
 from nemo_like.algorithms.options import ImportanceSamplingType, LossConfig
 
 
@@ -62,10 +63,11 @@ def importance_correction(
     log_weights = judged = limited(prev_logprobs - generation_logprobs)
     counts = torch.ones_like(log_weights)
     is_masking = cfg.truncated_importance_sampling_type is ImportanceSamplingType.seq_mask
-    if is_masking or cfg.sequence_level_importance_ratios:
+    is_of_samples = has_sample_ratio(cfg)
+    if is_masking or is_of_samples:
         judged = sample_means(log_weights, sample_index, response_lengths)
         counts = 1 / response_lengths[sample_index]
-    if cfg.sequence_level_importance_ratios:
+    if is_of_samples:
         # The product: the mean times the number of tokens.
         log_weights = judged = limited(judged * response_lengths[sample_index])
     weights = log_weights.exp()

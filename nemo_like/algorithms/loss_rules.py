@@ -2,43 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 
-from nemo_like.algorithms.loss_traits import scores_prev_logprobs
-from nemo_like.algorithms.named_functions import FunctionRole, unknown_function
+from nemo_like.algorithms.estimator_kind import estimator_kind_of
+from nemo_like.algorithms.loss_kind import OwnLossConfig, loss_kind_of
+from nemo_like.algorithms.loss_traits import has_sample_ratio, scores_prev_logprobs
 from nemo_like.algorithms.options import (
-    AdvantageEstimatorName,
+    ESTIMATOR_KINDS,
     GRPOConfig,
     ImportanceSamplingType,
     LossConfig,
 )
 from nemo_like.config.problems import Problem
 
-_DIVERGENCES = ("reverse", "reverse_topk", "forward", "jensen_shannon")
-
-
-_DISTILLATION_REMEDIES = {
-    "weight": "1 is usual; without a teacher use loss_fn.kind=policy_gradient",
-    "reward_weight": "0 learns from the teacher alone, 1 from rewards as well",
-    "beta": "0.5 is the symmetric divergence",
-    "top_k": "32 is usual",
-}
-
-
-_REPLACING = ("disable_ppo_ratio", "use_cispo", "sequence_level_importance_ratios")
-
 
 def loss_problems(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
     """Yield every combination of keys that would train with another loss than the keys say."""
-    if problem := unknown_function(FunctionRole.loss, "loss_fn.kind", loss.kind):
-        yield problem
-    yield from _surrogates(loss)
-    if loss.kind == "sapo":
-        yield from _sapo(loss)
-    if loss.kind == "gspo_token":
-        yield from _gspo_token(loss)
-    if loss.kind == "distillation":
-        yield from _distillation(loss)
+    kind = loss_kind_of(loss)
+    if loss.arguments and not kind.is_own:
+        yield Problem(
+            key=f"loss_fn.arguments={loss.arguments}",
+            rule=f"are those of a function of your own, and loss_fn.kind={loss.kind} has keys",
+            remedy=f"its keys are {', '.join(kind.own_keys(loss)) or 'those that every loss has'}",
+        )
+    if kind.problems is not None:
+        yield from kind.problems(loss)
     yield from _sequence_level(loss)
     yield from _correction(loss)
     if loss.use_generation_logprobs_as_prev:
@@ -49,130 +37,20 @@ def loss_problems(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
         yield from _kl_in_reward(loss, grpo)
 
 
-def _surrogates(loss: LossConfig) -> Iterator[Problem]:
-    """Yield problems of the choice between PPO's clipped surrogate, CISPO, GSPO and REINFORCE.
-
-    They exclude each other, and the dual clip belongs to PPO's surrogate and to GSPO.
-    """
-    chosen = [name for name in _REPLACING if getattr(loss, name)]
-    if len(chosen) > 1:
-        yield Problem(
-            key=f"loss_fn.{chosen[0]}=true",
-            rule=f"excludes loss_fn.{chosen[1]}=true: each replaces the loss by another",
-            remedy="set one of them to false",
-        )
-    if loss.ratio_clip_c is not None and (loss.disable_ppo_ratio or loss.use_cispo):
-        yield Problem(
-            key=f"loss_fn.ratio_clip_c={loss.ratio_clip_c:g}",
-            rule=f"bounds a loss that loss_fn.{chosen[0]}=true replaces",
-            remedy="set it to null",
-        )
-
-
-def _excluded(loss: LossConfig, switches: Iterable[str]) -> Iterator[Problem]:
-    """Yield a problem for each of these switches that is on beside a kind which replaces the loss itself."""
-    for name in switches:
-        if getattr(loss, name):
-            yield Problem(
-                key=f"loss_fn.{name}=true",
-                rule=f"excludes loss_fn.kind={loss.kind}: each replaces the loss by another",
-                remedy="set it to false, or loss_fn.kind=policy_gradient",
-            )
-
-
-def _sapo(loss: LossConfig) -> Iterator[Problem]:
-    yield from _excluded(loss, _REPLACING)
-    if loss.ratio_clip_c is not None:
-        yield Problem(
-            key=f"loss_fn.ratio_clip_c={loss.ratio_clip_c:g}",
-            rule="bounds a loss that loss_fn.kind=sapo replaces",
-            remedy="set it to null",
-        )
-    for name, value in loss.arguments.items():
-        if name in ("tau_pos", "tau_neg") and isinstance(value, int | float) and not value > 0:
-            yield Problem(
-                key=f"loss_fn.arguments.{name}={value}",
-                rule="must be above 0",
-                remedy="1.0 for tau_pos and 1.05 for tau_neg are usual; larger values close the gate sooner",
-            )
-
-
-def _gspo_token(loss: LossConfig) -> Iterator[Problem]:
-    if not loss.sequence_level_importance_ratios:
-        yield Problem(
-            key="loss_fn.kind=gspo_token",
-            rule="needs sequence_level_importance_ratios=true: its ratio is that of the whole sample",
-            remedy="set loss_fn.sequence_level_importance_ratios=true",
-        )
-    yield from _excluded(loss, ("disable_ppo_ratio", "use_cispo"))
-
-
-def _distillation(loss: LossConfig) -> Iterator[Problem]:
-    key, arguments = "loss_fn.arguments", loss.arguments
-    divergence = arguments.get("divergence", "reverse")
-    if divergence not in _DIVERGENCES:
-        yield Problem(
-            key=f"{key}.divergence={divergence}",
-            rule=f"must be one of {', '.join(_DIVERGENCES)}",
-            remedy="reverse needs the teacher's log-prob of the sampled token alone",
-        )
-        return
-    if "top_k" in arguments and divergence == "reverse":
-        yield Problem(
-            key=f"{key}.top_k={arguments['top_k']}",
-            rule="has no effect with divergence=reverse, which compares the sampled tokens",
-            remedy="leave it out, or choose reverse_topk",
-        )
-    if "beta" in arguments and divergence != "jensen_shannon":
-        yield Problem(
-            key=f"{key}.beta={arguments['beta']}",
-            rule=f"has no effect with divergence={divergence}",
-            remedy="leave it out, or choose jensen_shannon",
-        )
-    if divergence == "reverse" and loss.sequence_level_importance_ratios:
-        yield Problem(
-            key="loss_fn.sequence_level_importance_ratios=true",
-            rule="spreads the gradient evenly over a sample, and divergence=reverse gives each token its own",
-            remedy="set it to false, or choose reverse_topk with reward_weight above 0",
-        )
-    if divergence != "reverse" and arguments.get("reward_weight", 0) == 0:
-        yield from _without_policy_gradient(loss, divergence)
-    bounds: dict[str, tuple[Callable[[float], bool], str]] = {
-        "weight": (lambda value: value > 0, "must be above 0"),
-        "reward_weight": (lambda value: value >= 0, "must be at least 0"),
-        "beta": (lambda value: 0 < value < 1, "must be above 0 and below 1"),
-        "top_k": (lambda value: value >= 1, "must be at least 1"),
-    }
-    for name, (holds, rule) in bounds.items():
-        value = arguments.get(name)
-        if isinstance(value, int | float) and not holds(value):
-            yield Problem(key=f"{key}.{name}={value}", rule=rule, remedy=_DISTILLATION_REMEDIES[name])
-
-
-def _without_policy_gradient(loss: LossConfig, divergence: str) -> Iterator[Problem]:
-    for name in (*_REPLACING, "use_importance_sampling_correction"):
-        if getattr(loss, name):
-            yield Problem(
-                key=f"loss_fn.{name}=true",
-                rule=f"has no effect with divergence={divergence} and reward_weight=0, which leave no policy "
-                "gradient",
-                remedy="set it to false, or loss_fn.arguments.reward_weight above 0",
-            )
-    if loss.ratio_clip_c is not None:
-        yield Problem(
-            key=f"loss_fn.ratio_clip_c={loss.ratio_clip_c:g}",
-            rule=f"bounds nothing with divergence={divergence} and reward_weight=0, which leave no policy "
-            "gradient",
-            remedy="set it to null, or loss_fn.arguments.reward_weight above 0",
-        )
+def _with_sample_ratio(loss: LossConfig) -> str:
+    """Return the key by which a sample has one ratio."""
+    if isinstance(loss, OwnLossConfig):
+        return "loss_fn.sequence_level_importance_ratios=true"
+    name = getattr(loss, "policy_loss", None)
+    return f"loss_fn.kind={loss.kind}" if name is None else f"loss_fn.policy_loss={name}"
 
 
 def _sequence_level(loss: LossConfig) -> Iterator[Problem]:
     if not loss.token_level_loss:
         return
-    if loss.sequence_level_importance_ratios:
+    if has_sample_ratio(loss):
         yield Problem(
-            key="loss_fn.sequence_level_importance_ratios=true",
+            key=_with_sample_ratio(loss),
             rule="needs token_level_loss=false: GSPO weighs every sample alike, whatever its length",
             remedy="set loss_fn.token_level_loss=false",
         )
@@ -203,13 +81,11 @@ def _correction(loss: LossConfig) -> Iterator[Problem]:
             rule="has no effect with use_importance_sampling_correction=false",
             remedy="set loss_fn.use_importance_sampling_correction=true, or the type to null",
         )
-    if kind is ImportanceSamplingType.seq_mask and loss.sequence_level_importance_ratios:
+    if kind is ImportanceSamplingType.seq_mask and has_sample_ratio(loss):
         yield Problem(
             key=key,
-            rule=(
-                "excludes sequence_level_importance_ratios=true: it keeps each token's own weight, "
-                "and GSPO has one per sample"
-            ),
+            rule=f"excludes {_with_sample_ratio(loss)}: it keeps each token's own weight, and there a sample "
+            "has one",
             remedy="choose icepop, which leaves out whole samples by their weight there, or tis",
         )
     if high is None:
@@ -274,12 +150,8 @@ def _choice_against_scoring(loss: LossConfig) -> str:
 
 def _kl_in_reward(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
     key, estimator = "loss_fn.use_kl_in_reward=true", grpo.adv_estimator.name
-    whitening = (
-        AdvantageEstimatorName.reinforce_plus_plus.name,
-        AdvantageEstimatorName.reinforce_plus_plus_baseline.name,
-        AdvantageEstimatorName.gae.name,
-    )
-    if estimator not in whitening:
+    whitening = [name for name in ESTIMATOR_KINDS.names() if ESTIMATOR_KINDS.load(name).whitens_tokens]
+    if not estimator_kind_of(grpo).whitens_tokens:
         yield Problem(
             key=key,
             rule=f"needs an estimator that whitens over tokens, not grpo.adv_estimator.name={estimator}",

@@ -1,9 +1,9 @@
-"""What the chosen loss needs and has, as its keys say."""
+"""What the chosen loss needs and has, as its kind and its keys say."""
 
 from __future__ import annotations
 
-from nemo_like.algorithms.named_functions import is_own_function
-from nemo_like.algorithms.options import LossConfig
+from nemo_like.algorithms.loss_kind import LossKind, OwnLossConfig, loss_kind_of
+from nemo_like.algorithms.options import LOSS_KINDS, LossConfig
 
 
 def scores_prev_logprobs(loss: LossConfig) -> bool:
@@ -11,31 +11,50 @@ def scores_prev_logprobs(loss: LossConfig) -> bool:
     return not (loss.force_on_policy_ratio or loss.use_generation_logprobs_as_prev)
 
 
+def policy_gradient_of(loss: LossConfig) -> LossKind:
+    """Return the kind whose formula weighs the advantages: the configured one, or the one that a loss which
+    compares with a teacher names for that."""
+    name = getattr(loss, "policy_loss", None)
+    kind: LossKind = loss_kind_of(loss) if name is None else LOSS_KINDS.load(name)
+    return kind
+
+
+def has_sample_ratio(loss: LossConfig) -> bool:
+    """Return whether a sample has one ratio and one importance weight, in place of one per token."""
+    if isinstance(loss, OwnLossConfig):
+        return loss.sequence_level_importance_ratios
+    return policy_gradient_of(loss).has_sample_ratio
+
+
 def is_own_loss(loss: LossConfig) -> bool:
-    """Return whether ``loss_fn.kind`` names a user's own function."""
-    return is_own_function(loss.kind)
+    """Return whether ``loss_fn.kind`` names a function of the user's, of which nothing is known."""
+    return loss_kind_of(loss).is_own
 
 
 def has_teacher(loss: LossConfig) -> bool:
-    """Return whether the shipped loss compares with a teacher."""
-    return loss.kind == "distillation"
+    """Return whether the loss compares with a teacher."""
+    return loss_kind_of(loss).has_teacher
 
 
-def clips_ratio(loss: LossConfig) -> bool:
+def learns_from_teacher_alone(loss: LossConfig) -> bool:
+    """Return whether rewards do not enter the loss."""
+    return has_teacher(loss) and getattr(loss, "reward_weight", 1) == 0
+
+
+def cuts_ratio(loss: LossConfig) -> bool:
     """Return whether the loss's clipped ratio is the ratio cut at ratio_clip_min and ratio_clip_max."""
-    return loss.kind in ("policy_gradient", "gspo_token", "distillation")
+    return policy_gradient_of(loss).cuts_ratio
 
 
 def has_reference_loss(loss: LossConfig) -> bool:
-    """Return whether tripwires can compute the loss anew: they know no function of a user's own, and nothing
-    of a teacher."""
-    return not (is_own_loss(loss) or has_teacher(loss))
+    """Return whether tripwires can compute the loss anew."""
+    return loss_kind_of(loss).reference is not None
 
 
 def is_advantage_alone(loss: LossConfig) -> bool:
     """Return whether a sample with advantage 0 has no gradient, because nothing else enters the loss.
 
-    It is false for a user's own loss, of which we cannot know.
+    It is false for a function of the user's, of which we cannot know.
     """
     has_more = loss.reference_policy_kl_penalty or loss.entropy_coef or has_teacher(loss)
     return not (has_more or is_own_loss(loss))

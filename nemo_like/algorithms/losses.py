@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nemo_like.algorithms.importance_sampling import importance_correction, sample_means
 from nemo_like.algorithms.logprobs import limited
+from nemo_like.algorithms.loss_traits import has_sample_ratio
 from nemo_like.algorithms.options import KLType, LossConfig
 
 # Keeps a mean over no valid token from dividing by 0; the same constant as in NeMo-RL.
@@ -211,33 +212,19 @@ def policy_ratio(tokens: LossTokens, cfg: LossConfig) -> Tensor:
     its mean, is limited to +-20; beyond that the ratio has no gradient.
     """
     log_ratio = tokens.logprobs - tokens.prev_logprobs
-    if cfg.sequence_level_importance_ratios:
+    if has_sample_ratio(cfg):
         log_ratio = sample_means(log_ratio, tokens.sample_index, tokens.response_lengths)
     return limited(log_ratio).exp()
 
 
-def clipped(ratio: Tensor, cfg: LossConfig) -> Tensor:
-    """Limit a ratio to [1 - ratio_clip_min, 1 + ratio_clip_max]."""
-    return ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
+def clipped(ratio: Tensor, clip_min: float, clip_max: float) -> Tensor:
+    """Limit a ratio to [1 - clip_min, 1 + clip_max]."""
+    return ratio.clamp(1 - clip_min, 1 + clip_max)
 
 
-def with_clip_fractions(terms: LossTerms, tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    """Return the terms of a loss that clips as ``policy_loss`` does, with the shares of tokens that the clip
-    holds as means: clip_fraction_low, whose ratio is below the range, and clip_fraction_high, above it.
-
-    In PPO's surrogate such a token has no gradient: it has A < 0 below the range, A > 0 above it, or with
-    ``ratio_clip_c`` A < 0 and a ratio above that. With GSPO's ratio all tokens of a sample are held or none.
-    CISPO's clip cuts a token's weight on either side, whatever the sign of A, and leaves it a gradient; only
-    a token with A = 0 has nothing to cut.
-    """
-    is_below, is_above = terms.ratio < terms.clipped_ratio, terms.ratio > terms.clipped_ratio
-    advantages = tokens.advantages
-    if cfg.use_cispo:
-        is_low, is_high = is_below & (advantages != 0), is_above & (advantages != 0)
-    else:
-        is_low, is_high = is_below & (advantages < 0), is_above & (advantages > 0)
-        if cfg.ratio_clip_c is not None:
-            is_high |= (advantages < 0) & (terms.ratio > cfg.ratio_clip_c)
+def with_clip_fractions(terms: LossTerms, tokens: LossTokens, is_low: Tensor, is_high: Tensor) -> LossTerms:
+    """Return the terms with the shares of tokens that a clip holds as means: clip_fraction_low, at its lower
+    bound, and clip_fraction_high, at its upper one."""
     held = {"clip_fraction_low": is_low, "clip_fraction_high": is_high}
     fractions = {
         name: TokenMean(is_held.to(tokens.mask.dtype), tokens.mask) for name, is_held in held.items()
@@ -245,20 +232,63 @@ def with_clip_fractions(terms: LossTerms, tokens: LossTokens, cfg: LossConfig) -
     return replace(terms, means={**terms.means, **fractions})
 
 
-def policy_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    """Compute the loss that the keys of ``loss_fn`` describe: PPO's surrogate, GSPO, CISPO or REINFORCE."""
+def policy_gradient(
+    tokens: LossTokens,
+    cfg: LossConfig,
+    ratio_clip_min: float,
+    ratio_clip_max: float,
+    ratio_clip_c: float | None,
+) -> LossTerms:
+    """Compute PPO's clipped surrogate, or GSPO where the kind has one ratio per sample."""
     ratio = policy_ratio(tokens, cfg)
-    clipped_ratio = clipped(ratio, cfg)
-    if cfg.disable_ppo_ratio:
-        per_token = reinforce(tokens.logprobs, tokens.advantages)
-    elif cfg.use_cispo:
-        per_token = cispo(tokens.logprobs, clipped_ratio, tokens.advantages)
-    else:
-        per_token = clipped_policy_gradient(
-            ratio, clipped_ratio, tokens.advantages, dual_clip=cfg.ratio_clip_c
-        )
+    return surrogate_terms(ratio, tokens, cfg, ratio_clip_min, ratio_clip_max, ratio_clip_c)
+
+
+def surrogate_terms(
+    ratio: Tensor,
+    tokens: LossTokens,
+    cfg: LossConfig,
+    clip_min: float,
+    clip_max: float,
+    dual_clip: float | None,
+) -> LossTerms:
+    """Return the terms of PPO's surrogate with this ratio, [M].
+
+    A token that the clip holds has no gradient: it has A < 0 below the range, A > 0 above it, or with
+    ``dual_clip`` A < 0 and a ratio above that. Of a sample's ratio all tokens are held or none.
+    """
+    clipped_ratio, advantages = clipped(ratio, clip_min, clip_max), tokens.advantages
+    per_token = clipped_policy_gradient(ratio, clipped_ratio, advantages, dual_clip=dual_clip)
     terms = loss_terms(per_token, ratio, clipped_ratio, tokens, cfg)
-    return terms if cfg.disable_ppo_ratio else with_clip_fractions(terms, tokens, cfg)
+    is_low = (terms.ratio < terms.clipped_ratio) & (advantages < 0)
+    is_high = (terms.ratio > terms.clipped_ratio) & (advantages > 0)
+    if dual_clip is not None:
+        is_high |= (advantages < 0) & (terms.ratio > dual_clip)
+    return with_clip_fractions(terms, tokens, is_low, is_high)
+
+
+def cispo_loss(
+    tokens: LossTokens, cfg: LossConfig, ratio_clip_min: float, ratio_clip_max: float
+) -> LossTerms:
+    """Compute CISPO's loss.
+
+    Its clip cuts a token's weight on either side, whatever the sign of A, and leaves it a gradient; only a
+    token with A = 0 has nothing to cut.
+    """
+    ratio = policy_ratio(tokens, cfg)
+    clipped_ratio = clipped(ratio, ratio_clip_min, ratio_clip_max)
+    per_token = cispo(tokens.logprobs, clipped_ratio, tokens.advantages)
+    terms = loss_terms(per_token, ratio, clipped_ratio, tokens, cfg)
+    has_advantage = tokens.advantages != 0
+    is_low = (terms.ratio < terms.clipped_ratio) & has_advantage
+    is_high = (terms.ratio > terms.clipped_ratio) & has_advantage
+    return with_clip_fractions(terms, tokens, is_low, is_high)
+
+
+def reinforce_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+    """Compute REINFORCE. Nothing is clipped, so the ratio stands for the clipped ratio in the metrics."""
+    ratio = policy_ratio(tokens, cfg)
+    return loss_terms(reinforce(tokens.logprobs, tokens.advantages), ratio, ratio, tokens, cfg)
 
 
 def loss_terms(

@@ -8,6 +8,7 @@ from enum import Enum
 from typing import Annotated, Any, NamedTuple
 
 from nemo_like.config.keys import Key
+from nemo_like.config.kinds import Kinds
 
 
 class StepShape(NamedTuple):
@@ -65,15 +66,18 @@ class ImportanceSamplingType(Enum):
     seq_mask = "seq_mask"  # all weights of a sample are set to 0 when their geometric mean is outside
 
 
-class AdvantageEstimatorName(Enum):
-    """Advantage estimators by name; see docs/rewards.md for their formulas."""
-
-    grpo = "grpo"
-    rloo = "rloo"
-    reinforce_plus_plus = "reinforce_plus_plus"
-    reinforce_plus_plus_baseline = "reinforce_plus_plus_baseline"
-    gdpo = "gdpo"
-    gae = "gae"  # of a critic, the group value
+ESTIMATOR_KINDS = Kinds(
+    "nemo_like.algorithms.advantage_estimators",
+    "estimator",
+    "nemo_like.algorithms.estimator_kind:EstimatorKind",
+    of_function="nemo_like.algorithms.estimator_kind:own_estimator",
+)
+FILTER_KINDS = Kinds(
+    "nemo_like.algorithms.filter_kinds",
+    "filter",
+    "nemo_like.algorithms.sample_filters:FilterKind",
+    of_function="nemo_like.algorithms.sample_filters:own_filter",
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -84,6 +88,7 @@ class AdvantageConfig:
             "grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, gdpo, gae with "
             "the group value (docs/ppo.md), or package.module:function.",
             "grpo",
+            kinds=ESTIMATOR_KINDS,
         ),
     ]
     arguments: Annotated[
@@ -244,6 +249,7 @@ class GRPOConfig:
             "package.module:function. They come before dynamic sampling, which replaces "
             "groups of which they leave nothing to compare.",
             [],
+            kinds=FILTER_KINDS,
         ),
     ]
     skip_idle_samples: Annotated[
@@ -295,48 +301,31 @@ class GRPOConfig:
         return self.step_shape.num_samples
 
 
+LOSS_KINDS = Kinds(
+    "nemo_like.algorithms.loss_kinds",
+    "loss",
+    "nemo_like.algorithms.loss_kind:LossKind",
+    of_function="nemo_like.algorithms.loss_kind:own_loss",
+    earlier="nemo_like.algorithms.earlier_losses:EARLIER",
+)
+
+
 @dataclass(kw_only=True, slots=True)
 class LossConfig:
-    """The policy-gradient loss; docs/losses.md has the formulas. With these values it is PPO's clipped
-    surrogate."""
+    """The loss; docs/losses.md has the formulas. Each kind has keys of its own beside these, which get their
+    defaults after composition: those of policy_gradient, PPO's clipped surrogate, are ratio_clip_min,
+    ratio_clip_max and ratio_clip_c.
+    """
 
     kind: Annotated[
         str,
         Key(
-            "policy_gradient, which the keys below configure; sapo; gspo_token; distillation, with the group "
-            "teacher; or your own loss, package.module:name (docs/columns.md).",
+            "the loss, with keys of its own (docs/losses.md); or package.module:function (docs/columns.md)",
             "policy_gradient",
+            kinds=LOSS_KINDS,
         ),
     ]
-    arguments: Annotated[
-        dict[str, Any],
-        Key("of the function that kind names; for sapo {tau_pos: 1.0, tau_neg: 1.05}; docs/losses.md", {}),
-    ]
-    ratio_clip_min: Annotated[
-        float, Key("the ratio is clipped below at 1 - ratio_clip_min", 0.2, above=0, below=1)
-    ]
-    ratio_clip_max: Annotated[
-        float,
-        Key(
-            'the ratio is clipped above at 1 + ratio_clip_max; larger than ratio_clip_min is "clip-higher"',
-            0.2,
-            above=0,
-        ),
-    ]
-    ratio_clip_c: Annotated[
-        float | None,
-        Key(
-            "dual clip, e.g. 3: where the advantage A < 0 the loss is at most -A * c",
-            None,
-            above=1,
-            remedy="3 is usual; null switches the dual clip off",
-        ),
-    ]
-    disable_ppo_ratio: Annotated[bool, Key("REINFORCE: neither ratio nor clipping", False)]
-    use_cispo: Annotated[bool, Key("CISPO: the clipped ratio, without gradient, weighs the log-prob", False)]
-    sequence_level_importance_ratios: Annotated[
-        bool, Key("GSPO: one ratio per sample; needs token_level_loss=false", False)
-    ]
+    arguments: Annotated[dict[str, Any], Key("of a function of your own, by name", {})]
     force_on_policy_ratio: Annotated[
         bool, Key("the ratio is 1, without a log-prob pass; allows one update per rollout only", False)
     ]
@@ -392,5 +381,37 @@ class LossConfig:
             "Subtract the KL from the tokens' returns, not add it to the loss; for "
             "reinforce_plus_plus and gae.",
             False,
+        ),
+    ]
+
+
+@dataclass(kw_only=True, slots=True)
+class ClippedLossConfig(LossConfig):
+    """The keys of losses whose ratio is clipped."""
+
+    ratio_clip_min: Annotated[
+        float, Key("the ratio is clipped below at 1 - ratio_clip_min", 0.2, above=0, below=1)
+    ]
+    ratio_clip_max: Annotated[
+        float,
+        Key(
+            'the ratio is clipped above at 1 + ratio_clip_max; larger than ratio_clip_min is "clip-higher"',
+            0.2,
+            above=0,
+        ),
+    ]
+
+
+@dataclass(kw_only=True, slots=True)
+class SurrogateLossConfig(ClippedLossConfig):
+    """The keys of PPO's pessimistic surrogate."""
+
+    ratio_clip_c: Annotated[
+        float | None,
+        Key(
+            "dual clip, e.g. 3: where the advantage A < 0 the loss is at most -A * c",
+            None,
+            above=1,
+            remedy="3 is usual; null switches the dual clip off",
         ),
     ]

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemo_like.algorithms.named_functions import FunctionRole, unknown_function
-from nemo_like.algorithms.options import AdvantageEstimatorName, GRPOConfig
+from nemo_like.algorithms.estimator_kind import estimator_kind_of
+from nemo_like.algorithms.options import ESTIMATOR_KINDS, GRPOConfig
 from nemo_like.config.problems import Problem
-
-_ESTIMATORS = AdvantageEstimatorName.__members__
-
-
-# The estimators that look at a sample without its group.
-_WITHOUT_GROUPS = (AdvantageEstimatorName.reinforce_plus_plus.name, AdvantageEstimatorName.gae.name)
 
 
 def reward_problems(grpo: GRPOConfig) -> Iterator[Problem]:
@@ -22,56 +16,41 @@ def reward_problems(grpo: GRPOConfig) -> Iterator[Problem]:
 
 
 def _estimator(grpo: GRPOConfig) -> Iterator[Problem]:
-    adv = grpo.adv_estimator
-    if problem := unknown_function(FunctionRole.estimator, "grpo.adv_estimator.name", adv.name):
-        yield problem
-        return
-    if adv.name != AdvantageEstimatorName.grpo.name and grpo.use_leave_one_out_baseline:
+    adv, kind = grpo.adv_estimator, estimator_kind_of(grpo)
+    if grpo.use_leave_one_out_baseline and not kind.chooses_baseline:
         yield Problem(
             key="grpo.use_leave_one_out_baseline=true",
-            rule=f"belongs to the estimator grpo and would do nothing with {adv.name}",
+            rule=f"belongs to the estimator {_named('chooses_baseline')} and would do nothing with "
+            f"{adv.name}",
             remedy="set it to false; the estimator rloo has this baseline",
         )
-    if adv.name == AdvantageEstimatorName.gdpo.name:
-        yield from _gdpo(grpo)
-    elif adv.reward_weights and adv.name in _ESTIMATORS:
+    if kind.problems is not None:
+        yield from kind.problems(grpo)
+    if adv.reward_weights and not (kind.weighs_components or ESTIMATOR_KINDS.is_own(adv.name)):
         yield Problem(
             key=f"grpo.adv_estimator.reward_weights={adv.reward_weights}",
             rule=f"would do nothing with the estimator {adv.name}, which sees the sum of the components",
-            remedy="use grpo.adv_estimator.name=gdpo, or weigh the components in the environment",
+            remedy=f"use grpo.adv_estimator.name={_named('weighs_components')}, or weigh the components in "
+            "the environment",
         )
+
+
+def _named(what: str) -> str:
+    """Return the shipped estimators of which this holds."""
+    return " or ".join(name for name in ESTIMATOR_KINDS.names() if getattr(ESTIMATOR_KINDS.load(name), what))
 
 
 def _filters(grpo: GRPOConfig) -> Iterator[Problem]:
     names = grpo.sample_filters
     for place, name in enumerate(names):
         key = f"grpo.sample_filters[{place}]"
-        if problem := unknown_function(FunctionRole.filter, key, name):
-            yield problem
-        elif name in names[:place]:
+        if name in names[:place]:
             yield Problem(key=f"{key}={name}", rule="stands there twice", remedy="leave one of them out")
 
 
-def _gdpo(grpo: GRPOConfig) -> Iterator[Problem]:
-    weights = grpo.adv_estimator.reward_weights
-    if not any(weights.values()):
-        yield Problem(
-            key=f"grpo.adv_estimator.reward_weights={weights}",
-            rule="must weigh at least one reward component with the estimator gdpo",
-            remedy="for example ++grpo.adv_estimator.reward_weights.correct=1.0",
-        )
-    for stage in ("reward_scaling", "reward_shaping"):
-        if getattr(grpo, stage).enabled:
-            yield Problem(
-                key=f"grpo.{stage}.enabled=true",
-                rule="would do nothing with the estimator gdpo, which sees raw components, not their sum",
-                remedy="switch it off, or let the environment give such a penalty as a component",
-            )
-
-
 def _group_size(grpo: GRPOConfig) -> Iterator[Problem]:
-    size, name = grpo.num_generations_per_prompt, grpo.adv_estimator.name
-    if size == 1 and (name not in _WITHOUT_GROUPS or grpo.use_dynamic_sampling):
+    size = grpo.num_generations_per_prompt
+    if size == 1 and (estimator_kind_of(grpo).judges_in_groups or grpo.use_dynamic_sampling):
         yield Problem(
             key=f"grpo.num_generations_per_prompt={size}",
             rule="must be at least 2",

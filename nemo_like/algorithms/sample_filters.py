@@ -4,20 +4,18 @@
 
 Standard library only: the driver calls filters on tags. A filter is any function of ``RolledOut`` and the
 section ``grpo`` of the configuration to one bool per sample, true for samples that may train; the
-configuration names the two of this file, or a user's own as "package.module:function". Dynamic sampling and
-the overlong filter are these two at fixed places.
+configuration names those of ``filter_kinds``, or a user's own as "package.module:function". Dynamic sampling
+and the overlong filter are the two shipped ones at fixed places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
-from nemo_like.algorithms.masking import mask_truncated
-from nemo_like.algorithms.named_functions import FunctionRole, load_function
-from nemo_like.algorithms.options import GRPOConfig
-from nemo_like.algorithms.rewards import informative_groups
+from nemo_like.algorithms.options import FILTER_KINDS, GRPOConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,18 +33,21 @@ class RolledOut:
     tags: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilterKind:
+    """A kind of filter: what it keeps, and the import path of ``(samples, cfg) -> list[bool]``."""
+
+    about: str
+    function: str
+
+
+@cache
+def own_filter(path: str) -> FilterKind:
+    """Return the kind of a function of the user's, which nothing is known of."""
+    return FilterKind(about="a function of your own", function=path)
+
+
 SampleFilter = Callable[[RolledOut], list[bool]]
-
-
-def different_rewards(samples: RolledOut, cfg: GRPOConfig) -> list[bool]:
-    """Keep the groups in which unmasked samples have different raw rewards (DAPO, arXiv 2503.14476)."""
-    kept = set(informative_groups(samples.rewards, samples.group_ids, samples.sample_mask))
-    return [group_id in kept for group_id in samples.group_ids]
-
-
-def not_truncated(samples: RolledOut, cfg: GRPOConfig) -> list[bool]:
-    """Keep the samples that did not run into a limit of tokens (DAPO's overlong filter, arXiv 2503.14476)."""
-    return [bool(kept) for kept in mask_truncated(samples.sample_mask, samples.is_truncated).sample_mask]
 
 
 def build_filter(name: str, cfg: GRPOConfig) -> SampleFilter:
@@ -55,7 +56,7 @@ def build_filter(name: str, cfg: GRPOConfig) -> SampleFilter:
     Raises ValueError when the name is neither known nor an import path that exists. The returned function
     raises ValueError when the filter does not give one bool per sample.
     """
-    keep = load_function(FunctionRole.filter, name)
+    keep = FILTER_KINDS.function(name)
 
     def checked(samples: RolledOut) -> list[bool]:
         kept = keep(samples, cfg)

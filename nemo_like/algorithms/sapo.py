@@ -14,8 +14,8 @@ from nemo_like.algorithms.losses import LossTerms, LossTokens, loss_terms, polic
 from nemo_like.algorithms.options import LossConfig
 
 
-def sapo(tokens: LossTokens, cfg: LossConfig, tau_pos: float = 1.0, tau_neg: float = 1.05) -> LossTerms:
-    """Compute the softly gated loss; the temperatures are the paper's by default.
+def sapo(tokens: LossTokens, cfg: LossConfig, tau_pos: float, tau_neg: float) -> LossTerms:
+    """Compute the softly gated loss.
 
     Nothing is clipped, so the ratio stands for the clipped ratio in the metrics.
     """

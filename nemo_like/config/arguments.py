@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
+from itertools import chain
 from typing import Any, get_origin
 
 from hydra.errors import HydraException
@@ -54,6 +55,16 @@ class Arguments:
         found = (layer.where for layer in reversed(self.layers) if _at(layer.tree, names) is not _ABSENT)
         return next(found, otherwise)
 
+    def was_replaced(self, key: str, naming: str, name: str) -> bool:
+        """Return whether a file set a full key last, when the key ``naming`` had another value than ``name``,
+        which a later file or an argument gave it."""
+        path, naming_path = key.split("."), naming.split(".")
+        places = [place for place, one in enumerate(self.layers) if _at(one.tree, path) is not _ABSENT]
+        if not places or places[-1] >= len(self.files):
+            return False
+        named = [_at(layer.tree, naming_path) for layer in self.layers[: places[-1] + 1]]
+        return next((one for one in reversed(named) if one is not _ABSENT), name) != name
+
     def is_removed(self, group: str) -> bool:
         """Return whether the last that set the group of this name has made it null."""
         return _current(group, self.layers) is None
@@ -82,6 +93,9 @@ def read_arguments(
         newer = newer_keys(file.tree, root, file.where, files.default_of)
         read.files.insert(0, Layer(file.where, newer))
     read.layers = [*read.files]
+    values = [one for one, _ in pairs if not (one.is_hydra_override() or one.is_delete())]
+    for tree in (*(layer.tree for layer in read.files), *chain.from_iterable(map(_trees, values))):
+        fields.load_kinds(tree, root)
     for layer in read.layers:
         read.problems += fields.check_tree(layer.tree, root, layer.where, root=root)
     for argument, given in pairs:
@@ -91,6 +105,11 @@ def read_arguments(
             given.extend(_read_value(argument, read, is_sweep))
             read.values.extend(given)
     return read
+
+
+def _trees(argument: Override) -> Iterator[Mapping[str, Any]]:
+    """Yield the trees that the alternatives of an argument set."""
+    return (nested(argument.key_or_group, value) for value in alternatives(argument))
 
 
 def _parsed(texts: Sequence[str], files: Composition, problems: list[Problem]) -> Iterator[Override]:
@@ -230,7 +249,11 @@ def _refuse_value(argument: Override, annotation: Any, read: Arguments) -> list[
     if argument.is_add() and current not in (_REMOVED, None, MISSING):
         remedy = f"write {key}=... to change it, or ++{key}=... to set it in any case"
         return [Problem(key=key, rule=f"already has the value {current!r}", remedy=remedy, where=where)]
-    checked = (fields.check_value(key, value, annotation, where, root) for value in alternatives(argument))
+    checked = (
+        fields.check_value(key, value, annotation, where, root)
+        or fields.unknown_kinds(root, key, value, where)
+        for value in alternatives(argument)
+    )
     return [problem for problems in checked for problem in problems]
 
 

@@ -29,7 +29,7 @@ def with_todays_keys(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
             _replace(content, group.pop(name), entry)
             found.setdefault(_now(entry), []).append(key)
     for now, keys in found.items():
-        _note(f"{where}: of an earlier version, {now}: {', '.join(keys)}")
+        note(f"{where}: of an earlier version, {now}: {', '.join(keys)}")
     return content
 
 
@@ -65,7 +65,7 @@ def _lacking(has: Mapping[str, Any], defaults: Mapping[str, Any], group: type, w
     for name, kind in fields.hints(group).items():
         if name not in has and defaults.get(name, MISSING) != MISSING:
             lacking[name] = defaults[name]
-            _note(f"{where}.{name} is newer than this file, and has its default, {defaults[name]}")
+            note(f"{where}.{name} is newer than this file, and has its default, {defaults[name]}")
         elif fields.is_group(kind) and isinstance(inner := has.get(name), Mapping):
             lacking[name] = _lacking(inner, defaults.get(name, {}), kind, f"{where}.{name}")
     return {name: value for name, value in lacking.items() if value != {} or name not in has}
@@ -90,6 +90,6 @@ def _now(entry: Entry) -> str:
 
 
 @cache
-def _note(text: str) -> None:
+def note(text: str) -> None:
     """Write a note once in the life of the process."""
     sys.stderr.write(f"note: {text}\n")

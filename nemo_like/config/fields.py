@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
 from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError, ValidatorFunctionWrapHandler
+from pydantic_core import CoreSchema
+from pydantic_core.core_schema import no_info_wrap_validator_function
 
+from nemo_like.config.import_path import load_by_path
 from nemo_like.config.keys import MISSING, Leaf, keys
+from nemo_like.config.kinds import Kinds
 from nemo_like.config.problems import Problem
 
 _SCALAR_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
@@ -25,9 +29,72 @@ def hints(group: type) -> dict[str, Any]:
     return {field.name: resolved[field.name] for field in fields(group)}
 
 
+@cache
+def kinds_of(group: type) -> Kinds | None:
+    """Return the kinds whose own keys stand in a group, beside the key that names one; None without any."""
+    name = _naming_key(group)
+    return None if name is None else keys(group)[name][1].kinds
+
+
+def _naming_key(group: type) -> str | None:
+    """Return the key that names a kind whose own keys stand beside it; None without any."""
+    found = (
+        name
+        for name, (annotation, key) in keys(group).items()
+        if annotation is str and key.kinds and not key.kinds.into
+    )
+    return next(found, None)
+
+
+def hints_of_kinds(group: type) -> dict[str, Any]:
+    """Return the field names of a group with their types, with those of all its kinds that are shipped or
+    loaded, and with the keys that these have replaced."""
+    kinds, found = kinds_of(group), _hints_of_shipped(group)
+    for own in kinds.own() if kinds else ():
+        found = {**hints(own.options), **found}
+    return found
+
+
+def load_kinds(tree: Any, group: type) -> None:
+    """Load the kinds that a tree of plain values of ``group`` names, so that their keys are known. One that
+    cannot be loaded is left to the checks."""
+    if not isinstance(tree, Mapping):
+        return
+    for name, (annotation, key) in keys(group).items():
+        value, inner = tree.get(name), without_none(annotation)
+        if is_group(inner):
+            load_kinds(value, inner)
+        elif item := item_group(inner):
+            for one in value if isinstance(value, list) else [value]:
+                load_kinds(one, item)
+        elif key.kinds and isinstance(value, str):
+            key.kinds.problem(name, value)
+
+
+@cache
+def _hints_of_shipped(group: type) -> dict[str, Any]:
+    kinds = kinds_of(group)
+    if kinds is None:
+        return hints(group)
+    found = {**hints(group)}
+    if kinds.of_function:
+        found |= hints(load_by_path(kinds.of_function)("package.module:function").options)
+    for name in kinds.names():
+        found |= hints(kinds.load(name).options)
+    return found | (dict(load_by_path(kinds.earlier).types) if kinds.earlier else {})
+
+
+def of_kind(group: type, tree: Mapping[str, Any]) -> type:
+    """Return the class of the keys that ``tree`` has, values of ``group``: that of the kind it names, if it
+    names one."""
+    kinds, name = kinds_of(group), _naming_key(group)
+    options = kinds.options_in(tree.get(name)) if kinds and name else None
+    return group if options is None else options
+
+
 def all_keys(group: type, prefix: str = "") -> Iterator[str]:
     """Yield the full key of every group and every leaf below ``group``."""
-    for name, annotation in hints(group).items():
+    for name, annotation in hints_of_kinds(group).items():
         yield prefix + name
         inner = without_none(annotation)
         below = inner if is_group(inner) else item_group(annotation)
@@ -71,7 +138,7 @@ def find(group: type, key: str) -> Any | None:
     for name in key.split("."):
         annotation = without_none(annotation)
         if is_group(annotation):
-            annotation = hints(annotation).get(name)
+            annotation = hints_of_kinds(annotation).get(name)
         elif item := item_group(annotation):
             annotation = hints(item).get(name)
         elif get_origin(annotation) is dict:
@@ -126,16 +193,34 @@ def check_tree(
     with a dot. ``where`` is the file or argument that the values come from. Interpolations are skipped.
     """
     problems: list[Problem] = []
-    known = hints(group)
+    known = hints_of_kinds(group)
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if name not in known:
             problems += (unknown_key(each, where, root=root) for each in _misplaced(key, value))
         elif found := check_value(key, value, known[name], where, root):
             problems += found
-        elif (kinds := keys(group)[name][1].kinds) and value != MISSING and not is_interpolation(value):
-            problems += filter(None, [kinds.problem(key, str(value), where)])
+        elif name in keys(group) and (kinds := keys(group)[name][1].kinds):
+            problems += _unknown_kinds(kinds, key, value, where)
     return problems
+
+
+def unknown_kinds(root: type, key: str, value: Any, where: str) -> list[Problem]:
+    """Return the problems of names in a value of the full key that name no kind of what the key names."""
+    parent, _, leaf = key.rpartition(".")
+    group = without_none(find(root, parent)) if parent else root
+    group = item_group(group) or group
+    kinds = keys(group)[leaf][1].kinds if is_group(group) and leaf in keys(group) else None
+    return [*_unknown_kinds(kinds, key, value, where)] if kinds else []
+
+
+def _unknown_kinds(kinds: Kinds, key: str, value: Any, where: str) -> Iterator[Problem]:
+    """Yield the problem of each name in a value, one or a list, that names no kind."""
+    named = {f"{key}[{place}]": name for place, name in enumerate(value)} if isinstance(value, list) else {}
+    for at, name in (named or {key: value}).items():
+        is_name = isinstance(name, str) and name != MISSING and not is_interpolation(name)
+        if is_name and (problem := kinds.problem(at, name, where)):
+            yield problem
 
 
 def _misplaced(key: str, value: Any) -> Iterator[str]:
@@ -164,7 +249,7 @@ def _what_was_meant(key: str, root: type) -> str:
 
     parent, _, leaf = key.rpartition(".")
     group = without_none(find(root, parent)) if parent else root
-    names = hints(group) if is_group(group) else {}
+    names = hints_of_kinds(group) if is_group(group) else {}
     theirs = known_name(key)
     is_exact = theirs is not None and theirs.name == key
     if parent and not is_exact and (near := get_close_matches(leaf, names, n=1, cutoff=0.7)):
@@ -236,6 +321,17 @@ def _at(key: str, annotation: Any, place: Sequence[int | str]) -> tuple[str, Any
         key += f"[{part}]" if isinstance(part, int) else f".{part}"
         annotation = get_args(without_none(annotation))[-1]
     return key, annotation
+
+
+@dataclass(frozen=True, slots=True)
+class ByKind:
+    """As metadata of a group with keys of a kind, has pydantic make an instance of the kind's class."""
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        def of_class(value: Any, _: ValidatorFunctionWrapHandler) -> Any:
+            return typed(value, of_kind(source, value)) if isinstance(value, Mapping) else value
+
+        return no_info_wrap_validator_function(of_class, handler(source))
 
 
 def typed(value: Any, annotation: Any) -> Any:

@@ -42,7 +42,8 @@ def values_of_texts(tree: Mapping[str, Any], resolved: Mapping[str, Any], group:
     they were resolved, and ``group`` is their part of the schema.
     """
     return {
-        name: _value(tree.get(name), value, fields.hints(group).get(name)) for name, value in resolved.items()
+        name: _value(tree.get(name), value, fields.hints_of_kinds(group).get(name))
+        for name, value in resolved.items()
     }
 
 

@@ -92,7 +92,8 @@ class Key(Leaf):
         """Describe the key for editors: its values within the limits, its sentence and its default."""
         values = handler(schema)
         if self.kinds is not None:
-            values = {"anyOf": [{"enum": list(self.kinds.names())}, {"type": "string", "pattern": ":"}]}
+            named = {"anyOf": [{"enum": list(self.kinds.names())}, {"type": "string", "pattern": ":"}]}
+            values = {**values, "items": named} if values.get("type") == "array" else named
         bounds = handler(_number(self.limits).core_schema) if self.limits else {}
         bounds = {name: limit for name, limit in bounds.items() if limit != math.inf}
         for one in values.get("anyOf", [values]):

@@ -1,41 +1,95 @@
-"""The defaults of a kind's own keys, where a configuration names the kind and leaves them out."""
+"""The keys that a kind brings: their defaults where a configuration leaves them out, and those of others."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import deepcopy
 from enum import Enum
 from typing import Any
 
 from nemo_like.config import fields
+from nemo_like.config.earlier_keys import note
+from nemo_like.config.import_path import load_by_path
 from nemo_like.config.keys import MISSING, Key, keys
+from nemo_like.config.kinds import Kinds
+from nemo_like.config.problems import Problem
+
+# Called with the full key of a key of kinds, that of the key which names a kind, and its present value.
+WasReplaced = Callable[[str, str, str], bool]
 
 
-def fill_kinds(tree: Any, group: type) -> None:
+def fill_kinds(tree: Any, group: type, was_replaced: WasReplaced, prefix: str = "") -> list[Problem]:
     """Give every key of a named kind that ``tree`` lacks its default; changes ``tree`` itself.
 
-    ``tree`` holds the plain, resolved values of ``group``. A kind that cannot be loaded brings none.
+    ``tree`` holds the plain, resolved values of ``group``, whose full key with a dot is ``prefix``. Keys that
+    kinds have replaced are read as what they are now, with a note. A key of another kind goes, with a note
+    too, where ``was_replaced`` says that a file set it before the present kind was named; for others a problem
+    is returned. A kind that cannot be loaded brings none of this.
     """
     if not isinstance(tree, dict):
-        return
+        return []
+    found: list[Problem] = []
     for name, (annotation, key) in keys(group).items():
-        value, inner = tree.get(name), fields.without_none(annotation)
+        value, inner, full = tree.get(name), fields.without_none(annotation), f"{prefix}{name}"
         if fields.is_group(inner):
-            fill_kinds(value, inner)
+            found += fill_kinds(value, inner, was_replaced, f"{full}.")
         elif (entry := fields.entry_group(inner)) and isinstance(value, dict):
-            for named in value.values():
-                fill_kinds(named, entry)
+            for named, keys_of_it in value.items():
+                found += fill_kinds(keys_of_it, entry, was_replaced, f"{full}.{named}.")
         elif (item := fields.item_group(inner)) and isinstance(value, list):
-            for listed in value:
-                fill_kinds(listed, item)
-        elif key.kinds and isinstance(value, str) and key.kinds.problem(name, value) is None:
-            into = tree.setdefault(key.kinds.into, {}) if key.kinds.into else tree
-            if isinstance(into, dict):
-                _fill(into, key.kinds.load(value).options)
+            for index, listed in enumerate(value):
+                found += fill_kinds(listed, item, was_replaced, f"{full}[{index}].")
+        elif key.kinds and isinstance(value, str):
+            found += _of_named(tree, name, key.kinds, group, prefix, was_replaced)
+    return found
 
 
-def _fill(tree: dict[str, Any], options: type) -> None:
+def _of_named(
+    tree: dict[str, Any],
+    name: str,
+    kinds: Kinds,
+    group: type,
+    prefix: str,
+    was_replaced: WasReplaced,
+) -> list[Problem]:
+    named = tree[name]
+    if kinds.earlier:
+        for sentence in load_by_path(kinds.earlier).replace(tree):
+            note(sentence)
+    if kinds.problem(name, tree[name]) is not None:
+        return []
+    options: type = kinds.load(tree[name]).options
+    if kinds.into:
+        _fill(tree.setdefault(kinds.into, {}), options)
+        return []
+    known, of_any = fields.hints(options), fields.hints_of_kinds(group)
+    _fill(tree, options)
+    foreign = [key for key in tree if key in of_any and key not in known]
+    for key in [key for key in foreign if was_replaced(f"{prefix}{key}", f"{prefix}{name}", named)]:
+        foreign.remove(key)
+        value = tree.pop(key)
+        if value != _default_of(kinds, key):
+            note(f"{prefix}{key}={value} is left out, since it is no key of {prefix}{name}={tree[name]}")
+    rule = f"is no key of {prefix}{name}={tree[name]}"
+    return [
+        Problem(key=f"{prefix}{key}={tree[key]}", rule=rule, remedy=_remedy(kinds, key)) for key in foreign
+    ]
+
+
+def _default_of(kinds: Kinds, key: str) -> Any:
+    """Return the default of a key of a shipped kind, as YAML has it."""
+    options = (kinds.load(name).options for name in kinds.names())
+    return next((_plain(keys(one)[key][1]) for one in options if key in keys(one)), None)
+
+
+def _remedy(kinds: Kinds, key: str) -> str:
+    owners = [name for name in kinds.names() if key in fields.hints(kinds.load(name).options)]
+    return f"leave it out; it belongs to {', '.join(owners)}" if owners else "leave it out, and choose a kind"
+
+
+def _fill(tree: Any, options: type) -> None:
     for name, (_, key) in keys(options).items():
-        if key.default != MISSING:
+        if key.default != MISSING and isinstance(tree, dict):
             tree.setdefault(name, _plain(key))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -20,18 +21,33 @@ from nemo_like.config.problems import Problem
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierKeys:
+    """Keys that a group had before kinds replaced them: their types by name, and what replaces them in a tree
+    of the group's plain values, in place; it returns a sentence for each that says what to write now."""
+
+    types: Mapping[str, Any]
+    replace: Callable[[dict[str, Any]], list[str]]
+
+
+@dataclass(frozen=True, slots=True)
 class Kinds:
     """The kinds of one thing.
 
     ``package`` has the shipped ones, and ``what`` is the thing's name in messages. ``described_by`` is the
     import path of the class whose objects describe kinds; such an object has ``options``, the class of the
     kind's own keys. They stand in the group ``into`` beside the key that names the kind, or beside that key.
+
+    Where ``of_function`` is the import path of what describes a function, given its path, a user's own may be
+    a plain function too, which is not imported for that; what describes a kind is then called ``KIND``.
+    ``earlier`` is the import path of an ``EarlierKeys``, of keys that kinds have replaced.
     """
 
     package: str
     what: str
     described_by: str
     into: str = ""
+    of_function: str = ""
+    earlier: str = ""
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the shipped kinds, in alphabetical order."""
@@ -47,11 +63,35 @@ class Kinds:
             return importlib.import_module(f"{self.package}.{name}").KIND
         if ":" not in name:
             raise ValueError(self._rule())
+        if self.of_function and not name.endswith(":KIND"):
+            return load_by_path(self.of_function)(name)
         found = load_by_path(name)
         if not isinstance(found, load_by_path(self.described_by)):
             module, _, described = self.described_by.partition(":")
             raise ValueError(f"{name!r} is no {described} of {module}, but {type(found).__name__}")
+        _own.setdefault(self.package, {})[name] = found
         return found
+
+    def own(self) -> tuple[Any, ...]:
+        """Return what describes the users' own kinds that this process has loaded."""
+        return tuple(_own.get(self.package, {}).values())
+
+    def is_own(self, name: str) -> bool:
+        """Return whether a kind is a user's own."""
+        return name not in self.names()
+
+    def function(self, name: str) -> Any:
+        """Import and return the function of a kind. Raises what ``load`` does, and ValueError where its path
+        does not exist."""
+        return load_by_path(self.load(name).function)
+
+    def options_in(self, name: object) -> type | None:
+        """Return the class of the keys of the kind ``name`` which stand beside the key that names it; None
+        where they have a group of their own, or there is no such kind."""
+        if self.into or not isinstance(name, str) or self.problem("", name) is not None:
+            return None
+        options: type = self.load(name).options
+        return options
 
     def problem(self, key: str, name: str, where: str = "") -> Problem | None:
         """Return what is wrong with ``name`` as the value of a key; None when it names a kind."""
@@ -67,7 +107,12 @@ class Kinds:
         return None
 
     def _rule(self) -> str:
-        return f"must be one of {', '.join(self.names())}, or your own {self.what}, package.module:KIND"
+        own = "package.module:function" if self.of_function else "package.module:KIND"
+        return f"must be one of {', '.join(self.names())}, or your own {self.what}, {own}"
+
+
+# By the package of the shipped kinds, and by the path of each.
+_own: dict[str, dict[str, Any]] = {}
 
 
 @cache

@@ -164,8 +164,8 @@ def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Any:
     for place, text in references.items():
         _refer(resolved, place, text)
     make_lists(resolved, root)
-    fill_kinds(resolved, root)
-    wrong = [*fields.check_tree(resolved, root, path, root=root), *_masked_passwords(resolved)]
+    of_others = fill_kinds(resolved, root, arguments.was_replaced)
+    wrong = [*fields.check_tree(resolved, root, path, root=root), *of_others, *_masked_passwords(resolved)]
     problems = [replace(problem, where=arguments.source_of(problem.key, path)) for problem in wrong]
     _raise([*problems, *_missing(resolved, root, "", path)])
     return fields.typed(resolved, root)
@@ -234,7 +234,7 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _missing(tree: Any, group: type, prefix: str, path: str) -> Iterator[Problem]:
-    for name, annotation in fields.hints(group).items():
+    for name, annotation in fields.hints(fields.of_kind(group, tree)).items():
         key, is_group = f"{prefix}{name}", fields.is_group(annotation)
         inner = fields.without_none(annotation)
         if name not in tree or tree[name] == MISSING:

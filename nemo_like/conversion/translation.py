@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nemo_like.algorithms.options import LOSS_KINDS, LossConfig
 from nemo_like.config import fields
+from nemo_like.config.keys import keys
 from nemo_like.config.other_frameworks import Always, Entry, Framework, Here, Missing, heres, table_of
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.configuration import Config
@@ -76,6 +78,7 @@ def convert(framework: Framework, theirs: Theirs, where: str) -> Conversion:
     for key, habit in framework.habits.items():
         found.settings.setdefault(key, Setting(habit.value, f"as {framework.name} does: {habit.why}"))
     _without_a_critic(found, where)
+    _without_other_losses(found)
     return found
 
 
@@ -187,6 +190,16 @@ def _without_a_critic(found: Conversion, where: str) -> None:
         return
     for key in [key for key in found.settings if key.startswith("value.")]:
         del found.settings[key]
+
+
+def _without_other_losses(found: Conversion) -> None:
+    """Drop the settings that are keys of another kind of loss than the chosen one."""
+    chosen = found.settings.get("loss_fn.kind")
+    name = keys(LossConfig)["kind"][1].default if chosen is None else chosen.value
+    own = fields.hints(LOSS_KINDS.load(name).options)
+    for key in [key for key in found.settings if key.startswith("loss_fn.")]:
+        if key.split(".")[1] not in own:
+            del found.settings[key]
 
 
 def _problem(key: str, value: Any, why: str, where: str) -> Problem:

@@ -74,11 +74,6 @@ def one_of(value: Any, theirs: Theirs, values: Mapping[Any, Any], remedy: str) -
     return values[value]
 
 
-def is_value(value: Any, theirs: Theirs, wanted: Any) -> bool:
-    """Return whether the value is ``wanted``."""
-    return bool(value == wanted)
-
-
 def is_on(value: Any, theirs: Theirs, key: str) -> bool:
     """Return whether another key of theirs is true, whatever this value is."""
     return bool(theirs(key, False))

@@ -63,9 +63,9 @@ def _order(key: str) -> list[tuple[int, str]]:
     order: list[tuple[int, str]] = []
     group: Any = Config
     for part in key.split("."):
-        names = list(fields.hints(group)) if fields.is_group(group) else []
+        names = list(fields.hints_of_kinds(group)) if fields.is_group(group) else []
         order.append((names.index(part) if part in names else len(names), part))
-        annotation = fields.hints(group).get(part) if fields.is_group(group) else None
+        annotation = fields.hints_of_kinds(group).get(part) if fields.is_group(group) else None
         group = fields.entry_group(annotation) or fields.without_none(annotation)
     return order
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from nemo_like.data.arithmetic import ArithmeticDataset
+from nemo_like.config.import_path import load_by_path
 from nemo_like.data.content_digest import DigestedDataset, digest_of, made_contents, record_contents
 from nemo_like.data.interface import EnvironmentData, PromptDataset, PromptExample, SourceReport, Split
-from nemo_like.data.loading import load_huggingface
 from nemo_like.data.mixture import MixedDataset, Selection, TemplatedDataset, short_enough
-from nemo_like.data.options import DatasetConfig, DatasetKind, source_name
-from nemo_like.data.reasoning_gym import ReasoningGymDataset
-from nemo_like.data.records import RecordDataset, RecordFields, chosen_jsonl_records
-
-_KINDS_OF_RECORDS = (DatasetKind.jsonl, DatasetKind.huggingface)
+from nemo_like.data.options import DatasetConfig, source_name
+from nemo_like.data.source_kind import source_kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,42 +78,18 @@ def _templated(
 
 
 def _digested(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> DigestedDataset:
-    contents = record_contents if cfg.kind in _KINDS_OF_RECORDS else made_contents
+    contents = record_contents if source_kind_of(cfg).reads_records else made_contents
     return DigestedDataset(_problems(cfg, split, environments), contents)
 
 
 def _digest(problems: DigestedDataset, cfg: DatasetConfig, environments: EnvironmentData | None) -> str:
     """Return the digest of a source's problems; of problems that an environment makes that of its settings,
     since a package or a server need not make the same text twice."""
-    if cfg.kind is DatasetKind.environment and environments is not None:
+    if source_kind_of(cfg).asks_environment and environments is not None:
         return digest_of([environments.settings(cfg), cfg.options])
     return problems.digest()
 
 
 def _problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> PromptDataset:
-    if cfg.kind is DatasetKind.environment:
-        if environments is None:
-            raise ValueError(f"data.{split}.kind=environment needs its environment, which is not there")
-        return environments.problems(cfg, split)
-    if cfg.kind is DatasetKind.arithmetic:
-        return ArithmeticDataset(cfg.digits, split)
-    if cfg.path is None:
-        raise ValueError(f"data.{split}.path is null; kind={cfg.kind.value} needs a path")
-    if cfg.kind is DatasetKind.reasoning_gym:
-        return ReasoningGymDataset(cfg.path, cfg.options, split)
-    fields = RecordFields.of(cfg)
-    if cfg.kind is DatasetKind.jsonl:
-        numbered = list(chosen_jsonl_records(cfg.path, cfg.split))
-        records: Sequence[Mapping[str, Any]] = [record for _, record in numbered]
-        dataset = RecordDataset(records, fields, lambda index: f"{cfg.path}:{numbered[index][0]}")
-    else:
-        if cfg.split is None:
-            raise ValueError(
-                f"data.{split}.split is null; kind={cfg.kind.value} needs one, for example train"
-            )
-        records = load_huggingface(cfg)
-        dataset = RecordDataset(records, fields, lambda index: f"{cfg.path} [{cfg.split}], record {index}")
-    if not len(dataset):
-        raise ValueError(f"{cfg.path} holds no problems")
-    dataset[0]  # a wrong prompt_key or answer_key raises now, not in a step
-    return dataset
+    problems: PromptDataset = load_by_path(source_kind_of(cfg).problems)(cfg, split, environments)
+    return problems

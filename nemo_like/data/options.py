@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import PurePath
 from typing import Annotated, Any
 
 from nemo_like.config.keys import Key
+from nemo_like.config.kinds import Kinds
 
-
-class DatasetKind(Enum):
-    arithmetic = "arithmetic"
-    jsonl = "jsonl"
-    huggingface = "huggingface"
-    reasoning_gym = "reasoning_gym"
-    environment = "environment"  # the environment that judges them makes them
+SOURCE_KINDS = Kinds("nemo_like.data.source_kinds", "kind of source", "nemo_like.data.source_kind:SourceKind")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -27,10 +21,11 @@ class DatasetConfig:
         Key("its name in metrics and messages; null: the last part of its path, or its kind", None),
     ]
     kind: Annotated[
-        DatasetKind,
+        str,
         Key(
             "arithmetic, jsonl (one object per line), huggingface, reasoning_gym or environment",
-            DatasetKind.arithmetic,
+            "arithmetic",
+            kinds=SOURCE_KINDS,
         ),
     ]
     path: Annotated[
@@ -119,4 +114,4 @@ def source_name(source: DatasetConfig) -> str:
     """Return the name of a source in metrics and messages."""
     if source.name is not None:
         return source.name
-    return source.kind.name if source.path is None else PurePath(source.path).stem
+    return source.kind if source.path is None else PurePath(source.path).stem

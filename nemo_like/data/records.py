@@ -17,7 +17,8 @@ from nemo_like.data.image_places import placed, with_marks
 from nemo_like.data.images import Picture, pictures_of
 from nemo_like.data.interface import Message, Prompt, PromptExample
 from nemo_like.data.messages import BadMessage, conversation_of, without_missing_arguments
-from nemo_like.data.options import DatasetConfig, DatasetKind
+from nemo_like.data.options import DatasetConfig
+from nemo_like.data.source_kind import source_kind_of
 from nemo_like.data.splits import chosen_rows, is_name, only_name
 
 # JSON's escape for one half of a character beyond U+FFFF.
@@ -43,6 +44,18 @@ class RecordDataset:
         return self._fields.example(self._records[index], self._where(index))
 
 
+def with_problems(dataset: RecordDataset, cfg: DatasetConfig) -> RecordDataset:
+    """Return the problems of a source.
+
+    Raises ValueError when there are none, or the first lacks a field: a wrong prompt_key or answer_key shows
+    now, and not in a step.
+    """
+    if not len(dataset):
+        raise ValueError(f"{cfg.path} holds no problems")
+    dataset[0]
+    return dataset
+
+
 @dataclass(frozen=True, slots=True)
 class RecordFields:
     """The names of the fields that hold the prompt and the reference answer.
@@ -64,7 +77,7 @@ class RecordFields:
         """Return the names that a source configures; paths of images begin beside its file."""
         path = Path(cfg.path or "")
         directory = str(path if path.is_dir() else path.parent)
-        is_table = cfg.kind is DatasetKind.huggingface
+        is_table = source_kind_of(cfg).is_table
         return cls(cfg.prompt_key, cfg.answer_key, tuple(cfg.columns), cfg.images_key, directory, is_table)
 
     def example(self, record: Mapping[str, Any], where: str) -> PromptExample:

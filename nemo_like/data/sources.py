@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
-from nemo_like.data.options import DataConfig, DatasetConfig, DatasetKind
+from nemo_like.data.options import DataConfig, DatasetConfig
 
 # By a file's ending, the name that load_dataset has for its reader.
 FILE_READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
@@ -17,21 +16,6 @@ RECORD_COLUMN = re.compile(
     r"(?:(?P<per_token>per_token )?(?P<dtype>bool|u?int(?:8|16|32|64)|float(?:16|32|64))"
     r"(?:\[(?P<shape>\d+(?:, ?\d+)*)\])?|(?P<layout>ragged|objects))"
 )
-
-
-def is_here(cfg: DatasetConfig) -> bool:
-    """Return whether a source's file or directory is on this machine.
-
-    It is true for a source that has none, and for what may be the name of a dataset on the hub.
-    """
-    if cfg.path is None or cfg.kind not in (DatasetKind.jsonl, DatasetKind.huggingface):
-        return True
-    path = Path(cfg.path)
-    if cfg.kind is DatasetKind.jsonl:
-        return path.is_file()
-    # A name on the hub is one word, or two with a slash between them.
-    may_be_on_hub = len(path.parts) <= 2 and not path.is_absolute() and path.suffix not in FILE_READERS
-    return path.exists() or may_be_on_hub
 
 
 def data_sources(data: DataConfig) -> Iterator[tuple[str, DatasetConfig]]:

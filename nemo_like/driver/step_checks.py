@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nemo_like.algorithms.loss_traits import clips_ratio, has_teacher
+from nemo_like.algorithms.loss_traits import cuts_ratio, has_teacher
+from nemo_like.algorithms.options import ClippedLossConfig
 from nemo_like.algorithms.rewards import Outcome
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import (
@@ -219,7 +220,7 @@ class StepTripwires:
             )
         yield from optimizer_alarms(measured, policy, self._num_updates, num_updates)
         yield from loss_alarms(measured)
-        if clips_ratio(loss):
+        if isinstance(loss, ClippedLossConfig) and cuts_ratio(loss):
             yield from ratio_alarms(metrics, loss)
         if not self._has_dropout:
             yield from first_ratio_alarms(measured, policy)

@@ -18,8 +18,7 @@ from threading import Thread
 from typing import Any, TypeVar
 
 from nemo_like.algorithms.estimators import KLToGo, build_estimator
-from nemo_like.algorithms.named_functions import FunctionRole, is_own_function, load_function
-from nemo_like.algorithms.options import GRPOConfig
+from nemo_like.algorithms.options import ESTIMATOR_KINDS, FILTER_KINDS, GRPOConfig
 from nemo_like.algorithms.rewards import Outcome
 from nemo_like.algorithms.sample_filters import RolledOut, build_filter
 from nemo_like.batch.meta import KVBatchMeta
@@ -32,6 +31,7 @@ from nemo_like.batch.tags import (
     SHAPED_REWARD,
     tags_read_by,
 )
+from nemo_like.config.kinds import Kinds
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stages import masked, token_sums, with_advantages
 
@@ -49,8 +49,8 @@ def with_estimated(batch: KVBatchMeta, cfg: GRPOConfig, kl: KLToGo | None = None
     """
     name, components = cfg.adv_estimator.name, list(cfg.adv_estimator.reward_weights)
     with _telling(f"grpo.adv_estimator.name={name}", batch):
-        tags = _tags(FunctionRole.estimator, name, batch)
-        estimator = _in_time(name, build_estimator(cfg))
+        tags = _tags(ESTIMATOR_KINDS, name, batch)
+        estimator = _in_time(ESTIMATOR_KINDS, name, build_estimator(cfg))
         return with_advantages(batch, estimator, components, kl, token_sums(batch), tags)
 
 
@@ -70,7 +70,7 @@ def without_refused(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
 def passing(name: str, batch: KVBatchMeta, cfg: GRPOConfig) -> Sequence[bool]:
     """Return for each sample whether the filter of this name lets it train."""
     num_tokens = batch.tag(NUM_RESPONSE_TOKENS)
-    return _in_time(name, build_filter(name, cfg))(
+    return _in_time(FILTER_KINDS, name, build_filter(name, cfg))(
         RolledOut(
             rewards=batch.tag(REWARD),
             shaped_rewards=batch.tag(SHAPED_REWARD),
@@ -78,15 +78,15 @@ def passing(name: str, batch: KVBatchMeta, cfg: GRPOConfig) -> Sequence[bool]:
             sample_mask=batch.tag(SAMPLE_MASK),
             num_response_tokens=num_tokens,
             is_truncated=batch.tag(IS_TRUNCATED),
-            tags=_tags(FunctionRole.filter, name, batch),
+            tags=_tags(FILTER_KINDS, name, batch),
         )
     )
 
 
-def _in_time(name: str, function: Callable[[T], R]) -> Callable[[T], R]:
+def _in_time(kinds: Kinds, name: str, function: Callable[[T], R]) -> Callable[[T], R]:
     """Return ``function``; where it is the user's own, return one that calls it and raises ValueError when it
     has not returned by its deadline. It then goes on in a thread, which ends with this process."""
-    if not is_own_function(name):
+    if not kinds.is_own(name):
         return function
 
     def bounded(values: T) -> R:
@@ -106,10 +106,10 @@ def _in_time(name: str, function: Callable[[T], R]) -> Callable[[T], R]:
     return bounded
 
 
-def _tags(role: FunctionRole, name: str, batch: KVBatchMeta) -> Mapping[str, Sequence[Any]]:
+def _tags(kinds: Kinds, name: str, batch: KVBatchMeta) -> Mapping[str, Sequence[Any]]:
     """Return what the function declares to read, by name. Raises ValueError where no sample has a tag."""
     found = {}
-    for tag in tags_read_by(load_function(role, name)):
+    for tag in tags_read_by(kinds.function(name)):
         if not batch.has_tag(tag):
             raise ValueError(
                 f"reads the tag {tag.name!r}, which no sample has; there are {sorted(batch.tags)}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
 
-from nemo_like.data.options import DatasetConfig, DatasetKind
+from nemo_like.data.options import DatasetConfig
 
 # On the Hugging Face hub, the owner of models whose names begin like this.
 _OWNERS = {
@@ -24,7 +24,7 @@ _OWNERS = {
 def how_to_get(name: str, sources: Sequence[DatasetConfig], seed: int) -> str:
     """Return what to do for a checkpoint ``name`` that is no directory, in a run on these sources of data
     with this seed."""
-    digits = [source.digits for source in sources if source.kind is DatasetKind.arithmetic]
+    digits = [source.digits for source in sources if source.kind == "arithmetic"]
     if digits and "arithmetic" in Path(name).name:
         own_seed = re.search(r"-s(\d+)$", name)
         is_mixture = "-moe-" in Path(name).name

@@ -7,7 +7,7 @@ LossTokens, columns ──▶ function ──▶ LossTerms: types, shapes, names
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nemo_like.algorithms.loss_kind import loss_kind_of
 from nemo_like.algorithms.loss_traits import is_own_loss
 from nemo_like.algorithms.losses import LOGGED_MEANS, LossTerms, LossTokens
-from nemo_like.algorithms.named_functions import FunctionRole, load_function
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import Column, Layout, declared_by
 from nemo_like.cluster.breakdown import is_out_of_memory
+from nemo_like.config.import_path import load_by_path
 from nemo_like.policy.train_metrics import KNOWN_MEANS
 
 # Of a sum over tokens with values of about 1, relative to the sum of their weights.
@@ -57,13 +58,14 @@ def own_reads(cfg: LossConfig) -> tuple[Column, ...]:
 
     Raises ValueError when the loss cannot be found, ColumnError when what it declares is not a column.
     """
-    loss = load_function(FunctionRole.loss, cfg.kind)
-    return declared_by(f"loss_fn.kind={cfg.kind}", loss, cfg.arguments).reads
+    kind = loss_kind_of(cfg)
+    loss, arguments = load_by_path(kind.function), kind.own_keys(cfg)
+    return declared_by(f"loss_fn.kind={cfg.kind}", loss, arguments).reads
 
 
 def own_means(cfg: LossConfig) -> tuple[str, ...]:
     """Import the configured loss, and return the names of the means that it announces by ``logs``."""
-    return getattr(load_function(FunctionRole.loss, cfg.kind), LOGGED_MEANS, ())
+    return getattr(load_by_path(loss_kind_of(cfg).function), LOGGED_MEANS, ())
 
 
 class CheckedLoss:
@@ -73,7 +75,8 @@ class CheckedLoss:
         """Import the function. ``is_accumulated`` says that what it gives is normalised later, which a loss
         must allow. Raises ValueError when the function cannot be found."""
         self._cfg, self._key, self._is_accumulated = cfg, f"loss_fn.kind={cfg.kind}", is_accumulated
-        self._compute: Callable[..., Any] = load_function(FunctionRole.loss, cfg.kind)
+        kind = loss_kind_of(cfg)
+        self._arguments, self._compute = kind.own_keys(cfg), load_by_path(kind.function)
         self._known, self._reads = (*KNOWN_MEANS, *own_means(cfg)), own_reads(cfg)
 
     def __call__(self, tokens: LossTokens, columns: Mapping[str, Any], rows: Tensor) -> LossTerms:
@@ -83,7 +86,7 @@ class CheckedLoss:
         """
         tokens = replace(tokens, columns=ReadColumns(columns))
         try:
-            terms = self._compute(tokens, self._cfg, **self._cfg.arguments)
+            terms = self._compute(tokens, self._cfg, **self._arguments)
         except Exception as error:
             if is_out_of_memory(error):
                 raise  # which is no fault of the loss
@@ -146,7 +149,7 @@ class CheckedLoss:
     def _check_proportional(self, terms: LossTerms, tokens: LossTokens) -> None:
         """Raise LossFailed unless twice the weights give twice the loss, and the same means."""
         twice: LossTerms = self._compute(
-            replace(tokens, weights=2 * tokens.weights), self._cfg, **self._cfg.arguments
+            replace(tokens, weights=2 * tokens.weights), self._cfg, **self._arguments
         )
         difference = (twice.loss - 2 * terms.loss).abs()
         allowed = _ROUNDING * (10 * terms.loss.abs() + tokens.weights.sum())

@@ -18,7 +18,8 @@ from functools import partial
 from torch import Tensor
 
 from nemo_like.algorithms.distillation import forward_kl, jensen_shannon, reverse_kl, sampled_reverse_kl
-from nemo_like.algorithms.losses import LossTerms, LossTokens, TokenMean, logs, policy_loss
+from nemo_like.algorithms.loss_traits import policy_gradient_of
+from nemo_like.algorithms.losses import LossTerms, LossTokens, TokenMean, logs
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     TEACHER_LOGPROBS,
@@ -27,11 +28,12 @@ from nemo_like.batch.columns import (
     reads_by_arguments,
     teacher_topk_columns,
 )
+from nemo_like.config.import_path import load_by_path
 
 _MEAN = "teacher_divergence"
 
 
-def distillation_reads(divergence: str = "reverse", top_k: int = 32, **_: object) -> tuple[Column, ...]:
+def distillation_reads(divergence: str, top_k: int, **_: object) -> tuple[Column, ...]:
     """Return the columns that the loss reads with these arguments."""
     return (TEACHER_LOGPROBS,) if divergence == "reverse" else teacher_topk_columns(top_k)
 
@@ -41,13 +43,15 @@ def distillation_reads(divergence: str = "reverse", top_k: int = 32, **_: object
 def distillation(
     tokens: LossTokens,
     cfg: LossConfig,
-    divergence: str = "reverse",
-    weight: float = 1.0,
-    reward_weight: float = 0.0,
-    beta: float = 0.5,
-    top_k: int = 32,
+    *,
+    divergence: str,
+    weight: float,
+    reward_weight: float,
+    beta: float,
+    top_k: int,
+    **_: object,
 ) -> LossTerms:
-    """Compute ``weight`` x divergence from the teacher + ``reward_weight`` x the loss that the keys describe.
+    """Compute ``weight`` x divergence from the teacher + ``reward_weight`` x the loss ``policy_loss``.
 
     With ``divergence`` reverse the two are one policy gradient, whose advantage is ``reward_weight`` times
     the sample's and ``weight`` times teacher_logprobs - prev_logprobs, the token's own. Otherwise the
@@ -55,15 +59,17 @@ def distillation(
     the mean; nothing corrects it for samples of older weights. ``beta`` is that of jensen_shannon. The mean
     teacher_divergence is the divergence itself. Raises ValueError for another ``divergence``.
     """
+    policy = policy_gradient_of(cfg)
+    policy_loss = partial(load_by_path(policy.function), cfg=cfg, **policy.own_keys(cfg))
     weighted = replace(tokens, advantages=reward_weight * tokens.advantages)
     if divergence == "reverse":
         apart = sampled_reverse_kl(tokens.columns[TEACHER_LOGPROBS.name], tokens.prev_logprobs)
-        terms = policy_loss(replace(weighted, advantages=weighted.advantages - weight * apart), cfg)
+        terms = policy_loss(replace(weighted, advantages=weighted.advantages - weight * apart))
     else:
         apart = _over_topk(divergence, beta)(
             tokens.columns[TEACHER_TOPK_LOGPROBS], _of_teachers_topk(tokens, top_k)
         )
-        terms = policy_loss(weighted, cfg)
+        terms = policy_loss(weighted)
         terms = replace(terms, loss=terms.loss + weight * (tokens.weights * apart).sum())
     return replace(terms, means={**terms.means, _MEAN: TokenMean(apart.detach(), tokens.mask)})
 

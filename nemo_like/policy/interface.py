@@ -44,10 +44,8 @@ WORKER_TAGS = tuple(dict.fromkeys((*POLICY_TAGS, *VALUE_TAGS)))
 TRIPWIRE_TAGS = (NUM_PROMPT_TOKENS, SAMPLE_DIGEST)
 
 
-class TrainingBackend(Protocol):
-    """A model sharded over the workers of one layout. Every rank of a replica must make the same calls."""
-
-    device: torch.device
+class TokenScorer(Protocol):
+    """What scores samples."""
 
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch; every rank returns all log-probs, packed [sum of lengths] float32 on the CPU, in
@@ -68,9 +66,9 @@ class TrainingBackend(Protocol):
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch as ``logprobs`` does, under the weights that the run started from."""
 
-    def routing_metrics(self) -> dict[str, Metric]:
-        """Return what was measured, since the last call, of routers that replay the engine's choices; every
-        rank of a replica calls it. Empty where none do."""
+
+class ScoringState(Protocol):
+    """What the phases of scoring change of a model, and what is measured meanwhile."""
 
     def at_temperature_one(self) -> AbstractContextManager[None]:
         """Have ``logprobs`` score at temperature 1 within the block."""
@@ -78,6 +76,14 @@ class TrainingBackend(Protocol):
     def weights_of(self, model: str) -> AbstractContextManager[None]:
         """Have the model score by the weights of ``model`` within the block: those of its own checkpoint, or
         of one of the objective's ``further_models``."""
+
+    def routing_metrics(self) -> dict[str, Metric]:
+        """Return what was measured, since the last call, of routers that replay the engine's choices; every
+        rank of a replica calls it. Empty where none do."""
+
+
+class Trainer(Protocol):
+    """What trains on samples."""
 
     def accumulate(self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None) -> None:
         """Add the gradient of the loss of all global batches of the schedule, not normalised, to what this
@@ -100,8 +106,9 @@ class TrainingBackend(Protocol):
         accumulated. Raises RuntimeError when it has some then, or has none without it.
         """
 
-    def reference_weights(self) -> Sequence[Tensor]:
-        """Return this rank's part of the reference's weights on the host; none where no copy is kept."""
+
+class WeightSource(Protocol):
+    """What the weights of a model are taken from."""
 
     def weight_metadata(self) -> list[TensorSpec]:
         """Describe what ``stage_weights`` will yield, in its order, without communication."""
@@ -129,9 +136,12 @@ class TrainingBackend(Protocol):
         when the iterator ends: a caller copies what it keeps.
         """
 
-    def export_hf(self, path: Path) -> None:
-        """Write a checkpoint directory that transformers loads, and inside it a directory with the adapters,
-        if there are any, for peft; every rank that gathers weights calls it."""
+    def reference_weights(self) -> Sequence[Tensor]:
+        """Return this rank's part of the reference's weights on the host; none where no copy is kept."""
+
+
+class Persistent(Protocol):
+    """What a checkpoint keeps, and what is left at the end."""
 
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
         """Hand what trains, the optimizer and the update count to ``writer``, which writes them into the
@@ -146,6 +156,16 @@ class TrainingBackend(Protocol):
 
     def set_random_states(self, states: Mapping[str, Tensor]) -> None:
         """Put these generators into states that ``random_states`` returned; none leaves them as they are."""
+
+    def export_hf(self, path: Path) -> None:
+        """Write a checkpoint directory that transformers loads, and inside it a directory with the adapters,
+        if there are any, for peft; every rank that gathers weights calls it."""
+
+
+class TrainingBackend(TokenScorer, ScoringState, Trainer, WeightSource, Persistent, Protocol):
+    """A model sharded over the workers of one layout. Every rank of a replica must make the same calls."""
+
+    device: torch.device
 
 
 class WeightSender(Protocol):

@@ -25,8 +25,9 @@ from nemo_like.batch.columns import (
 from nemo_like.batch.recordings import read_manifest
 from nemo_like.config.problems import ConfigError, Problem, without_secrets
 from nemo_like.configuration import Config
-from nemo_like.data.options import DatasetConfig, DatasetKind
-from nemo_like.data.sources import data_sources, is_here
+from nemo_like.data.options import DatasetConfig
+from nemo_like.data.source_kind import is_here, source_kind_of
+from nemo_like.data.sources import data_sources
 from nemo_like.environments.hub_rules import has_interpreter
 from nemo_like.environments.registry import kind_of, reward_model
 from nemo_like.environments.shared_options import ModelOptions
@@ -125,7 +126,7 @@ def _more_tokens_than_there_are(cfg: Config, columns: Sequence[Column]) -> Itera
             key=f"loss_fn.kind={cfg.loss_fn.kind}",
             rule=f"compares the {asked} most likely tokens of the teacher (top_k), and the policy has "
             f"{vocab_size} tokens",
-            remedy=f"set loss_fn.arguments.top_k to at most {vocab_size}",
+            remedy=f"set loss_fn.top_k to at most {vocab_size}",
         )
 
 
@@ -233,9 +234,9 @@ def _scan_request(cfg: Config) -> ScanRequest | None:
 
 
 def _is_made_here(source: DatasetConfig) -> bool:
-    """Return whether a source is generated sums alone, whose lengths ``rules.rules`` knows unread."""
+    """Return whether the lengths of a source follow from its keys, so that ``rules.rules`` knows them."""
     is_plain = source.prompt_template is None and not source.use_chat_template
-    return source.kind is DatasetKind.arithmetic and is_plain
+    return source_kind_of(source).lengths is not None and is_plain
 
 
 def _begins_messages(cfg: Config, source: DatasetConfig) -> bool:
@@ -245,7 +246,7 @@ def _begins_messages(cfg: Config, source: DatasetConfig) -> bool:
 
 def _is_made_elsewhere(cfg: Config, source: DatasetConfig) -> bool:
     """Return whether a source is made by a package whose interpreter this machine lacks."""
-    return source.kind is DatasetKind.environment and not has_interpreter(cfg.env[source.env])
+    return source_kind_of(source).asks_environment and not has_interpreter(cfg.env[source.env])
 
 
 def _scanned(request: ScanRequest, child: ChildCall) -> _Outcome:

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from itertools import islice, product
 from typing import TYPE_CHECKING, Any
 
+from nemo_like.config.import_path import load_by_path
 from nemo_like.config.problems import Problem
 from nemo_like.data.images import ImageError
 from nemo_like.data.interface import PromptExample, Split
-from nemo_like.data.options import DatasetConfig, DatasetKind, source_name
+from nemo_like.data.options import DatasetConfig, source_name
+from nemo_like.data.source_kind import source_kind_of
 from nemo_like.environments.kind import RecordCheck
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import record_check_of
@@ -242,19 +244,17 @@ class _Scan:
 def _examples(source: SourceToScan) -> Iterator[tuple[str, PromptExample]]:
     """Yield where each problem is, and the problem as the policy will get it.
 
-    A JSON-lines file is read line by line; a dataset of any other kind is built before the first problem.
+    A source that can be streamed is; a dataset of any other kind is built before the first problem.
     """
     from nemo_like.data.datasets import build_dataset
     from nemo_like.data.mixture import templated
-    from nemo_like.data.records import RecordFields, chosen_jsonl_records
     from nemo_like.environments.environment_data import EnvironmentProblems
 
     cfg, environments = source.cfg, EnvironmentProblems(source.environments)
-    if cfg.kind is DatasetKind.jsonl:
-        fields, tools = RecordFields.of(cfg), environments.tools(cfg.env)
-        for number, record in chosen_jsonl_records(str(cfg.path), cfg.split):
-            where = f"{cfg.path}:{number}"
-            yield where, templated(fields.example(record, where), cfg, tools)
+    if (path := source_kind_of(cfg).stream) is not None:
+        tools = environments.tools(cfg.env)
+        for where, example in load_by_path(path)(cfg):
+            yield where, templated(example, cfg, tools)
         return
     problems: Any = build_dataset(cfg, source.split, environments)
     for index in range(len(problems)):

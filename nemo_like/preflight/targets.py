@@ -10,7 +10,8 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
-from nemo_like.algorithms.named_functions import SHIPPED, FunctionRole, is_own_function
+from nemo_like.algorithms.loss_kind import loss_kind_of
+from nemo_like.algorithms.options import ESTIMATOR_KINDS, FILTER_KINDS, LOSS_KINDS
 from nemo_like.batch.columns import ColumnError, Declaration, declared_by
 from nemo_like.batch.tags import tags_read_by
 from nemo_like.config.import_path import load_by_path
@@ -81,23 +82,17 @@ def targets_of(cfg: Config) -> Iterator[Target]:
             path, key = getattr(options, own.option), f"env.{name}.options.{own.option}"
             yield Target(key, path, kind, options.arguments, f"env.{name}")
     adv, loss = cfg.grpo.adv_estimator, cfg.loss_fn
-    for role, kind, key, name, arguments in (
-        (
-            FunctionRole.estimator,
-            TargetKind.advantage_estimator,
-            "grpo.adv_estimator.name",
-            adv.name,
-            adv.arguments,
-        ),
-        (FunctionRole.loss, TargetKind.loss, "loss_fn.kind", loss.kind, loss.arguments),
-        *(
-            (FunctionRole.filter, TargetKind.sample_filter, f"grpo.sample_filters[{place}]", name, {})
-            for place, name in enumerate(cfg.grpo.sample_filters)
-        ),
-    ):
-        is_taught = role is FunctionRole.loss and cfg.teacher is not None
-        if is_own_function(name) or arguments or is_taught:
-            yield Target(key, SHIPPED[role].get(name, name), kind, arguments, key.rpartition(".")[0])
+    if ESTIMATOR_KINDS.is_own(adv.name) or adv.arguments:
+        path, kind = ESTIMATOR_KINDS.load(adv.name).function, TargetKind.advantage_estimator
+        yield Target("grpo.adv_estimator.name", path, kind, adv.arguments, "grpo.adv_estimator")
+    for place, name in enumerate(cfg.grpo.sample_filters):
+        if FILTER_KINDS.is_own(name):
+            path, key = FILTER_KINDS.load(name).function, f"grpo.sample_filters[{place}]"
+            yield Target(key, path, TargetKind.sample_filter, {}, "grpo")
+    of_loss = loss_kind_of(loss)
+    if LOSS_KINDS.is_own(loss.kind) or cfg.teacher is not None:
+        arguments = dict(of_loss.own_keys(loss))
+        yield Target("loss_fn.kind", of_loss.function, TargetKind.loss, arguments, "loss_fn")
 
 
 def inspected(target: Target) -> Inspected:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 
-from nemo_like.algorithms.loss_traits import has_teacher, is_own_loss
+from nemo_like.algorithms.loss_traits import has_teacher, is_own_loss, learns_from_teacher_alone
 from nemo_like.batch.recordings import read_manifest
 from nemo_like.cluster.options import Placement
 from nemo_like.config.problems import Problem
@@ -49,7 +49,7 @@ def teacher_problems(cfg: Config) -> Iterator[Problem]:
     yield from _of_the_group(cfg, cfg.teacher)
     if cfg.teacher.models:
         yield from _tasks(cfg, cfg.teacher)
-    if has_teacher(cfg.loss_fn) and cfg.loss_fn.arguments.get("reward_weight", 0) == 0:
+    if learns_from_teacher_alone(cfg.loss_fn):
         yield from _without_rewards(cfg)
     if is_one_engine(cfg.teacher):
         yield from teaching_engine_problems(cfg.teacher, cfg.generation.temperature)
@@ -67,9 +67,8 @@ def _without_rewards(cfg: Config) -> Iterator[Problem]:
     for key in (key for key, is_chosen in chosen.items() if is_chosen):
         yield Problem(
             key=key,
-            rule="has no effect with loss_fn.arguments.reward_weight=0: the policy learns from its teacher "
-            "alone",
-            remedy="set loss_fn.arguments.reward_weight above 0, or "
+            rule="has no effect with loss_fn.reward_weight=0: the policy learns from its teacher alone",
+            remedy="set loss_fn.reward_weight above 0, or "
             + ("leave the group value out" if key == "value" else "this to false"),
         )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from nemo_like.algorithms.named_functions import is_own_function
-from nemo_like.algorithms.options import AdvantageEstimatorName, Overlap, WeightUpdates
+from nemo_like.algorithms.estimator_kind import estimator_kind_of
+from nemo_like.algorithms.options import ESTIMATOR_KINDS, FILTER_KINDS, Overlap, WeightUpdates
 from nemo_like.cluster.options import Placement
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
@@ -20,7 +20,6 @@ from nemo_like.rollout.tasks import task_environments, training_sampling, used_e
 from nemo_like.tripwires.options import Tripwires
 
 # The estimators that look at one group alone, so that it has its advantages before others have ended.
-_OF_GROUPS = (AdvantageEstimatorName.grpo.name, AdvantageEstimatorName.rloo.name)
 _SETTLE = "samples are never older than the weights with grpo.max_staleness=0"
 
 
@@ -77,14 +76,15 @@ def _needs_engines_apart(cfg: Config, key: str) -> Iterator[Problem]:
 def _whole_batches(cfg: Config) -> Iterator[Problem]:
     """Yield a problem for everything that needs the whole batch before its first group can train."""
     grpo, remedy = cfg.grpo, "or set grpo.overlap=off"
-    if grpo.adv_estimator.name not in _OF_GROUPS:
+    if not estimator_kind_of(grpo).is_of_groups:
+        of_groups = [name for name in ESTIMATOR_KINDS.names() if ESTIMATOR_KINDS.load(name).is_of_groups]
         yield Problem(
             key=f"grpo.adv_estimator.name={grpo.adv_estimator.name}",
             rule="needs the whole batch for its advantages, and grpo.overlap=exact trains on groups before "
             "all have ended",
-            remedy=f"use {' or '.join(_OF_GROUPS)}, {remedy}",
+            remedy=f"use {' or '.join(of_groups)}, {remedy}",
         )
-    for name in filter(is_own_function, grpo.sample_filters):
+    for name in filter(FILTER_KINDS.is_own, grpo.sample_filters):
         yield Problem(
             key=f"grpo.sample_filters={name}",
             rule="may compare the samples of the whole batch, and grpo.overlap=exact filters groups as they "

@@ -17,7 +17,7 @@ from nemo_like.config.keys import beyond_limits
 from nemo_like.config.problems import ConfigError, Problem, without_secrets
 from nemo_like.configuration import Config
 from nemo_like.data.data_rules import MAX_ARITHMETIC_DIGITS
-from nemo_like.data.options import DatasetKind
+from nemo_like.data.source_kind import source_kind_of
 from nemo_like.data.sources import data_sources
 from nemo_like.data_plane.data_plane_rules import data_plane_problems
 from nemo_like.generation.engine_rules import cache_size_problems
@@ -189,23 +189,25 @@ def _lengths(cfg: Config) -> Iterator[Problem]:
 
 
 @_rule("generation.max_new_tokens", "policy.max_total_sequence_length")
-def _arithmetic_lengths(cfg: Config) -> Iterator[Problem]:
-    sources = [source for _, source in data_sources(cfg.data) if source.kind is DatasetKind.arithmetic]
-    digits = max((source.digits for source in sources), default=0)
-    new, total = cfg.generation.max_new_tokens, cfg.policy.max_total_sequence_length
-    if not 1 <= digits <= MAX_ARITHMETIC_DIGITS:
+def _known_lengths(cfg: Config) -> Iterator[Problem]:
+    """Yield a problem where prompts and answers, whose lengths follow from keys, would not fit."""
+    sources = [source for _, source in data_sources(cfg.data)]
+    known = [lengths(one) for one in sources if (lengths := source_kind_of(one).lengths) is not None]
+    if not known or any(not 1 <= one.digits <= MAX_ARITHMETIC_DIGITS for one in sources):
         return
-    if new < digits + 2:
+    prompt, answer = max(known)
+    new, total = cfg.generation.max_new_tokens, cfg.policy.max_total_sequence_length
+    if new <= answer:
         yield Problem(
             key=f"generation.max_new_tokens={new}",
-            rule=f"cannot hold the sum of two numbers of {digits} digits: {digits + 1} digits and the end",
-            remedy=f"try {digits + 2}",
+            rule=f"cannot hold the answers of data, which have {answer} tokens, and the end",
+            remedy=f"try {answer + 1}",
         )
-    elif new < total < 2 * digits + 2 + new:
+    elif new < total < prompt + new:
         yield Problem(
             key=f"policy.max_total_sequence_length={total}",
-            rule=f"cannot hold a prompt of {2 * digits + 2} tokens and max_new_tokens={new}",
-            remedy=f"try {2 * digits + 2 + new} or more",
+            rule=f"cannot hold a prompt of {prompt} tokens and max_new_tokens={new}",
+            remedy=f"try {prompt + new} or more",
         )
 
 

@@ -14,7 +14,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from nemo_like.algorithms.options import AdvantageEstimatorName, GRPOConfig
+from nemo_like.algorithms.estimator_kind import estimator_kind_of
+from nemo_like.algorithms.options import GRPOConfig
+from nemo_like.config.import_path import load_by_path
 
 _EPSILON = 1e-6
 _LEAST_VARIANCE = 1e-8
@@ -36,30 +38,45 @@ class Rewarded:
 
 def reference_advantages(samples: Rewarded, cfg: GRPOConfig) -> list[float] | None:
     """Return the N advantages by the configured estimator's formula; None for a user's own estimator."""
-    name = cfg.adv_estimator.name
-    if name == AdvantageEstimatorName.grpo.name:
-        return _relative(samples.rewards, samples, cfg.normalize_rewards, cfg.use_leave_one_out_baseline)
-    if name == AdvantageEstimatorName.rloo.name:
-        return _relative(samples.rewards, samples, normalized=False, leaves_one_out=True)
-    if name == AdvantageEstimatorName.reinforce_plus_plus.name:
-        return _whitened(samples.rewards, samples)
-    if name == AdvantageEstimatorName.reinforce_plus_plus_baseline.name:
-        return _whitened(_relative(samples.rewards, samples, normalized=False, leaves_one_out=False), samples)
-    if name == AdvantageEstimatorName.gdpo.name:
-        total = [0.0] * len(samples.rewards)
-        for component, weight in cfg.adv_estimator.reward_weights.items():
-            values = samples.components[component]
-            # A component that abstains is NaN.
-            judges = [
-                trains and not math.isnan(value) for trains, value in zip(samples.trains, values, strict=True)
-            ]
-            part = _relative(values, replace(samples, trains=judges), normalized=True, leaves_one_out=False)
-            total = [so_far + weight * value for so_far, value in zip(total, part, strict=True)]
-        batch = Rewarded(
-            rewards=total, groups=[0] * len(total), trains=samples.trains, num_tokens=samples.num_tokens
-        )
-        return _relative(total, batch, normalized=True, leaves_one_out=False)
-    return None
+    path = estimator_kind_of(cfg).reference
+    return None if path is None else load_by_path(path)(samples, cfg)
+
+
+def relative(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
+    """GRPO's, with the baseline and the normalisation that the keys choose."""
+    return _relative(samples.rewards, samples, cfg.normalize_rewards, cfg.use_leave_one_out_baseline)
+
+
+def leave_one_out(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
+    """RLOO's."""
+    return _relative(samples.rewards, samples, normalized=False, leaves_one_out=True)
+
+
+def whitened(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
+    """REINFORCE++'s."""
+    return _whitened(samples.rewards, samples)
+
+
+def whitened_in_groups(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
+    """REINFORCE++'s with the mean of the group as baseline."""
+    return _whitened(_relative(samples.rewards, samples, normalized=False, leaves_one_out=False), samples)
+
+
+def weighted_components(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
+    """GDPO's."""
+    total = [0.0] * len(samples.rewards)
+    for component, weight in cfg.adv_estimator.reward_weights.items():
+        values = samples.components[component]
+        # A component that abstains is NaN.
+        judges = [
+            trains and not math.isnan(value) for trains, value in zip(samples.trains, values, strict=True)
+        ]
+        part = _relative(values, replace(samples, trains=judges), normalized=True, leaves_one_out=False)
+        total = [so_far + weight * value for so_far, value in zip(total, part, strict=True)]
+    batch = Rewarded(
+        rewards=total, groups=[0] * len(total), trains=samples.trains, num_tokens=samples.num_tokens
+    )
+    return _relative(total, batch, normalized=True, leaves_one_out=False)
 
 
 def _relative(

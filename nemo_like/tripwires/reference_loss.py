@@ -13,13 +13,22 @@ log-ratio limited to +-20, r = e^x.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nemo_like.algorithms.options import ImportanceSamplingType, KLType, LossConfig
+from nemo_like.algorithms.loss_kind import loss_kind_of
+from nemo_like.algorithms.options import (
+    ClippedLossConfig,
+    ImportanceSamplingType,
+    KLType,
+    LossConfig,
+    SurrogateLossConfig,
+)
+from nemo_like.config.import_path import load_by_path
 
 _LOG_RATIO_LIMIT = 20.0
 _KL_LIMIT = 10.0
@@ -153,51 +162,75 @@ def _policy_gradient(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return per token the value; the derivative of the loss, shares included; what the terms of the
     advantages would give of it, without cancelling; and whether the derivative is certain."""
-    advantages, log_ratio = tokens.advantages, tokens.logprobs - tokens.prev
-    if cfg.sequence_level_importance_ratios:
+    advantages, log_ratio, kind = tokens.advantages, tokens.logprobs - tokens.prev, loss_kind_of(cfg)
+    assert kind.reference is not None, "the caller asks only for kinds that have a reference"
+    if kind.has_sample_ratio:
         log_ratio = _sample_mean(log_ratio, tokens)
-    ratio = log_ratio.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp()
-    low, high = 1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max
-    is_certain = (log_ratio.abs() - _LOG_RATIO_LIMIT).abs() > _NEAR
-    # ``factor`` is the derivative divided by the advantage, on whose sign alone it depends.
-    if cfg.kind == "sapo":
-        value, factor = _soft_gate(ratio, advantages, cfg.arguments)
-        factor = torch.where(log_ratio.abs() > _LOG_RATIO_LIMIT, 0.0, factor)
-    elif cfg.disable_ppo_ratio:
-        value, factor = -advantages * tokens.logprobs, -torch.ones_like(ratio)
-        is_certain = torch.ones_like(is_certain)
-    elif cfg.use_cispo:
-        factor = -ratio.clamp(low, high)
-        value = advantages * factor * tokens.logprobs
-    else:
-        worst = high if cfg.ratio_clip_c is None else cfg.ratio_clip_c
-        is_held = torch.where(advantages > 0, ratio > high, ratio < low)
-        value = -advantages * torch.where(advantages > 0, ratio.clamp(max=high), ratio.clamp(min=low))
-        if cfg.ratio_clip_c is not None:
-            is_held |= (advantages < 0) & (ratio > worst)
-            value = torch.where(advantages < 0, torch.minimum(value, -advantages * worst), value)
-        is_held |= log_ratio.abs() > _LOG_RATIO_LIMIT
-        factor = torch.where(is_held, 0.0, -ratio)
-        for bound in (low, high, worst):
-            is_certain &= (ratio - bound).abs() > _NEAR
+    surrogate: Surrogate = load_by_path(kind.reference)
+    value, factor, is_certain = surrogate(tokens, log_ratio, cfg)
     is_certain &= advantages.abs() >= _NEAR * tokens.advantage_sizes
     if cfg.use_importance_sampling_correction and tokens.generation is not None:
         weights, weights_are_certain = _engine_weights(tokens, cfg)
         value, factor, is_certain = value * weights, factor * weights, is_certain & weights_are_certain
     factor = factor * share
     slope, slope_size = factor * advantages, factor.abs() * tokens.advantage_sizes
-    if cfg.sequence_level_importance_ratios and cfg.kind != "gspo_token":
+    if kind.spreads_gradient:
         slope, slope_size = _sample_mean(slope, tokens), _sample_mean(slope_size, tokens)
     return value, slope, slope_size, is_certain
 
 
-def _soft_gate(ratio: Tensor, advantages: Tensor, temperatures: Mapping[str, float]) -> tuple[Tensor, Tensor]:
-    """Return SAPO's value, and its derivative divided by the advantage, per token; the gate's own derivative
-    by r is 4 p (1 - p)."""
-    of_gain, of_loss = temperatures.get("tau_pos", 1.0), temperatures.get("tau_neg", 1.05)
-    tau = torch.full_like(ratio, of_loss).masked_fill(advantages > 0, of_gain)
+# Called with tokens, their log-ratios [M] and the section ``loss_fn``; gives per token the value, the
+# derivative divided by the advantage, on whose sign alone it depends, and whether that is certain.
+Surrogate = Callable[[ScoredTokens, Tensor, Any], tuple[Tensor, Tensor, Tensor]]
+
+
+def clipped_surrogate(
+    tokens: ScoredTokens, log_ratio: Tensor, cfg: SurrogateLossConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """PPO's, with the dual clip."""
+    ratio, is_certain = _ratio(log_ratio)
+    low, high, advantages = 1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max, tokens.advantages
+    worst = high if cfg.ratio_clip_c is None else cfg.ratio_clip_c
+    is_held = torch.where(advantages > 0, ratio > high, ratio < low)
+    value = -advantages * torch.where(advantages > 0, ratio.clamp(max=high), ratio.clamp(min=low))
+    if cfg.ratio_clip_c is not None:
+        is_held |= (advantages < 0) & (ratio > worst)
+        value = torch.where(advantages < 0, torch.minimum(value, -advantages * worst), value)
+    is_held |= log_ratio.abs() > _LOG_RATIO_LIMIT
+    for bound in (low, high, worst):
+        is_certain &= (ratio - bound).abs() > _NEAR
+    return value, torch.where(is_held, 0.0, -ratio), is_certain
+
+
+def weighted_logprob(
+    tokens: ScoredTokens, log_ratio: Tensor, cfg: ClippedLossConfig
+) -> tuple[Tensor, Tensor, Tensor]:
+    """CISPO's: the clipped ratio weighs the log-prob."""
+    ratio, is_certain = _ratio(log_ratio)
+    factor = -ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
+    return tokens.advantages * factor * tokens.logprobs, factor, is_certain
+
+
+def plain_logprob(tokens: ScoredTokens, log_ratio: Tensor, cfg: LossConfig) -> tuple[Tensor, Tensor, Tensor]:
+    """REINFORCE's, which has no ratio."""
+    factor = -torch.ones_like(log_ratio)
+    return -tokens.advantages * tokens.logprobs, factor, torch.ones_like(log_ratio, dtype=torch.bool)
+
+
+def soft_gate(tokens: ScoredTokens, log_ratio: Tensor, cfg: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """SAPO's, with its keys ``tau_pos`` and ``tau_neg``; the gate's own derivative by r is 4 p (1 - p)."""
+    ratio, is_certain = _ratio(log_ratio)
+    advantages = tokens.advantages
+    tau = torch.full_like(ratio, cfg.tau_neg).masked_fill(advantages > 0, cfg.tau_pos)
     is_open = 1 / (1 + (-tau * (ratio - 1)).exp())
-    return -advantages * 4 * is_open / tau, -4 * is_open * (1 - is_open) * ratio
+    factor = torch.where(log_ratio.abs() > _LOG_RATIO_LIMIT, 0.0, -4 * is_open * (1 - is_open) * ratio)
+    return -advantages * 4 * is_open / tau, factor, is_certain
+
+
+def _ratio(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the limited ratio, and whether its limit is not near."""
+    is_certain = (log_ratio.abs() - _LOG_RATIO_LIMIT).abs() > _NEAR
+    return log_ratio.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp(), is_certain
 
 
 def _engine_weights(tokens: ScoredTokens, cfg: LossConfig) -> tuple[Tensor, Tensor]:
@@ -208,7 +241,7 @@ def _engine_weights(tokens: ScoredTokens, cfg: LossConfig) -> tuple[Tensor, Tens
     kind = cfg.truncated_importance_sampling_type
     difference = (tokens.prev - tokens.generation).clamp(-limit, limit)
     judged = difference
-    if cfg.sequence_level_importance_ratios:
+    if loss_kind_of(cfg).has_sample_ratio:
         difference = _sample_mean(difference, tokens) * _sample_sizes(tokens)[tokens.sample]
         judged = difference = difference.clamp(-limit, limit)
     elif kind is ImportanceSamplingType.seq_mask:

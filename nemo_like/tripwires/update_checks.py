@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 
-from nemo_like.algorithms.options import LossConfig
+from nemo_like.algorithms.options import ClippedLossConfig
 from nemo_like.policy.options import (
     Device,
     LRDecayStyle,
@@ -46,7 +46,7 @@ def loss_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
             )
 
 
-def ratio_alarms(metrics: Mapping[str, float], loss: LossConfig) -> Iterator[Alarm]:
+def ratio_alarms(metrics: Mapping[str, float], loss: ClippedLossConfig) -> Iterator[Alarm]:
     """Yield an alarm when the clipped ratios are not the ratios cut at the configured bounds."""
     for side, bound in (("min", 1 - loss.ratio_clip_min), ("max", 1 + loss.ratio_clip_max)):
         ratio, clipped = metrics.get(f"probs_ratio_{side}"), metrics.get(f"probs_ratio_clamped_{side}")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from nemo_like.algorithms.options import LossConfig
+from nemo_like.algorithms.options import ClippedLossConfig, LossConfig
 from nemo_like.policy.options import PolicyConfig
 
 
@@ -14,6 +14,7 @@ class PlainModel:
     """A model and its optimizer, as one would set them up without a framework."""
 
     def __init__(self, policy: PolicyConfig, loss: LossConfig) -> None:
+        assert isinstance(loss, ClippedLossConfig), "this loop clips the ratio"
         self._loss, self._max_grad_norm = loss, policy.max_grad_norm
         self.model = AutoModelForCausalLM.from_pretrained(policy.model_name, dtype=torch.float32)
         adam = policy.optimizer

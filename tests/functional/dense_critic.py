@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.core_model_loading import revert_weight_conversion
 
-from nemo_like.algorithms.options import LossConfig
+from nemo_like.algorithms.options import LossConfig, SurrogateLossConfig
 from nemo_like.policy.options import PolicyConfig, ValueConfig
 from tests.functional.dense_reference import with_all_rows
 
@@ -173,7 +173,7 @@ def dense_logprobs(cfg: PolicyConfig, batch: dict[str, Any], temperature: float)
 
 
 def dense_policy_gradient(
-    cfg: PolicyConfig, loss: LossConfig, batch: dict[str, Any], temperature: float
+    cfg: PolicyConfig, loss: SurrogateLossConfig, batch: dict[str, Any], temperature: float
 ) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradient of one update on all samples, whose tokens have advantages of their own."""
     model = in_float64(AutoModelForCausalLM, cfg.model_name)

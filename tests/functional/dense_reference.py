@@ -14,7 +14,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from nemo_like.algorithms.options import KLType, LossConfig
+from nemo_like.algorithms.options import KLType, SurrogateLossConfig
 from nemo_like.policy.adapters import initial_value
 from nemo_like.policy.options import LoraConfig, PolicyConfig
 
@@ -44,7 +44,7 @@ class DenseReference:
 
     loader: Any = AutoModelForCausalLM
 
-    def __init__(self, cfg: PolicyConfig, loss: LossConfig, temperature: float) -> None:
+    def __init__(self, cfg: PolicyConfig, loss: SurrogateLossConfig, temperature: float) -> None:
         self.cfg, self.loss, self.temperature = cfg, loss, temperature
         self.model = with_all_rows(self.loader.from_pretrained(Path(cfg.model_name), dtype=torch.float32))
         if cfg.freeze_vision_tower:
@@ -149,7 +149,7 @@ class DenseReference:
         total, details = torch.zeros(()), []
         for row, (logprobs, entropy) in zip(trained, scores, strict=True):
             log_ratio = logprobs - prev[row]
-            if self.loss.sequence_level_importance_ratios:
+            if self.loss.kind == "gspo":
                 log_ratio = (log_ratio.sum() / masks[row].sum()).expand(len(log_ratio))
             ratio = log_ratio.exp()
             clipped = ratio.clamp(1 - self.loss.ratio_clip_min, 1 + self.loss.ratio_clip_max)

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from PIL import Image
 
-from nemo_like.algorithms.losses import LossTerms, LossTokens, policy_loss
+from nemo_like.algorithms.losses import LossTerms, LossTokens
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import MESSAGES, reads
 from nemo_like.environments.interface import Feedback, Turn
+from tests.losses import clipped_loss
 
 NO_PICTURE, MISSING = 3, "/no/such/picture.png"
 
@@ -47,4 +48,4 @@ def as_said(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
     """The usual loss, for samples whose conversation ends with what the policy said."""
     for messages in tokens.columns[MESSAGES.name]:
         assert messages is None or messages[-1]["role"] == "assistant"
-    return policy_loss(tokens, cfg)
+    return clipped_loss(tokens, cfg)

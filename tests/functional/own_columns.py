@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from nemo_like.algorithms.losses import LossTerms, LossTokens, policy_loss
-from nemo_like.algorithms.options import LossConfig
+from nemo_like.algorithms.loss_kind import OwnLossConfig
+from nemo_like.algorithms.losses import LossTerms, LossTokens, policy_gradient
 from nemo_like.batch.columns import Column, Layout, reads, writes
 from nemo_like.environments.interface import Feedback, Turn
 
@@ -33,6 +33,7 @@ class Judge:
 
 
 @reads(DESERVED, LEVEL)
-def weighted(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
+def weighted(tokens: LossTokens, cfg: OwnLossConfig) -> LossTerms:
     weights = tokens.columns["deserved"] * tokens.columns["level"][tokens.sample_index]
-    return policy_loss(replace(tokens, advantages=tokens.advantages * weights), cfg)
+    tokens = replace(tokens, advantages=tokens.advantages * weights)
+    return policy_gradient(tokens, cfg, cfg.ratio_clip_min, cfg.ratio_clip_max, cfg.ratio_clip_c)

@@ -14,7 +14,6 @@ from nemo_like.algorithms.losses import (
     TokenMean,
     logs,
     loss_terms,
-    policy_loss,
     policy_ratio,
 )
 from nemo_like.algorithms.options import GRPOConfig, LossConfig
@@ -22,6 +21,7 @@ from nemo_like.algorithms.sample_filters import RolledOut
 from nemo_like.batch.columns import reads
 from nemo_like.batch.tags import NUM_RESPONSE_TOKENS, reads_tags
 from tests.functional.own_columns import DESERVED, LEVEL, weighted
+from tests.losses import clipped_loss
 
 
 @reads(DESERVED)
@@ -52,20 +52,20 @@ def every_second(samples: RolledOut, cfg: GRPOConfig) -> list[bool]:
 
 
 def of_tokens(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    return replace(policy_loss(tokens, cfg), loss=tokens.logprobs)
+    return replace(clipped_loss(tokens, cfg), loss=tokens.logprobs)
 
 
 @reads(DESERVED)
 def not_a_number(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
     values = (tokens.columns["deserved"] - 1).log() * tokens.logprobs
-    return replace(policy_loss(tokens, cfg), loss=(tokens.weights * values).sum())
+    return replace(clipped_loss(tokens, cfg), loss=(tokens.weights * values).sum())
 
 
 def slow(tokens: LossTokens, cfg: LossConfig, seconds: float) -> LossTerms:
     time.sleep(seconds)
-    return policy_loss(tokens, cfg)
+    return clipped_loss(tokens, cfg)
 
 
 @reads(DESERVED)
 def misspelt(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    return replace(policy_loss(tokens, cfg), loss=tokens.columns["deserves"].sum())
+    return replace(clipped_loss(tokens, cfg), loss=tokens.columns["deserves"].sum())

@@ -55,7 +55,7 @@ from nemo_like.policy.options import (
 from nemo_like.policy.value_worker import ValueWorker
 from nemo_like.policy.worker import PolicyWorker
 from nemo_like.tripwires.options import Tripwires
-from tests.unit.algorithms.loss_cases import CONFIG
+from tests.unit.algorithms.loss_cases import of_kind
 
 VOCAB_SIZE = 96
 GROUP_SIZE = 4
@@ -246,10 +246,9 @@ def _fields_of(kind: type, config: Any) -> dict[str, Any]:
     return found
 
 
-def loss_config(*, kl_penalty: float = 0.0, **changes: Any) -> LossConfig:
-    """The clipped loss with clip-higher and dual clip, with changes by field name."""
-    clipped = replace(CONFIG, ratio_clip_c=3.0, reference_policy_kl_penalty=kl_penalty)
-    return replace(clipped, **changes)
+def loss_config(kind: str = "policy_gradient", *, kl_penalty: float = 0.0, **changes: Any) -> LossConfig:
+    """The loss of a kind, with clip-higher and dual clip where it has them, with changes by field name."""
+    return replace(of_kind(kind, {"ratio_clip_c": 3.0}, reference_policy_kl_penalty=kl_penalty), **changes)
 
 
 def random_batch(num_samples: int, seed: int = 5) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
-from nemo_like.algorithms.options import LossConfig
+from nemo_like.algorithms.options import SurrogateLossConfig
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.routed_experts import routed_experts_column
 from nemo_like.models.model_info import read_model_info
@@ -45,7 +45,7 @@ def routed_batch(num_samples: int, seed: int = 5) -> dict[str, Any]:
 class RoutedReference(DenseReference):
     """Its routers follow the batch's routes, and count how often they would have chosen otherwise."""
 
-    def __init__(self, cfg: PolicyConfig, loss: LossConfig, temperature: float) -> None:
+    def __init__(self, cfg: PolicyConfig, loss: SurrogateLossConfig, temperature: float) -> None:
         super().__init__(cfg, loss, temperature)
         column = routed_experts_column(read_model_info(cfg.model_name, PolicyBackend.megatron))
         assert column == COLUMN

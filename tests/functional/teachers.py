@@ -45,7 +45,7 @@ def reads_all(tokens: Any, cfg: LossConfig) -> Any:
 
 
 def loss() -> LossConfig:
-    return loss_config(kind="tests.functional.teachers:reads_all")
+    return loss_config("tests.functional.teachers:reads_all")
 
 
 def put(plane: InMemoryDataPlane, batch: dict[str, Any], partition: str = "step") -> KVBatchMeta:

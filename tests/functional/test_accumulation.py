@@ -58,7 +58,7 @@ SAVING = {**RECOMPUTE, "cpu_offload": True}
 KL = {"kl_penalty": 0.1}
 KL_IN_REWARD = {**KL, "use_kl_in_reward": True}
 SAMPLES = {"token_level_loss": False}
-GSPO = {**SAMPLES, "sequence_level_importance_ratios": True, "entropy_coef": 0.01}
+GSPO = {**SAMPLES, "kind": "gspo", "entropy_coef": 0.01}
 ON_POLICY = {"force_on_policy_ratio": True}
 
 

@@ -29,7 +29,6 @@ from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.functional.dense_reference import dense_kl, with_all_rows
 from tests.functional.policy_fixtures import (
     MicroBatching,
-    loss_config,
     make_checkpoint,
     policy_config,
     put_samples,
@@ -37,11 +36,11 @@ from tests.functional.policy_fixtures import (
     ready_worker,
 )
 from tests.functional.worlds import run_world
+from tests.unit.algorithms.loss_cases import of_kind
 
 NUM_SAMPLES = 8
 TEMPERATURE = 0.8
 KL_SCALE = 0.7
-PLAIN = loss_config(ratio_clip_c=None, entropy_coef=0.0)
 CORRECTED = {
     "use_importance_sampling_correction": True,
     "truncated_importance_sampling_ratio": 1.25,
@@ -53,57 +52,50 @@ CORRECTED_SAMPLES = {
     "truncated_importance_sampling_ratio": 20.0,
     "truncated_importance_sampling_ratio_min": 0.05,
 }
+
+
+def plain(kind: str = "policy_gradient", **changes: Any) -> LossConfig:
+    """The loss of a kind without dual clip, that reports the entropy."""
+    return of_kind(kind, **{"entropy_coef": 0.0, **changes})
+
+
 LOSSES = {
-    "GSPO with KL": replace(
-        PLAIN,
-        sequence_level_importance_ratios=True,
-        token_level_loss=False,
-        reference_policy_kl_penalty=0.2,
+    "GSPO with KL": plain("gspo", token_level_loss=False, reference_policy_kl_penalty=0.2),
+    "k1": plain(reference_policy_kl_penalty=0.2, reference_policy_kl_type=KLType.k1),
+    "k2": plain(reference_policy_kl_penalty=0.2, reference_policy_kl_type=KLType.k2),
+    "CISPO with tis": plain(
+        "cispo", truncated_importance_sampling_type=ImportanceSamplingType.tis, **CORRECTED
     ),
-    "k1": replace(PLAIN, reference_policy_kl_penalty=0.2, reference_policy_kl_type=KLType.k1),
-    "k2": replace(PLAIN, reference_policy_kl_penalty=0.2, reference_policy_kl_type=KLType.k2),
-    "CISPO with tis": replace(
-        PLAIN, use_cispo=True, truncated_importance_sampling_type=ImportanceSamplingType.tis, **CORRECTED
-    ),
-    "REINFORCE with seq_mask and entropy bonus": replace(
-        PLAIN,
-        disable_ppo_ratio=True,
+    "REINFORCE with seq_mask and entropy bonus": plain(
+        "reinforce",
         entropy_coef=0.3,
         truncated_importance_sampling_type=ImportanceSamplingType.seq_mask,
         **CORRECTED,
     ),
-    "on-policy with icepop": replace(
-        PLAIN,
+    "on-policy with icepop": plain(
         force_on_policy_ratio=True,
         truncated_importance_sampling_type=ImportanceSamplingType.icepop,
         **CORRECTED,
     ),
-    "ratio to what was sampled with": replace(PLAIN, use_generation_logprobs_as_prev=True),
-    "KL in the reward": replace(PLAIN, use_kl_in_reward=True, reference_policy_kl_penalty=0.2),
-    "GSPO with icepop": replace(
-        PLAIN,
-        sequence_level_importance_ratios=True,
+    "ratio to what was sampled with": plain(use_generation_logprobs_as_prev=True),
+    "KL in the reward": plain(use_kl_in_reward=True, reference_policy_kl_penalty=0.2),
+    "GSPO with icepop": plain(
+        "gspo",
         token_level_loss=False,
         truncated_importance_sampling_type=ImportanceSamplingType.icepop,
         **CORRECTED_SAMPLES,
     ),
-    "GSPO with tis": replace(
-        PLAIN,
-        sequence_level_importance_ratios=True,
+    "GSPO with tis": plain(
+        "gspo",
         token_level_loss=False,
         truncated_importance_sampling_type=ImportanceSamplingType.tis,
         **CORRECTED_SAMPLES,
     ),
-    "SAPO": replace(PLAIN, kind="sapo", arguments={"tau_pos": 0.8, "tau_neg": 2.0}, token_level_loss=False),
-    "GSPO-token with KL in the reward": replace(
-        PLAIN,
-        kind="gspo_token",
-        sequence_level_importance_ratios=True,
-        token_level_loss=False,
-        use_kl_in_reward=True,
-        reference_policy_kl_penalty=0.2,
+    "SAPO": plain("sapo", tau_pos=0.8, tau_neg=2.0, token_level_loss=False),
+    "GSPO-token with KL in the reward": plain(
+        "gspo_token", token_level_loss=False, use_kl_in_reward=True, reference_policy_kl_penalty=0.2
     ),
-    "Dr.GRPO": replace(PLAIN, token_level_loss=False, sequence_length_normalizer=21),
+    "Dr.GRPO": plain(token_level_loss=False, sequence_length_normalizer=21),
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one process, packed": {"micro_batching": MicroBatching.packed},
@@ -152,10 +144,11 @@ class Token:
 class DenseLoss:
     """One loss over the whole global batch, token by token in plain Python."""
 
-    def __init__(self, loss: LossConfig, samples: list[list[Token]], advantages: list[float]) -> None:
+    def __init__(self, loss: Any, samples: list[list[Token]], advantages: list[float]) -> None:
         self.loss, self.samples, self.advantages = loss, samples, advantages
         self.low = loss.truncated_importance_sampling_ratio_min
         self.high = loss.truncated_importance_sampling_ratio
+        self.is_by_sample = loss.kind in ("gspo", "gspo_token")
 
     def value(self) -> Tensor:
         num_tokens = sum(len(sample) for sample in self.samples)
@@ -176,22 +169,22 @@ class DenseLoss:
             gaps = torch.tensor([other.reference - other.prev for other in sample[position:]])
             advantage -= KL_SCALE * dense_kl(gaps, cfg.reference_policy_kl_type).clamp(-10, 10).sum().item()
         ratio = self.ratio(token)
-        if cfg.sequence_level_importance_ratios:
+        if self.is_by_sample:
             ratio = math.prod((self.ratio(other) for other in sample), start=torch.ones(())) ** (
                 1 / len(sample)
             )
             if cfg.kind == "gspo_token":
                 ratio = ratio.item() * (token.logprob - token.logprob.item()).exp()
-        clipped = ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
         if cfg.kind == "sapo":
-            tau = cfg.arguments["tau_pos" if advantage > 0 else "tau_neg"]
+            tau = cfg.tau_pos if advantage > 0 else cfg.tau_neg
             value = -advantage * 4 / tau / (1 + (-tau * (ratio - 1)).exp())
-        elif cfg.disable_ppo_ratio:
+        elif cfg.kind == "reinforce":
             value = -advantage * token.logprob
-        elif cfg.use_cispo:
-            value = -advantage * clipped.item() * token.logprob
         else:
+            clipped = ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
             value = torch.max(-advantage * ratio, -advantage * clipped)
+            if cfg.kind == "cispo":
+                value = -advantage * clipped.item() * token.logprob
         value = value * self.weight(token, sample)
         if cfg.reference_policy_kl_penalty and not cfg.use_kl_in_reward:
             kl = dense_kl(token.reference - token.logprob, cfg.reference_policy_kl_type)
@@ -211,7 +204,7 @@ class DenseLoss:
         """The importance weight."""
         if not self.loss.use_importance_sampling_correction:
             return 1.0
-        own = self.ratio_to_engine(sample if self.loss.sequence_level_importance_ratios else [token])
+        own = self.ratio_to_engine(sample if self.is_by_sample else [token])
         if self.loss.truncated_importance_sampling_type is ImportanceSamplingType.tis:
             return min(max(own, self.low), self.high)
         return 0.0 if self.is_out_of_bounds(token, sample) else own
@@ -219,12 +212,12 @@ class DenseLoss:
     def ratio_to_engine(self, tokens: list[Token]) -> float:
         """The geometric mean over the tokens; with GSPO their product."""
         gaps = [self.prev(token) - token.generation for token in tokens]
-        return math.exp(sum(gaps) / (1 if self.loss.sequence_level_importance_ratios else len(gaps)))
+        return math.exp(sum(gaps) / (1 if self.is_by_sample else len(gaps)))
 
     @property
     def judges_samples(self) -> bool:
         kind = self.loss.truncated_importance_sampling_type
-        return kind is ImportanceSamplingType.seq_mask or self.loss.sequence_level_importance_ratios
+        return kind is ImportanceSamplingType.seq_mask or self.is_by_sample
 
     def is_out_of_bounds(self, token: Token, sample: list[Token]) -> bool:
         """Of the token, or of its sample."""

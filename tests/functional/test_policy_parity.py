@@ -61,7 +61,7 @@ ATTENTION_ADAPTERS = {"adapts": ("q_proj", "k_proj", "v_proj", "o_proj")}
 MIXTURE = {"model_type": "qwen3_moe"}
 KL = {"kl_penalty": 0.1}
 # GSPO looks at whole samples, which ranks may share; the entropy at whole distributions, likewise.
-GSPO = {"sequence_level_importance_ratios": True, "token_level_loss": False, "entropy_coef": 0.01}
+GSPO = {"kind": "gspo", "token_level_loss": False, "entropy_coef": 0.01}
 
 
 @dataclass(frozen=True)

@@ -156,10 +156,8 @@ def taught_batch() -> dict[str, Any]:
 
 
 def student_loss(divergence: str) -> LossConfig:
-    arguments = DIVERGENCES[divergence]
-    return loss_config(
-        kind="distillation", arguments=arguments, ratio_clip_c=None, force_on_policy_ratio=True
-    )
+    own = DIVERGENCES[divergence]
+    return loss_config("distillation", **own, ratio_clip_c=None, force_on_policy_ratio=True)
 
 
 def train_with_every_divergence(
@@ -190,7 +188,7 @@ def dense_updates(checkpoint: Path, batch: dict[str, Any]) -> dict[str, dict[str
         for name, values in batch["columns"].items()
     }
     found = {}
-    for name, arguments in DIVERGENCES.items():
+    for name, own_keys in DIVERGENCES.items():
         model = with_all_rows(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64))
         losses, divergences = [], []
         for row, trains in enumerate(batch["tags"]["sample_mask"]):
@@ -207,7 +205,7 @@ def dense_updates(checkpoint: Path, batch: dict[str, Any]) -> dict[str, dict[str
             teacher = columns["teacher_topk_logprobs"][row][mask].double()
             student = logprobs.gather(1, columns["teacher_topk_ids"][row][mask].long())
             if name == "jensen_shannon":
-                apart = jensen_shannon(teacher, student, arguments["beta"])
+                apart = jensen_shannon(teacher, student, own_keys["beta"])
             else:
                 apart = (forward_kl if name == "forward" else reverse_kl)(teacher, student)
             losses.append(apart)
@@ -260,7 +258,7 @@ SMALL = [
     *("grpo.val_period=0", "logger.wandb.mode=disabled", "checkpointing.export_final_hf=false"),
     *FEWEST_PROCESSES,
 ]
-TOPK = "loss_fn.arguments={divergence: jensen_shannon, top_k: 5}"
+TOPK = ("loss_fn.divergence=jensen_shannon", "loss_fn.top_k=5")
 ENGINE = ("teacher.scored_by=engine", "teacher.data_parallel_size=1")
 
 
@@ -292,7 +290,7 @@ def distilled(directory: Path, teacher: str, arguments: Sequence[str] = ()) -> F
 @pytest.fixture(scope="module")
 def by_workers(untrained_teacher: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     directory = tmp_path_factory.mktemp("workers")
-    return distilled(directory, untrained_teacher, [TOPK, "rollout.record=true"])
+    return distilled(directory, untrained_teacher, [*TOPK, "rollout.record=true"])
 
 
 @pytest.mark.whole_run
@@ -319,9 +317,9 @@ def test_teachers_that_change_places_with_their_tasks_teach_alike(
     first = distilled(
         tmp_path / "first",
         untrained_teacher,
-        [TOPK, "rollout.record=true", *tasks, f"teacher.models={{second: {other_teacher}}}"],
+        [*TOPK, "rollout.record=true", *tasks, f"teacher.models={{second: {other_teacher}}}"],
     )
-    replayed = (TOPK, f"rollout.replay={first.run_dir / 'recorded'}", *tasks)
+    replayed = (*TOPK, f"rollout.replay={first.run_dir / 'recorded'}", *tasks)
     swapped = distilled(
         tmp_path / "swapped",
         other_teacher,
@@ -354,7 +352,7 @@ def test_teachers_that_change_places_with_their_tasks_teach_alike(
 def test_other_teachers_teach_alike_on_one_recorded_rollout(
     by_workers: FinishedRun, untrained_teacher: str, other: Sequence[str], tmp_path: Path
 ) -> None:
-    replayed = [TOPK, f"rollout.replay={by_workers.run_dir / 'recorded'}", *other]
+    replayed = [*TOPK, f"rollout.replay={by_workers.run_dir / 'recorded'}", *other]
     again = distilled(tmp_path, untrained_teacher, replayed)
     for before, after in zip(by_workers.records(), again.records(), strict=True):
         for name in ("loss", "grad_norm", "teacher_divergence"):

@@ -760,7 +760,7 @@ def groups_chosen_by_shaped_rewards(groups_to_train: Any) -> Any:
 
 # ---------------------------------------------------------------------- loss
 
-_POLICY_LOSS = "nemo_like.algorithms.losses:policy_loss"
+_POLICY_GRADIENT = "nemo_like.algorithms.losses:policy_gradient"
 _TOKEN_WEIGHTS = "nemo_like.algorithms.losses:token_weights"
 
 
@@ -768,11 +768,12 @@ _TOKEN_WEIGHTS = "nemo_like.algorithms.losses:token_weights"
     Group.loss,
     "The KL to the reference is subtracted from a loss that is minimised.",
     "volcengine/verl#179",
-    _POLICY_LOSS,
+    _POLICY_GRADIENT,
 )
-def kl_sign_flipped(policy_loss: Any) -> Any:
-    def mutated(tokens: Any, cfg: Any) -> Any:
-        return policy_loss(tokens, replace(cfg, reference_policy_kl_penalty=-cfg.reference_policy_kl_penalty))
+def kl_sign_flipped(policy_gradient: Any) -> Any:
+    def mutated(tokens: Any, cfg: Any, **clips: Any) -> Any:
+        flipped = replace(cfg, reference_policy_kl_penalty=-cfg.reference_policy_kl_penalty)
+        return policy_gradient(tokens, flipped, **clips)
 
     return mutated
 
@@ -820,11 +821,11 @@ def reference_left_in_the_policy(in_place: Any) -> Any:
     Group.loss,
     "The setting that forces the ratio to 1 is not read: the ratio is 1 with it or without it.",
     "NVIDIA-NeMo/RL#3087",
-    _POLICY_LOSS,
+    _POLICY_GRADIENT,
 )
-def ratio_always_one(policy_loss: Any) -> Any:
-    def mutated(tokens: Any, cfg: Any) -> Any:
-        return policy_loss(replace(tokens, prev_logprobs=tokens.logprobs.detach()), cfg)
+def ratio_always_one(policy_gradient: Any) -> Any:
+    def mutated(tokens: Any, cfg: Any, **clips: Any) -> Any:
+        return policy_gradient(replace(tokens, prev_logprobs=tokens.logprobs.detach()), cfg, **clips)
 
     return mutated
 
@@ -833,11 +834,14 @@ def ratio_always_one(policy_loss: Any) -> Any:
     Group.loss,
     "The upper bound of the clipping is set by the lower one's key.",
     "huggingface/trl#6019",
-    _POLICY_LOSS,
+    _POLICY_GRADIENT,
     "loss_fn.ratio_clip_max=0.5",
 )
-def clipped_by_the_wrong_bound(policy_loss: Any) -> Any:
-    return lambda tokens, cfg: policy_loss(tokens, replace(cfg, ratio_clip_max=cfg.ratio_clip_min))
+def clipped_by_the_wrong_bound(policy_gradient: Any) -> Any:
+    def mutated(tokens: Any, cfg: Any, **clips: Any) -> Any:
+        return policy_gradient(tokens, cfg, **{**clips, "ratio_clip_max": clips["ratio_clip_min"]})
+
+    return mutated
 
 
 @mutation(
@@ -911,11 +915,12 @@ def masked_samples_get_kl(loss_tokens: Any) -> Any:
     Group.loss,
     "The advantages are handed to the loss a second time, where its mask belongs.",
     "volcengine/verl#2513",
-    _POLICY_LOSS,
+    _POLICY_GRADIENT,
 )
-def advantages_in_place_of_mask(policy_loss: Any) -> Any:
-    def mutated(tokens: Any, cfg: Any) -> Any:
-        return policy_loss(replace(tokens, weights=tokens.weights * tokens.advantages), cfg)
+def advantages_in_place_of_mask(policy_gradient: Any) -> Any:
+    def mutated(tokens: Any, cfg: Any, **clips: Any) -> Any:
+        multiplied = replace(tokens, weights=tokens.weights * tokens.advantages)
+        return policy_gradient(multiplied, cfg, **clips)
 
     return mutated
 

@@ -17,7 +17,8 @@ PAGE = (Path(__file__).parents[2] / "docs" / "columns.md").read_text(encoding="u
 
 
 def test_the_configuration_is_one(tmp_path: Path) -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    files = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (text,) = [file for file in files if "my_columns" in file]
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     cfg = load_config(path, [])
@@ -27,7 +28,7 @@ def test_the_configuration_is_one(tmp_path: Path) -> None:
 
 
 def test_the_example_is_the_one_that_is_run() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (code,) = re.findall(r"```python\n(# my_columns\.py.*?)```", PAGE, re.DOTALL)
     written: dict[str, Any] = {}
     exec(code, written)
     turn = Turn(prompt="9+9=", response="18", answer="18", is_truncated=False, response_ids=[1, 2, 3])

@@ -84,9 +84,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo_models: Path, r
     for variable in ("SLURM_ARRAY_TASK_ID", "WANDB_API_KEY"):
         monkeypatch.setenv(variable, "1")
     (tmp_path / "two_tasks.yaml").write_text(TWO_TASKS)
-    (agent,) = [block.text for block in blocks("python") if block.text.startswith("# my_agents.py")]
-    (tmp_path / "my_agents.py").write_text(agent)
+    for block in blocks("python"):
+        if module := re.match(r"# (\w+\.py)\b", block.text):
+            (tmp_path / module[1]).write_text(block.text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
     for name in ("mine", "my", "agent"):
         (text,) = [block.text for block in FILES if block.text.startswith(f"# {name}.yaml")]
         (tmp_path / f"{name}.yaml").write_text(text)

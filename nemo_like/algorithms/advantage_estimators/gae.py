@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import math
 
-from nemo_like.algorithms.advantage_estimators.whitening import whitening_scale
+from nemo_like.algorithms.estimator_kind import EstimatorKind
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
 from nemo_like.algorithms.options import GRPOConfig
+from nemo_like.algorithms.whitening import whitening_scale
 
 
 def gae(inputs: AdvantageInputs, cfg: GRPOConfig) -> Advantages:
@@ -37,3 +38,12 @@ def gae(inputs: AdvantageInputs, cfg: GRPOConfig) -> Advantages:
     mean = math.fsum(sums[i] for i in valid) / num_tokens
     scale = whitening_scale(math.fsum(squares[i] for i in valid) / num_tokens - mean**2)
     return Advantages([-mean * scale if kept else 0.0 for kept in inputs.sample_mask], token_scale=scale)
+
+
+KIND = EstimatorKind(
+    about="GAE: each token by a critic (arXiv 1506.02438)",
+    function="nemo_like.algorithms.advantage_estimators.gae:gae",
+    judges_in_groups=False,
+    whitens_tokens=True,
+    has_critic=True,
+)

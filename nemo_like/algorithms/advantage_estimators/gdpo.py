@@ -6,11 +6,13 @@ s = sum_k w_k (r_k - mean_group) / (std_group + 1e-6)      A = (s - mean(s)) / (
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from nemo_like.algorithms.advantages import group_relative_advantages
+from nemo_like.algorithms.estimator_kind import EstimatorKind
 from nemo_like.algorithms.estimators import AdvantageInputs
 from nemo_like.algorithms.options import GRPOConfig
+from nemo_like.config.problems import Problem
 
 
 def gdpo(inputs: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
@@ -54,3 +56,29 @@ def normalized_sum(inputs: AdvantageInputs, weights: Mapping[str, float]) -> lis
         use_leave_one_out_baseline=False,
         sample_mask=inputs.sample_mask,
     )
+
+
+def _problems(grpo: GRPOConfig) -> Iterator[Problem]:
+    weights = grpo.adv_estimator.reward_weights
+    if not any(weights.values()):
+        yield Problem(
+            key=f"grpo.adv_estimator.reward_weights={weights}",
+            rule="must weigh at least one reward component with the estimator gdpo",
+            remedy="for example ++grpo.adv_estimator.reward_weights.correct=1.0",
+        )
+    for stage in ("reward_scaling", "reward_shaping"):
+        if getattr(grpo, stage).enabled:
+            yield Problem(
+                key=f"grpo.{stage}.enabled=true",
+                rule="would do nothing with the estimator gdpo, which sees raw components, not their sum",
+                remedy="switch it off, or let the environment give such a penalty as a component",
+            )
+
+
+KIND = EstimatorKind(
+    about="GDPO: each reward component normalised by itself (arXiv 2601.05242)",
+    function="nemo_like.algorithms.advantage_estimators.gdpo:gdpo",
+    reference="nemo_like.tripwires.reference_advantages:weighted_components",
+    problems=_problems,
+    weighs_components=True,
+)

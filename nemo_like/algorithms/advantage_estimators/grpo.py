@@ -9,6 +9,7 @@ std are those of the group's other samples.
 from __future__ import annotations
 
 from nemo_like.algorithms.advantages import group_relative_advantages
+from nemo_like.algorithms.estimator_kind import EstimatorKind
 from nemo_like.algorithms.estimators import AdvantageInputs
 from nemo_like.algorithms.options import GRPOConfig
 
@@ -22,3 +23,12 @@ def grpo(inputs: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
         use_leave_one_out_baseline=cfg.use_leave_one_out_baseline,
         sample_mask=inputs.sample_mask,
     )
+
+
+KIND = EstimatorKind(
+    about="GRPO: relative to its group (arXiv 2402.03300)",
+    function="nemo_like.algorithms.advantage_estimators.grpo:grpo",
+    reference="nemo_like.tripwires.reference_advantages:relative",
+    is_of_groups=True,
+    chooses_baseline=True,
+)

@@ -5,10 +5,11 @@ A_t = (R - mean(R of the group) - beta K_t - mean) / std      mean and std over 
 
 from __future__ import annotations
 
-from nemo_like.algorithms.advantage_estimators.whitening import whitened_over_tokens
 from nemo_like.algorithms.advantages import group_relative_advantages
+from nemo_like.algorithms.estimator_kind import EstimatorKind
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
 from nemo_like.algorithms.options import GRPOConfig
+from nemo_like.algorithms.whitening import whitened_over_tokens
 
 
 def reinforce_plus_plus_baseline(inputs: AdvantageInputs, cfg: GRPOConfig) -> Advantages:
@@ -22,3 +23,11 @@ def reinforce_plus_plus_baseline(inputs: AdvantageInputs, cfg: GRPOConfig) -> Ad
         sample_mask=inputs.sample_mask,
     )
     return whitened_over_tokens(centred, inputs)
+
+
+KIND = EstimatorKind(
+    about="REINFORCE++ with the mean of the group as baseline (arXiv 2501.03262)",
+    function="nemo_like.algorithms.advantage_estimators.reinforce_plus_plus_baseline:reinforce_plus_plus_baseline",
+    reference="nemo_like.tripwires.reference_advantages:whitened_in_groups",
+    whitens_tokens=True,
+)

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nemo_like.algorithms.losses import LossTokens
-from nemo_like.algorithms.options import KLType, LossConfig
+from nemo_like.algorithms.options import LossConfig
+from tests.losses import loss_of
 
-CONFIG = LossConfig(
-    kind="policy_gradient",
-    arguments={},
-    ratio_clip_min=0.2,
-    ratio_clip_max=0.28,
-    ratio_clip_c=None,
-    disable_ppo_ratio=False,
-    use_cispo=False,
-    sequence_level_importance_ratios=False,
-    force_on_policy_ratio=False,
-    use_generation_logprobs_as_prev=False,
-    token_level_loss=True,
-    sequence_length_normalizer=None,
-    reference_policy_kl_penalty=0.0,
-    reference_policy_kl_type=KLType.k3,
-    use_kl_in_reward=False,
-    entropy_coef=None,
-    use_importance_sampling_correction=False,
-    truncated_importance_sampling_type=None,
-    truncated_importance_sampling_ratio=None,
-    truncated_importance_sampling_ratio_min=None,
-)
+CLIP_HIGHER = {"ratio_clip_min": 0.2, "ratio_clip_max": 0.28}
+
+
+def of_kind(
+    kind: str = "policy_gradient", own: Mapping[str, Any] | None = None, **changes: Any
+) -> LossConfig:
+    """The loss of a kind, with clip-higher and the values ``own`` where it has such keys, and with changes by
+    field name."""
+    return replace(loss_of(kind, {**CLIP_HIGHER, **(own or {})}), **changes)
+
+
+CONFIG = of_kind()
+GSPO = of_kind("gspo", token_level_loss=False)
 
 
 def tokens(

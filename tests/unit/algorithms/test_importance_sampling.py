@@ -14,16 +14,19 @@ from nemo_like.algorithms.importance_sampling import (
     importance_correction,
     sample_means,
 )
-from nemo_like.algorithms.losses import policy_loss
 from nemo_like.algorithms.options import ImportanceSamplingType, LossConfig
-from tests.unit.algorithms.loss_cases import CONFIG, sample_index, tokens
+from tests.losses import compute
+from tests.unit.algorithms.loss_cases import CONFIG, GSPO, sample_index, tokens
 
 CORRECTED = replace(CONFIG, use_importance_sampling_correction=True)
+CORRECTED_GSPO = replace(GSPO, use_importance_sampling_correction=True)
 
 
-def bounded(kind: ImportanceSamplingType, low: float | None, high: float | None) -> LossConfig:
+def bounded(
+    kind: ImportanceSamplingType, low: float | None, high: float | None, cfg: LossConfig = CORRECTED
+) -> LossConfig:
     return replace(
-        CORRECTED,
+        cfg,
         truncated_importance_sampling_type=kind,
         truncated_importance_sampling_ratio_min=low,
         truncated_importance_sampling_ratio=high,
@@ -71,24 +74,28 @@ def test_seq_mask_judges_a_sample_by_its_geometric_mean_and_keeps_the_raw_weight
     assert share.item() == pytest.approx(0.5)
 
 
-def gspo(cfg: LossConfig) -> LossConfig:
-    return replace(cfg, sequence_level_importance_ratios=True, token_level_loss=False)
-
-
 @pytest.mark.parametrize(
     ("cfg", "expected", "outside"),
     [
         # Products: 4 * 1/4 = 1, 1 * 2 * 4 = 8, 1/4.
-        (CORRECTED, [1, 1, 8, 8, 8, 0.25], [0, 0, 0]),
-        (bounded(ImportanceSamplingType.tis, None, 1.5), [1, 1, 1.5, 1.5, 1.5, 0.25], [0, 1, 0]),
-        (bounded(ImportanceSamplingType.tis, 0.5, 1.5), [1, 1, 1.5, 1.5, 1.5, 0.5], [0, 1, 1]),
-        (bounded(ImportanceSamplingType.icepop, 0.5, 9.0), [1, 1, 8, 8, 8, 0], [0, 0, 1]),
+        (CORRECTED_GSPO, [1, 1, 8, 8, 8, 0.25], [0, 0, 0]),
+        (
+            bounded(ImportanceSamplingType.tis, None, 1.5, CORRECTED_GSPO),
+            [1, 1, 1.5, 1.5, 1.5, 0.25],
+            [0, 1, 0],
+        ),
+        (
+            bounded(ImportanceSamplingType.tis, 0.5, 1.5, CORRECTED_GSPO),
+            [1, 1, 1.5, 1.5, 1.5, 0.5],
+            [0, 1, 1],
+        ),
+        (bounded(ImportanceSamplingType.icepop, 0.5, 9.0, CORRECTED_GSPO), [1, 1, 8, 8, 8, 0], [0, 0, 1]),
     ],
 )
 def test_gspo_has_one_weight_per_sample_the_product_over_its_tokens(
     cfg: LossConfig, expected: list[float], outside: list[float]
 ) -> None:
-    found = correction_of([4.0, 0.25, 1.0, 2.0, 4.0, 0.25], [2, 3, 1], gspo(cfg))
+    found = correction_of([4.0, 0.25, 1.0, 2.0, 4.0, 0.25], [2, 3, 1], cfg)
     assert found.weights.tolist() == pytest.approx(expected)
     # Each sample counts once in the share that is out of bounds, however long it is.
     samples = sample_index([2, 3, 1])
@@ -105,7 +112,7 @@ def test_gspo_weighs_the_loss_of_a_sample_as_a_whole() -> None:
         generation_logprobs=-torch.tensor([4.0, 1.0, 3.0]).log(),
     )
     # Weights 4 * 1 and 3; ratios 1.1 and 1.
-    loss = policy_loss(batch, gspo(CORRECTED)).loss
+    loss = compute(batch, CORRECTED_GSPO).loss
     assert loss.item() == pytest.approx(4 * (-1.1 - 1.1) + 3 * 2.0)
 
 
@@ -126,7 +133,7 @@ def test_the_weights_multiply_the_policy_gradient_and_neither_the_kl_nor_the_ent
         reference_logprobs=torch.tensor([math.log(0.25)]),
         entropy=torch.tensor([0.7]),
     )
-    terms = policy_loss(batch, cfg)
+    terms = compute(batch, cfg)
     kl = 0.5 - 1 + math.log(2)  # k3 of log(1/2)
     assert terms.loss.item() == pytest.approx(-3.0 * 2 + kl - 0.7)
     assert terms.means["is_oob_ratio"].values.tolist() == [0.0]
@@ -135,7 +142,7 @@ def test_the_weights_multiply_the_policy_gradient_and_neither_the_kl_nor_the_ent
 def test_the_weights_carry_no_gradient() -> None:
     generation = torch.tensor([-2.0, -2.0])
     batch = tokens([1.0, 1.0], [1.0, -1.0], generation_logprobs=generation)
-    policy_loss(batch, CORRECTED).loss.backward()
+    compute(batch, CORRECTED).loss.backward()
     # w = e^2 for both; d(-A r)/dlogp = -A r, and r = 1.
     assert batch.logprobs.grad.tolist() == pytest.approx([-math.exp(2), math.exp(2)])
 

@@ -11,30 +11,27 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nemo_like.algorithms.divergence import divergences
-from nemo_like.algorithms.losses import policy_loss
 from nemo_like.algorithms.options import ImportanceSamplingType, KLType, LossConfig
-from tests.unit.algorithms.loss_cases import CONFIG, tokens
+from tests.losses import compute
+from tests.unit.algorithms.loss_cases import CONFIG, GSPO, of_kind, tokens
 
 E20 = math.exp(20)
 CORRECTED = replace(CONFIG, use_importance_sampling_correction=True)
 BOUNDED = replace(
     CORRECTED, truncated_importance_sampling_ratio=5.0, truncated_importance_sampling_ratio_min=0.5
 )
-GSPO = replace(CONFIG, sequence_level_importance_ratios=True, token_level_loss=False)
 SURROGATES = {
     "PPO": CONFIG,
-    "dual clip": replace(CONFIG, ratio_clip_c=3.0),
+    "dual clip": of_kind("policy_gradient", ratio_clip_c=3.0),
     "GSPO": GSPO,
-    "CISPO": replace(CONFIG, use_cispo=True),
-    "REINFORCE": replace(CONFIG, disable_ppo_ratio=True),
+    "CISPO": of_kind("cispo"),
+    "REINFORCE": of_kind("reinforce"),
 }
 LOSSES = {
     **SURROGATES,
     **{f"PPO with {kind.name}": replace(CONFIG, reference_policy_kl_type=kind) for kind in KLType},
     "raw correction": CORRECTED,
-    "GSPO with raw correction": replace(
-        CORRECTED, sequence_level_importance_ratios=True, token_level_loss=False
-    ),
+    "GSPO with raw correction": replace(GSPO, use_importance_sampling_correction=True),
     **{
         kind.name: replace(BOUNDED, truncated_importance_sampling_type=kind)
         for kind in ImportanceSamplingType
@@ -65,7 +62,7 @@ def test_no_log_ratio_makes_a_loss_or_gradient_that_is_no_number(
         generation_logprobs=generation,
         reference_logprobs=reference,
     )
-    terms = policy_loss(batch, replace(LOSSES[name], reference_policy_kl_penalty=0.1))
+    terms = compute(batch, replace(LOSSES[name], reference_policy_kl_penalty=0.1))
     terms.loss.backward()
     found = {
         "loss": terms.loss,
@@ -80,7 +77,7 @@ def gradient(cfg: LossConfig, log_ratio: float, advantage: float) -> tuple[float
     """Loss and its derivative by the log-prob, of one token."""
     logprobs = torch.tensor([-0.5], requires_grad=True)
     batch = tokens([1.0], [advantage], logprobs=logprobs, prev_logprobs=logprobs.detach() - log_ratio)
-    loss = policy_loss(batch, cfg).loss
+    loss = compute(batch, cfg).loss
     loss.backward()
     return loss.item(), logprobs.grad.item()
 

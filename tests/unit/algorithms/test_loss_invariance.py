@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -11,34 +12,31 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nemo_like.algorithms.losses import GlobalCounts, LossTerms, LossTokens, policy_loss, token_weights
+from nemo_like.algorithms.losses import GlobalCounts, LossTerms, LossTokens, token_weights
 from nemo_like.algorithms.options import ImportanceSamplingType, LossConfig
-from tests.unit.algorithms.loss_cases import CONFIG, sample_index
+from tests.losses import compute
+from tests.unit.algorithms.loss_cases import CONFIG, GSPO, of_kind, sample_index
 
-CORRECTED = replace(
-    CONFIG,
-    use_importance_sampling_correction=True,
-    truncated_importance_sampling_ratio=2.0,
-    truncated_importance_sampling_ratio_min=0.5,
-)
+CORRECTED: dict[str, Any] = {
+    "use_importance_sampling_correction": True,
+    "truncated_importance_sampling_ratio": 2.0,
+    "truncated_importance_sampling_ratio_min": 0.5,
+}
 LOSSES = {
     "token level": CONFIG,
-    "sequence level, dual clip, KL": replace(
-        CONFIG, token_level_loss=False, ratio_clip_c=2.0, reference_policy_kl_penalty=0.3
+    "sequence level, dual clip, KL": of_kind(
+        "policy_gradient", token_level_loss=False, ratio_clip_c=2.0, reference_policy_kl_penalty=0.3
     ),
     "Dr.GRPO": replace(CONFIG, token_level_loss=False, sequence_length_normalizer=7),
-    "GSPO": replace(CONFIG, token_level_loss=False, sequence_level_importance_ratios=True),
+    "GSPO": GSPO,
     "GSPO, corrected": replace(
-        CORRECTED,
-        token_level_loss=False,
-        sequence_level_importance_ratios=True,
-        truncated_importance_sampling_type=ImportanceSamplingType.tis,
+        GSPO, truncated_importance_sampling_type=ImportanceSamplingType.tis, **CORRECTED
     ),
-    "CISPO": replace(CONFIG, use_cispo=True, reference_policy_kl_penalty=0.3),
-    "REINFORCE with entropy bonus": replace(CONFIG, disable_ppo_ratio=True, entropy_coef=0.1),
+    "CISPO": of_kind("cispo", reference_policy_kl_penalty=0.3),
+    "REINFORCE with entropy bonus": of_kind("reinforce", entropy_coef=0.1),
     "raw correction": replace(CONFIG, use_importance_sampling_correction=True),
     **{
-        kind.name: replace(CORRECTED, truncated_importance_sampling_type=kind)
+        kind.name: replace(CONFIG, truncated_importance_sampling_type=kind, **CORRECTED)
         for kind in ImportanceSamplingType
     },
 }
@@ -81,7 +79,7 @@ class GlobalBatch:
             generation_logprobs=self.generation[here],
             entropy=entropy[here] if self.cfg.entropy_coef else None,
         )
-        return policy_loss(tokens, self.cfg)
+        return compute(tokens, self.cfg)
 
     def run(self, cuts: list[range]) -> tuple[Tensor, Tensor, Tensor, dict[str, float]]:
         """Loss, its gradients with respect to log-probs and entropy, and the means over all parts."""

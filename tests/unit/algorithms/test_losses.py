@@ -12,17 +12,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nemo_like.algorithms.gspo_token import gspo_token
 from nemo_like.algorithms.losses import (
     GlobalCounts,
     clipped_policy_gradient,
     kl_to_reference,
-    policy_loss,
     token_weights,
 )
 from nemo_like.algorithms.options import KLType, LossConfig
-from nemo_like.algorithms.sapo import sapo
-from tests.unit.algorithms.loss_cases import CONFIG, tokens
+from tests.losses import compute
+from tests.unit.algorithms.loss_cases import CONFIG, GSPO, of_kind, tokens
 
 
 @pytest.mark.parametrize(
@@ -38,12 +36,12 @@ from tests.unit.algorithms.loss_cases import CONFIG, tokens
 def test_clipping_stops_gains_at_the_range_and_never_losses(
     ratio: float, advantage: float, expected: float
 ) -> None:
-    assert policy_loss(tokens([ratio], [advantage]), CONFIG).loss.item() == pytest.approx(expected)
+    assert compute(tokens([ratio], [advantage]), CONFIG).loss.item() == pytest.approx(expected)
 
 
 def test_a_clipped_token_has_no_gradient_and_an_unclipped_one_has_minus_advantage_times_ratio() -> None:
     batch = tokens([1.5, 1.2], [2.0, 2.0])
-    policy_loss(batch, CONFIG).loss.backward()
+    compute(batch, CONFIG).loss.backward()
     assert batch.logprobs.grad.tolist() == pytest.approx([0.0, -2.4])
 
 
@@ -57,7 +55,7 @@ def test_dual_clip_bounds_the_loss_of_a_bad_token_that_became_likely() -> None:
 
 def test_the_loss_is_the_weighted_sum_over_tokens() -> None:
     batch = tokens([1.0, 1.0], [2.0, -4.0], weights=torch.tensor([0.5, 0.25]))
-    loss = policy_loss(batch, CONFIG).loss
+    loss = compute(batch, CONFIG).loss
     assert loss.item() == pytest.approx(-2 * 0.5 + 4 * 0.25)
 
 
@@ -95,7 +93,7 @@ def test_kl_estimates_are_limited_to_ten_and_their_log_ratio_to_twenty() -> None
 def test_the_kl_penalty_enters_with_its_coefficient_and_is_reported_without() -> None:
     cfg = replace(CONFIG, reference_policy_kl_penalty=0.1, reference_policy_kl_type=KLType.k2)
     batch = replace(tokens([1.0], [2.0]), reference_logprobs=torch.tensor([3.0]))
-    terms = policy_loss(batch, cfg)
+    terms = compute(batch, cfg)
     assert terms.means["kl_penalty"].values.item() == pytest.approx(4.5)
     assert terms.loss.item() == pytest.approx(-2 + 0.1 * 4.5)
 
@@ -164,7 +162,7 @@ def test_a_batch_without_trained_tokens_has_zero_loss_and_gradient() -> None:
         CONFIG,
     )
     batch = replace(tokens([1.1, 0.9], [1.0, 1.0]), weights=weights)
-    loss = policy_loss(batch, CONFIG).loss
+    loss = compute(batch, CONFIG).loss
     loss.backward()
     assert loss.item() == 0
     assert batch.logprobs.grad.tolist() == [0, 0]
@@ -174,7 +172,7 @@ def clip_fractions(
     ratios: list[float], advantages: list[float], cfg: LossConfig, **changes: Any
 ) -> list[float]:
     """The low and the high one of a micro-batch."""
-    means = policy_loss(tokens(ratios, advantages, **changes), cfg).means
+    means = compute(tokens(ratios, advantages, **changes), cfg).means
     parts = [means["clip_fraction_low"], means["clip_fraction_high"]]
     return [float((one.values * one.weights).sum() / one.weights.sum()) for one in parts]
 
@@ -185,37 +183,35 @@ ADVANTAGES = [1.0] * 3 + [-1.0] * 3 + [0.0] * 3
 
 
 @pytest.mark.parametrize(
-    ("changes", "low", "high"),
+    ("cfg", "low", "high"),
     [
-        ({}, 1, 1),  # a bad token below, a good one above
-        ({"ratio_clip_c": 1.4}, 1, 2),  # and a bad one above 1.4
-        ({"ratio_clip_c": 1.6}, 1, 1),
-        ({"use_cispo": True}, 2, 2),  # good and bad ones, below and above
+        (CONFIG, 1, 1),  # a bad token below, a good one above
+        (of_kind("policy_gradient", ratio_clip_c=1.4), 1, 2),  # and a bad one above 1.4
+        (of_kind("policy_gradient", ratio_clip_c=1.6), 1, 1),
+        (of_kind("cispo"), 2, 2),  # good and bad ones, below and above
     ],
 )
-def test_a_clip_holds_where_it_takes_gradient_or_weight_away(
-    changes: dict[str, Any], low: int, high: int
-) -> None:
-    cfg = replace(CONFIG, **changes)
+def test_a_clip_holds_where_it_takes_gradient_or_weight_away(cfg: LossConfig, low: int, high: int) -> None:
     assert clip_fractions(RATIOS, ADVANTAGES, cfg) == pytest.approx([low / 9, high / 9])
     mask = torch.tensor([1.0] * 6 + [0.0] * 3)
     assert clip_fractions(RATIOS, ADVANTAGES, cfg, mask=mask) == pytest.approx([low / 6, high / 6])
 
 
 def test_gspo_clips_all_tokens_of_a_sample_or_none() -> None:
-    cfg = replace(CONFIG, sequence_level_importance_ratios=True)
     # The geometric means are 0.5 and 2: the first, bad sample is below the range, the second above it.
-    found = clip_fractions([0.25, 1.0, 2.0, 2.0, 2.0], [-1.0, -1.0, 1.0, 1.0, 1.0], cfg, lengths=[2, 3])
+    found = clip_fractions([0.25, 1.0, 2.0, 2.0, 2.0], [-1.0, -1.0, 1.0, 1.0, 1.0], GSPO, lengths=[2, 3])
     assert found == pytest.approx([2 / 5, 3 / 5])
-    per_token = gspo_token(tokens([0.25, 1.0], [-1.0, -1.0], lengths=[2]), cfg)
+    per_token = compute(tokens([0.25, 1.0], [-1.0, -1.0], lengths=[2]), of_kind("gspo_token"))
     assert per_token.means["clip_fraction_low"].values.tolist() == [1.0, 1.0]
     assert per_token.means["clip_fraction_high"].values.tolist() == [0.0, 0.0]
 
 
 def test_a_loss_that_does_not_clip_has_no_clip_fractions() -> None:
     batch = tokens([1.5], [1.0])
-    for terms in (policy_loss(batch, replace(CONFIG, disable_ppo_ratio=True)), sapo(batch, CONFIG)):
+    for kind in ("reinforce", "sapo"):
+        terms = compute(batch, of_kind(kind))
         assert not {"clip_fraction_low", "clip_fraction_high"} & terms.means.keys()
+        assert terms.clipped_ratio.tolist() == terms.ratio.tolist() == [1.5]
 
 
 @given(
@@ -229,7 +225,7 @@ def test_the_tokens_that_a_clip_holds_are_those_without_a_gradient(
     bounds = [0.8, 1.28, *([dual_clip] if dual_clip else [])]
     assume(all(abs(ratio - bound) > 1e-3 for ratio, _ in drawn for bound in bounds))
     batch = tokens(*map(list, zip(*drawn, strict=True)))
-    terms = policy_loss(batch, replace(CONFIG, ratio_clip_c=dual_clip))
+    terms = compute(batch, of_kind("policy_gradient", ratio_clip_c=dual_clip))
     terms.loss.backward()
     held = terms.means["clip_fraction_low"].values + terms.means["clip_fraction_high"].values
     assert held.tolist() == [float(gradient == 0) for gradient in batch.logprobs.grad.tolist()]

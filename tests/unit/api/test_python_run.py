@@ -18,7 +18,6 @@ from nemo_like.api.base_configuration import InputFiles, ProgramArguments, local
 from nemo_like.cluster.options import Placement
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
-from nemo_like.data.options import DatasetKind
 from nemo_like.plan.memory_timetable import memory_problems
 from nemo_like.plan.run_models import run_models
 from nemo_like.policy.options import Device
@@ -90,8 +89,8 @@ def test_the_configuration_names_the_programs_objects() -> None:
         Device.cpu,
     )
     ((train,), (held_out,)) = cfg.data.train, cfg.data.validation
-    assert (train.path, train.kind, train.env) == ("/in/train.jsonl", DatasetKind.jsonl, "reward")
-    assert (held_out.path, held_out.kind) == ("/in/held out.parquet", DatasetKind.huggingface)
+    assert (train.path, train.kind, train.env) == ("/in/train.jsonl", "jsonl", "reward")
+    assert (held_out.path, held_out.kind) == ("/in/held out.parquet", "huggingface")
     assert cfg.env["reward"].options["arguments"] == {"path": "/in/reward.pickle"}
     assert cfg.policy.train_global_batch_size == 256
     assert (cfg.rollout.dump_period, cfg.rollout.dump_validation) == (3, True)

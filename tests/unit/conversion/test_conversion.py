@@ -275,13 +275,33 @@ def test_a_loss_of_verl_is_its_keys_here(tmp_path: Path) -> None:
     mode = "+actor_rollout_ref.actor.policy_loss.loss_mode"
     gspo = converted(tmp_path, VERL, f"{mode}=gspo")
     assert value(gspo, "loss_fn.kind") == "gspo_token"  # whose gradient is that of verl's gspo
-    assert value(gspo, "loss_fn.sequence_level_importance_ratios") is True
     assert value(gspo, "loss_fn.token_level_loss") is False
     assert value(gspo, "loss_fn.sequence_length_normalizer") is None
     assert value(gspo, "loss_fn.ratio_clip_c") is None
     cispo = converted(tmp_path, VERL, f"{mode}=cispo", "actor_rollout_ref.actor.clip_ratio_low=10")
-    assert value(cispo, "loss_fn.use_cispo") is True
+    assert value(cispo, "loss_fn.kind") == "cispo"
     assert value(cispo, "loss_fn.ratio_clip_min") == 0.999
+    assert "loss_fn.ratio_clip_c" not in cispo.settings
+    tau = "actor_rollout_ref.actor.policy_loss.tau_pos=2"
+    sapo = converted(tmp_path, VERL, f"{mode}=sapo", f"+{tau}")
+    assert (value(sapo, "loss_fn.kind"), value(sapo, "loss_fn.tau_pos")) == ("sapo", 2)
+    assert "loss_fn.ratio_clip_min" not in sapo.settings
+    assert "loss_fn.tau_pos" not in cispo.settings
+
+
+@pytest.mark.parametrize(
+    ("switch", "kind"),
+    [
+        ("disable_ppo_ratio", "reinforce"),
+        ("use_cispo", "cispo"),
+        ("sequence_level_importance_ratios", "gspo"),
+    ],
+)
+def test_a_switch_of_nemo_rl_is_a_kind_of_loss_here(tmp_path: Path, switch: str, kind: str) -> None:
+    on, off = (converted(tmp_path, NEMO_RL, f"loss_fn.{switch}={value}") for value in ("true", "false"))
+    assert value(on, "loss_fn.kind") == kind
+    assert value(off, "loss_fn.kind") in (None, "policy_gradient")
+    assert ("loss_fn.ratio_clip_max" in on.settings) == (kind != "reinforce")
 
 
 def test_a_critic_comes_with_its_estimator(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from nemo_like.data.datasets import build_dataset
 from nemo_like.data.interface import Message, PromptExample
-from nemo_like.data.options import DatasetConfig, DatasetKind
+from nemo_like.data.options import DatasetConfig
 
 RECORDS = [
     {"question": "1+1", "solution": "2", "level": 1},
@@ -53,27 +53,27 @@ def private_cache(tmp_path, monkeypatch):
 
 
 def test_arithmetic_needs_no_file():
-    dataset = build_dataset(config(DatasetKind.arithmetic), "validation")
+    dataset = build_dataset(config("arithmetic"), "validation")
     assert len(dataset) > 900
     assert dataset[0].prompt.endswith("=")
 
 
 def test_jsonl_gives_prompt_answer_and_the_other_fields_as_data(tmp_path):
     path = write_jsonl(tmp_path / "problems.jsonl", RECORDS)
-    dataset = build_dataset(config(DatasetKind.jsonl, path), "train")
+    dataset = build_dataset(config("jsonl", path), "train")
     assert len(dataset) == 2
     assert dataset[1] == PromptExample("2+2", "4", {"level": 2}, env="sums")
 
 
 def test_an_answer_that_is_a_number_becomes_text(tmp_path):
     path = write_jsonl(tmp_path / "problems.jsonl", [{"question": "1+1", "solution": 2}])
-    assert build_dataset(config(DatasetKind.jsonl, path), "train")[0].answer == "2"
+    assert build_dataset(config("jsonl", path), "train")[0].answer == "2"
 
 
 def test_messages_become_a_conversation(tmp_path):
     record = {"question": [{"role": "user", "content": "1+1"}], "solution": "2"}
     path = write_jsonl(tmp_path / "problems.jsonl", [record])
-    assert build_dataset(config(DatasetKind.jsonl, path), "train")[0].prompt == (Message("user", "1+1"),)
+    assert build_dataset(config("jsonl", path), "train")[0].prompt == (Message("user", "1+1"),)
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
@@ -101,7 +101,7 @@ def problems_with_calls(call):
 
 def test_messages_keep_all_of_their_fields(tmp_path):
     path = write_jsonl(tmp_path / "problems.jsonl", [asked_with(CALL), asked_with(OTHER_CALL)])
-    dataset = build_dataset(config(DatasetKind.jsonl, path), "train")
+    dataset = build_dataset(config("jsonl", path), "train")
     assert [dataset[0].prompt, dataset[1].prompt] == [
         problems_with_calls(CALL),
         problems_with_calls(OTHER_CALL),
@@ -115,7 +115,7 @@ def test_a_table_adds_no_fields_to_messages_and_no_arguments_to_calls(tmp_path):
     rows = datasets.Dataset.from_list([asked_with(CALL), asked_with(OTHER_CALL)])
     assert rows[0]["question"][1]["tool_calls"][0]["function"]["arguments"] == {"a": 1, "b": None}
     rows.to_parquet(directory / "train.parquet")
-    dataset = build_dataset(config(DatasetKind.huggingface, directory, split="train"), "train")
+    dataset = build_dataset(config("huggingface", directory, split="train"), "train")
     assert [dataset[0].prompt, dataset[1].prompt] == [
         problems_with_calls(CALL),
         problems_with_calls(OTHER_CALL),
@@ -125,7 +125,7 @@ def test_a_table_adds_no_fields_to_messages_and_no_arguments_to_calls(tmp_path):
 def test_blank_lines_are_skipped(tmp_path):
     path = tmp_path / "problems.jsonl"
     path.write_text(json.dumps(RECORDS[0]) + "\n\n" + json.dumps(RECORDS[1]) + "\n")
-    assert len(build_dataset(config(DatasetKind.jsonl, path), "train")) == 2
+    assert len(build_dataset(config("jsonl", path), "train")) == 2
 
 
 @pytest.mark.parametrize(
@@ -158,23 +158,23 @@ def test_a_malformed_file_is_an_error_that_says_where(tmp_path, content, message
     path = tmp_path / "problems.jsonl"
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
-        dataset = build_dataset(config(DatasetKind.jsonl, path), "train")
+        dataset = build_dataset(config("jsonl", path), "train")
         [dataset[index] for index in range(len(dataset))]
 
 
 def test_a_byte_order_mark_and_both_halves_of_a_surrogate_pair_are_read(tmp_path):
     path = tmp_path / "problems.jsonl"
     path.write_bytes(codecs.BOM_UTF8 + b'{"question": "\\ud83d\\ude00", "solution": null}\n')
-    dataset = build_dataset(config(DatasetKind.jsonl, path), "train")
+    dataset = build_dataset(config("jsonl", path), "train")
     assert dataset[0] == PromptExample("\U0001f600", "", {}, env="sums")
 
 
 def test_a_missing_file_is_an_error_with_its_path(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere.jsonl' is not a file"):
-        build_dataset(config(DatasetKind.jsonl, tmp_path / "nowhere.jsonl"), "train")
+        build_dataset(config("jsonl", tmp_path / "nowhere.jsonl"), "train")
 
 
-@pytest.mark.parametrize("kind", [DatasetKind.jsonl, DatasetKind.huggingface])
+@pytest.mark.parametrize("kind", ["jsonl", "huggingface"])
 def test_a_null_path_is_an_error_naming_the_key(kind):
     with pytest.raises(ValueError, match=r"data.validation.path is null"):
         build_dataset(config(kind), "validation")
@@ -182,7 +182,7 @@ def test_a_null_path_is_an_error_naming_the_key(kind):
 
 def test_huggingface_reads_a_local_file(tmp_path):
     path = write_jsonl(tmp_path / "problems.jsonl", RECORDS)
-    dataset = build_dataset(config(DatasetKind.huggingface, path, split="train"), "train")
+    dataset = build_dataset(config("huggingface", path, split="train"), "train")
     assert dataset[1] == PromptExample("2+2", "4", {"level": 2}, env="sums")
 
 
@@ -190,22 +190,22 @@ def test_huggingface_reads_a_directory_of_data_files(tmp_path):
     directory = tmp_path / "data"
     directory.mkdir()
     datasets.Dataset.from_list(RECORDS).to_parquet(directory / "train.parquet")
-    dataset = build_dataset(config(DatasetKind.huggingface, directory, split="train"), "train")
+    dataset = build_dataset(config("huggingface", directory, split="train"), "train")
     assert [dataset[i].answer for i in range(len(dataset))] == ["2", "4"]
 
 
 def test_huggingface_reads_what_save_to_disk_wrote(tmp_path):
     saved = datasets.DatasetDict({"test": datasets.Dataset.from_list(RECORDS)})
     saved.save_to_disk(tmp_path / "saved")
-    dataset = build_dataset(config(DatasetKind.huggingface, tmp_path / "saved", split="test"), "validation")
+    dataset = build_dataset(config("huggingface", tmp_path / "saved", split="test"), "validation")
     assert dataset[0] == PromptExample("1+1", "2", {"level": 1}, env="sums")
     with pytest.raises(ValueError, match=r"split='train' is not in .*, which has test"):
-        build_dataset(config(DatasetKind.huggingface, tmp_path / "saved", split="train"), "train")
+        build_dataset(config("huggingface", tmp_path / "saved", split="train"), "train")
 
 
 def test_huggingface_needs_a_split(tmp_path):
     with pytest.raises(ValueError, match=r"data.train.split is null"):
-        build_dataset(config(DatasetKind.huggingface, tmp_path), "train")
+        build_dataset(config("huggingface", tmp_path), "train")
 
 
 ANSWERS = {3.0: "3", 1e-05: "0.00001", 0.1: "0.1", 640.0: "640"}
@@ -219,10 +219,10 @@ def numbered(count=10):
 def test_numbers_are_answers_as_a_model_writes_them_whatever_the_file(tmp_path, ending):
     records, path = [{"question": "?", "solution": value} for value in ANSWERS], tmp_path / f"rows.{ending}"
     if ending == "jsonl":
-        kind = DatasetKind.jsonl
+        kind = "jsonl"
         write_jsonl(path, records)
     else:
-        kind = DatasetKind.huggingface
+        kind = "huggingface"
         rows = datasets.Dataset.from_list(records)
         rows.to_parquet(path) if ending == "parquet" else rows.to_csv(path)
     dataset = build_dataset(config(kind, path, split="train"), "train")
@@ -235,9 +235,7 @@ def test_short_floats_are_answers_by_their_own_decimals(tmp_path):
     )
     rows = [{"question": "?", "solution": value} for value in ANSWERS]
     datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / "rows.parquet")
-    dataset = build_dataset(
-        config(DatasetKind.huggingface, tmp_path / "rows.parquet", split="train"), "train"
-    )
+    dataset = build_dataset(config("huggingface", tmp_path / "rows.parquet", split="train"), "train")
     assert [dataset[index].answer for index in range(len(dataset))] == list(ANSWERS.values())
 
 
@@ -246,10 +244,10 @@ def test_short_floats_are_answers_by_their_own_decimals(tmp_path):
 def test_a_list_or_a_mapping_is_no_answer_and_is_refused_by_file_and_row(tmp_path, value, ending):
     records, path = [{"question": "?", "solution": value}], tmp_path / f"rows.{ending}"
     if ending == "jsonl":
-        source, where = config(DatasetKind.jsonl, write_jsonl(path, records)), r"rows\.jsonl:1"
+        source, where = config("jsonl", write_jsonl(path, records)), r"rows\.jsonl:1"
     else:
         datasets.Dataset.from_list(records).to_parquet(path)
-        source = config(DatasetKind.huggingface, path, split="train")
+        source = config("huggingface", path, split="train")
         where = r"rows\.parquet \[train\], record 0"
     with pytest.raises(ValueError, match=where + ", field 'solution': the answer is"):
         build_dataset(source, "train")
@@ -274,9 +272,9 @@ def prompts_of(source):
 def test_a_slice_chooses_the_same_rows_of_files_folders_and_saved_datasets(tmp_path, where, split):
     path, rows = tmp_path / "data", datasets.Dataset.from_list(numbered())
     path.mkdir()
-    kind = DatasetKind.huggingface
+    kind = "huggingface"
     if where == "jsonl":
-        kind, path = DatasetKind.jsonl, write_jsonl(path / "rows.jsonl", numbered())
+        kind, path = "jsonl", write_jsonl(path / "rows.jsonl", numbered())
     elif where == "file":
         path = write_jsonl(path / "rows.jsonl", numbered())
     elif where == "folder":
@@ -294,7 +292,7 @@ def test_a_record_of_a_slice_is_told_by_its_line_of_the_file(tmp_path):
     records = numbered()
     records[5]["question"] = ""
     path = write_jsonl(tmp_path / "rows.jsonl", records)
-    dataset = build_dataset(config(DatasetKind.jsonl, path, split="train[4:]"), "train")
+    dataset = build_dataset(config("jsonl", path, split="train[4:]"), "train")
     with pytest.raises(ValueError, match=r"rows\.jsonl:6: 'question' is an empty prompt"):
         dataset[1]
 
@@ -307,7 +305,7 @@ def test_a_record_of_a_slice_is_told_by_its_line_of_the_file(tmp_path):
         ("train[5:3]", r"rows\.jsonl holds no problems"),
     ],
 )
-@pytest.mark.parametrize("kind", [DatasetKind.jsonl, DatasetKind.huggingface])
+@pytest.mark.parametrize("kind", ["jsonl", "huggingface"])
 def test_a_slice_that_cannot_be_read_is_refused(tmp_path, kind, split, told):
     path = write_jsonl(tmp_path / "rows.jsonl", numbered())
     with pytest.raises(ValueError, match=told):
@@ -326,7 +324,7 @@ def configured(path):
 
 def test_a_subset_names_one_of_several_configurations(tmp_path):
     path = configured(tmp_path / "gsm")
-    source = config(DatasetKind.huggingface, path, split="train", subset="socratic")
+    source = config("huggingface", path, split="train", subset="socratic")
     assert len(prompts_of(source)) == 4
     assert len(prompts_of(replace(source, subset="main", split="train[:3]"))) == 3
     for subset in (None, "other"):
@@ -337,6 +335,4 @@ def test_a_subset_names_one_of_several_configurations(tmp_path):
 def test_a_saved_dataset_has_no_subsets(tmp_path):
     datasets.Dataset.from_list(numbered()).save_to_disk(tmp_path / "saved")
     with pytest.raises(ValueError, match=r"subset='main': .* has no subsets"):
-        build_dataset(
-            config(DatasetKind.huggingface, tmp_path / "saved", split="train", subset="main"), "train"
-        )
+        build_dataset(config("huggingface", tmp_path / "saved", split="train", subset="main"), "train")

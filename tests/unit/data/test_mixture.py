@@ -5,7 +5,7 @@ import pytest
 from nemo_like.data.datasets import build_sources
 from nemo_like.data.interface import Message, Prompt, PromptExample, SourceReport
 from nemo_like.data.mixture import MixedDataset, Selection, TemplatedDataset, short_enough
-from nemo_like.data.options import DatasetConfig, DatasetKind
+from nemo_like.data.options import DatasetConfig
 
 
 class Listed:
@@ -24,7 +24,7 @@ class Listed:
 def source(**changes: object) -> DatasetConfig:
     values = {
         "name": None,
-        "kind": DatasetKind.arithmetic,
+        "kind": "arithmetic",
         "path": None,
         "split": None,
         "subset": None,

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from nemo_like.data.content_digest import digest_of
-from nemo_like.data.options import DatasetKind
 from nemo_like.environments.environment_data import EnvironmentProblems
 from tests.unit.data.test_datasets import config
 from tests.unit.environments.configs import env_config
 
-SOURCE = config(DatasetKind.environment, options={"size": 10, "seed": 0})
+SOURCE = config("environment", options={"size": 10, "seed": 0})
 
 
 def digest(kind: str, **options: object) -> str:

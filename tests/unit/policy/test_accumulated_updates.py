@@ -26,7 +26,7 @@ from nemo_like.policy.train_metrics import TrainMetrics
 from nemo_like.policy.update_watch import UpdateWatch
 from nemo_like.policy.value_objective import ValueObjective
 from nemo_like.tripwires.measured import Measured
-from tests.unit.algorithms.loss_cases import CONFIG
+from tests.unit.algorithms.loss_cases import CONFIG, GSPO, of_kind
 
 CPU = torch.device("cpu")
 CRITIC = load_config(Path(__file__).resolve().parents[3] / "configs/ppo_arithmetic_cpu.yaml").value
@@ -45,9 +45,9 @@ LOSSES = {
     "mean over tokens": FULL,
     "mean over samples": replace(FULL, token_level_loss=False, reference_policy_kl_type=KLType.k2),
     "constant normaliser": replace(CONFIG, token_level_loss=False, sequence_length_normalizer=9),
-    "GSPO": replace(CONFIG, token_level_loss=False, sequence_level_importance_ratios=True),
+    "GSPO": GSPO,
     "on policy": replace(CONFIG, force_on_policy_ratio=True),
-    "SAPO": replace(CONFIG, kind="sapo"),
+    "SAPO": of_kind("sapo"),
 }
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nemo_like.algorithms.logprobs import TokenScores
-from nemo_like.algorithms.losses import LossTerms, LossTokens, TokenMean, logs, policy_loss
+from nemo_like.algorithms.losses import LossTerms, LossTokens, TokenMean, logs
 from nemo_like.algorithms.options import KLType, LossConfig
 from nemo_like.batch.columns import Column, Layout, reads, teacher_topk_columns
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
@@ -21,7 +21,8 @@ from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.policy_columns import training_reads
 from nemo_like.policy.reward_kl import reward_kl_tags
 from nemo_like.policy.train_metrics import TrainMetrics
-from tests.unit.algorithms.loss_cases import CONFIG
+from tests.losses import clipped_loss
+from tests.unit.algorithms.loss_cases import CONFIG, of_kind
 
 CPU = torch.device("cpu")
 MICRO_BATCH = MicroBatch(rows=(0, 1), padded_length=3)
@@ -69,7 +70,7 @@ def test_scores_meet_the_previous_logprobs_of_their_own_tokens() -> None:
 
 def test_a_distillation_loss_gets_the_students_logprobs_of_the_teachers_tokens() -> None:
     # Two tokens have the whole vocabulary between them, so the tail counts nothing.
-    cfg = replace(CONFIG, kind="distillation", arguments={"divergence": "forward", "top_k": 2})
+    cfg = of_kind("distillation", divergence="forward", top_k=2)
     teacher, student = np.log([0.75, 0.25]).astype(np.float32), torch.full((3, 2), 0.5).log()
     columns = {
         "input_ids": np.array([5, 6, 7, 8, 9], np.int32),
@@ -177,28 +178,28 @@ TOPK_IDS, _ = teacher_topk_columns(2)
 
 @reads(CREDIT)
 def own_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    return policy_loss(replace(tokens, advantages=tokens.advantages * tokens.columns["credit"]), cfg)
+    return clipped_loss(replace(tokens, advantages=tokens.advantages * tokens.columns["credit"]), cfg)
 
 
 @logs("credit")
 @reads(CREDIT)
 def logged(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    terms = policy_loss(tokens, cfg)
+    terms = clipped_loss(tokens, cfg)
     return replace(terms, means={**terms.means, "credit": TokenMean(tokens.columns["credit"], tokens.mask)})
 
 
 def unannounced(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    terms = policy_loss(tokens, cfg)
+    terms = clipped_loss(tokens, cfg)
     return replace(terms, means={"mine": TokenMean(tokens.mask, tokens.mask)})
 
 
 def wrong_weights(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    terms = policy_loss(tokens, cfg)
+    terms = clipped_loss(tokens, cfg)
     return replace(terms, means={"entropy": TokenMean(tokens.mask, tokens.mask[:1])})
 
 
 def no_tensor(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    return replace(policy_loss(tokens, cfg), loss=1.0)  # type: ignore[arg-type]
+    return replace(clipped_loss(tokens, cfg), loss=1.0)  # type: ignore[arg-type]
 
 
 def no_terms(tokens: LossTokens, cfg: LossConfig) -> Any:
@@ -206,20 +207,20 @@ def no_terms(tokens: LossTokens, cfg: LossConfig) -> Any:
 
 
 def per_token(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    return replace(policy_loss(tokens, cfg), loss=tokens.logprobs)
+    return replace(clipped_loss(tokens, cfg), loss=tokens.logprobs)
 
 
 def not_finite(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    return replace(policy_loss(tokens, cfg), loss=tokens.logprobs.sum() * torch.nan)
+    return replace(clipped_loss(tokens, cfg), loss=tokens.logprobs.sum() * torch.nan)
 
 
 def no_gradient(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    return replace(policy_loss(tokens, cfg), loss=tokens.advantages.sum())
+    return replace(clipped_loss(tokens, cfg), loss=tokens.advantages.sum())
 
 
 @reads(CREDIT)
 def misspelt(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    return replace(policy_loss(tokens, cfg), loss=tokens.columns["credti"].sum())
+    return replace(clipped_loss(tokens, cfg), loss=tokens.columns["credti"].sum())
 
 
 def raising(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
@@ -229,22 +230,22 @@ def raising(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
 @reads(CREDIT)
 def root(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
     values = (tokens.logprobs * tokens.columns["credit"]).abs().sqrt()
-    return replace(policy_loss(tokens, cfg), loss=(tokens.weights * values).sum())
+    return replace(clipped_loss(tokens, cfg), loss=(tokens.weights * values).sum())
 
 
 @reads(CREDIT)
 def logarithm(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
     values = tokens.columns["credit"].log() * tokens.logprobs
-    return replace(policy_loss(tokens, cfg), loss=torch.where(tokens.mask > 0, values, 0.0).sum())
+    return replace(clipped_loss(tokens, cfg), loss=torch.where(tokens.mask > 0, values, 0.0).sum())
 
 
 def scaled(tokens: LossTokens, cfg: LossConfig, factor: float = 1.0) -> LossTerms:
-    terms = policy_loss(tokens, cfg)
+    terms = clipped_loss(tokens, cfg)
     return replace(terms, loss=factor * terms.loss)
 
 
 def own(name: str) -> LossConfig:
-    return replace(CONFIG, kind=f"{__name__}:{name}")
+    return of_kind(f"{__name__}:{name}")
 
 
 def test_a_loss_of_one_s_own_gets_the_columns_that_it_declares() -> None:
@@ -312,7 +313,7 @@ def distance(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
     """The slope of the root of a sum of squares is no number where all of them are 0."""
     assert tokens.topk_logprobs is not None
     values = (tokens.topk_logprobs - tokens.topk_logprobs.detach()).square().sum(1).sqrt()
-    return replace(policy_loss(tokens, cfg), loss=policy_loss(tokens, cfg).loss + values.sum())
+    return replace(clipped_loss(tokens, cfg), loss=clipped_loss(tokens, cfg).loss + values.sum())
 
 
 def test_a_gradient_by_another_input_that_is_not_finite_is_told_too() -> None:
@@ -340,13 +341,13 @@ def test_a_loss_gets_the_arguments_of_the_configuration() -> None:
 
 def not_a_sum(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
     """Adds a term that no weight multiplies."""
-    terms = policy_loss(tokens, cfg)
+    terms = clipped_loss(tokens, cfg)
     return replace(terms, loss=terms.loss + 0.1 * tokens.logprobs.square().mean())
 
 
 @logs("surprise")
 def weighed_mean(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    terms = policy_loss(tokens, cfg)
+    terms = clipped_loss(tokens, cfg)
     surprise = TokenMean(-tokens.logprobs.detach(), tokens.weights)
     return replace(terms, means={**terms.means, "surprise": surprise})
 

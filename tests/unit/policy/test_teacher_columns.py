@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,20 +16,19 @@ from nemo_like.batch.columns import (
 from nemo_like.policy.checked_loss import own_reads
 from nemo_like.policy.teacher_columns import num_most_likely, teacher_columns, teacher_declaration
 from nemo_like.policy.teacher_objective import TeacherObjective
-from tests.unit.algorithms.loss_cases import CONFIG
+from tests.unit.algorithms.loss_cases import of_kind
 
 
 @pytest.mark.parametrize(
-    ("arguments", "names", "k"),
+    ("own", "names", "k"),
     [
         ({}, ["teacher_logprobs"], 0),
         ({"divergence": "forward", "top_k": 7}, ["teacher_topk_ids", "teacher_topk_logprobs"], 7),
         ({"divergence": "jensen_shannon"}, ["teacher_topk_ids", "teacher_topk_logprobs"], 32),
     ],
 )
-def test_a_teacher_writes_what_the_loss_reads(arguments: dict[str, Any], names: list[str], k: int) -> None:
-    loss = replace(CONFIG, kind="distillation", arguments=arguments)
-    columns = teacher_columns(own_reads(loss))
+def test_a_teacher_writes_what_the_loss_reads(own: dict[str, Any], names: list[str], k: int) -> None:
+    columns = teacher_columns(own_reads(of_kind("distillation", own)))
     assert [column.name for column in columns] == names
     assert num_most_likely(columns) == k
     declared = teacher_declaration(columns)

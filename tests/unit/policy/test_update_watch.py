@@ -19,7 +19,7 @@ from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.train_metrics import TrainMetrics
 from nemo_like.policy.update_watch import UpdateWatch
 from nemo_like.tripwires.measured import Measured
-from tests.unit.algorithms.loss_cases import CONFIG
+from tests.unit.algorithms.loss_cases import CONFIG, GSPO, of_kind
 
 CPU = torch.device("cpu")
 MICRO_BATCHES = (MicroBatch(rows=(0, 1), padded_length=3), MicroBatch(rows=(2,), padded_length=3))
@@ -71,7 +71,7 @@ def train(
         FULL,
         replace(CONFIG, force_on_policy_ratio=True),
         replace(CONFIG, use_generation_logprobs_as_prev=True),
-        replace(CONFIG, token_level_loss=False, sequence_level_importance_ratios=True),
+        GSPO,
         replace(CONFIG, use_kl_in_reward=True, reference_policy_kl_penalty=0.1),
     ],
 )
@@ -91,7 +91,8 @@ def test_gradients_that_were_scaled_are_noticed() -> None:
 def test_columns_that_changed_on_the_way_to_the_loss_are_noticed() -> None:
     made = batch()
     watch, metrics = UpdateWatch(CONFIG), TrainMetrics(CPU, num_replicas=1)
-    loss = PolicyObjective(replace(CONFIG, ratio_clip_max=0.001), 1.0).of_update(made, UPDATE, metrics, watch)
+    other = of_kind("policy_gradient", ratio_clip_max=0.001)
+    loss = PolicyObjective(other, 1.0).of_update(made, UPDATE, metrics, watch)
     for spec in UPDATE.micro_batches:
         inputs = made.micro_batch(spec, Schedule((UPDATE,)))
         logprobs = torch.full((len(inputs.token_ids),), -0.9, requires_grad=True)
@@ -120,7 +121,7 @@ def own_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
 
 
 def test_ones_own_loss_has_no_formula_to_compare_with() -> None:
-    found = train(replace(CONFIG, kind=f"{__name__}:own_loss"))
+    found = train(of_kind(f"{__name__}:own_loss"))
     assert Measured.loss_gradient_error not in found
     assert found[Measured.num_trained_tokens] == 2 * 4
 
@@ -149,12 +150,9 @@ def test_training_with_the_advantages_of_tokens_differs_by_rounding(cfg: LossCon
     assert found[Measured.num_trained_tokens] == 2 * 4
 
 
-@pytest.mark.parametrize("sequence_level", [False, True])
-def test_terms_of_an_advantage_that_cancel_differ_by_rounding(sequence_level: bool) -> None:
+@pytest.mark.parametrize("cfg", [CONFIG, GSPO], ids=["PPO", "GSPO"])
+def test_terms_of_an_advantage_that_cancel_differ_by_rounding(cfg: LossConfig) -> None:
     # 0.7 - 0.3 x 7/3 is 0 but for the rounding of float32, which is no small part of what is left.
-    cfg = replace(
-        CONFIG, token_level_loss=not sequence_level, sequence_level_importance_ratios=sequence_level
-    )
     errors = []
     for distance in torch.logspace(-8, -2, 200).tolist():
         made = with_a_critic()

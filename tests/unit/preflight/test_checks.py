@@ -106,23 +106,27 @@ def test_a_critic_adds_its_three_columns_and_reads_those_of_a_kl_in_the_reward(d
     assert columns(*critic, "rollout.generate_only=true").isdisjoint(added)
 
 
-def distilled(demo: Demo, model: Path, arguments: str) -> Config:
+def distilled(demo: Demo, model: Path, *keys: str) -> Config:
     teacher = ("teacher=default", f"teacher.model_name={model}", "loss_fn.kind=distillation", SCORED)
-    return demo(*teacher, f"loss_fn.arguments={arguments}")
+    return demo(*teacher, *keys)
 
 
-def test_the_columns_of_a_teacher_are_in_the_plan_whatever_arguments_its_loss_has(
+def test_the_columns_of_a_teacher_are_in_the_plan_whatever_keys_its_loss_has(
     demo: Demo, checkpoint: Path
 ) -> None:
-    columns = preflight(distilled(demo, checkpoint, "{}"), Machine.this, say).columns
+    columns = preflight(distilled(demo, checkpoint), Machine.this, say).columns
     assert "teacher_logprobs" in {column.name for column in columns}
 
 
 def test_a_teacher_is_asked_for_no_more_tokens_than_there_are(demo: Demo, checkpoint: Path) -> None:
-    preflight(distilled(demo, checkpoint, "{divergence: forward, top_k: 64}"), Machine.this, say)
-    told = r"compares the 65 most likely tokens of the teacher \(top_k\), and the policy has 64 tokens"
+    forward = "loss_fn.divergence=forward"
+    preflight(distilled(demo, checkpoint, forward, "loss_fn.top_k=64"), Machine.this, say)
+    told = (
+        r"compares the 65 most likely tokens of the teacher \(top_k\), and the policy has 64 tokens; set "
+        r"loss_fn\.top_k to at most 64"
+    )
     with pytest.raises(ConfigError, match=told):
-        preflight(distilled(demo, checkpoint, "{divergence: forward, top_k: 65}"), Machine.this, say)
+        preflight(distilled(demo, checkpoint, forward, "loss_fn.top_k=65"), Machine.this, say)
 
 
 def test_a_plan_says_which_models_it_could_not_see(demo: Demo) -> None:

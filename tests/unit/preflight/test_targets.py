@@ -159,17 +159,26 @@ def test_targets_are_those_of_the_environments_in_use_and_of_the_advantages(
 
 def test_losses_filters_and_what_has_arguments_are_targets_too(demo: Callable[..., Config]) -> None:
     cfg = demo(
-        "loss_fn.kind=sapo",
-        "++loss_fn.arguments.tau_pos=2.0",
+        "loss_fn.kind=own_targets:warm",
+        "++loss_fn.arguments.tau=2.0",
         "grpo.sample_filters=[not_truncated,'own_targets:short']",
     )
-    path, arguments = "nemo_like.algorithms.sapo:sapo", {"tau_pos": 2.0}
+    path, arguments = "own_targets:warm", {"tau": 2.0}
     assert list(targets_of(cfg)) == [
-        Target("loss_fn.kind", path, TargetKind.loss, arguments, "loss_fn"),
         Target("grpo.sample_filters[1]", "own_targets:short", TargetKind.sample_filter, {}, "grpo"),
+        Target("loss_fn.kind", path, TargetKind.loss, arguments, "loss_fn"),
     ]
-    wrong = target(path, TargetKind.loss, tau_poss=1.0)
-    assert "did you mean tau_pos?" in (problem_of(wrong) or "")
+    wrong = target(path, TargetKind.loss, taus=1.0)
+    assert "did you mean tau?" in (problem_of(wrong) or "")
+
+
+def test_a_shipped_loss_is_a_target_where_a_teacher_scores_for_it(demo: Callable[..., Config]) -> None:
+    assert list(targets_of(demo("loss_fn.kind=sapo", "loss_fn.tau_pos=2.0"))) == []
+    teacher = ("teacher=default", "teacher.model_name=${policy.model_name}")
+    (found,) = targets_of(demo(*teacher, "loss_fn.kind=distillation", "loss_fn.weight=2"))
+    assert (found.key, found.path) == ("loss_fn.kind", "nemo_like.policy.distillation_loss:distillation")
+    assert found.arguments["weight"] == 2
+    assert problem_of(found) is None
 
 
 def test_what_code_says_of_columns_is_seen_without_calling_it() -> None:

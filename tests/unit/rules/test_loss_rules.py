@@ -26,9 +26,11 @@ BOUNDS = (
     "loss_fn.truncated_importance_sampling_ratio_min=0.5",
 )
 
-GSPO = ("loss_fn.sequence_level_importance_ratios=true", "loss_fn.token_level_loss=false")
+BY_SAMPLE = "loss_fn.token_level_loss=false"
+GSPO = ("loss_fn.kind=gspo", BY_SAMPLE)
 
 DISTILLATION = ("loss_fn.kind=distillation", "teacher=default", "teacher.model_name=${policy.model_name}")
+FORWARD = (*DISTILLATION, "loss_fn.divergence=forward")
 
 
 def problems(cfg: Config) -> list[str]:
@@ -40,10 +42,10 @@ def problems(cfg: Config) -> list[str]:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("loss_fn.use_cispo=true",),
-        ("loss_fn.disable_ppo_ratio=true", "loss_fn.entropy_coef=0.01"),
+        ("loss_fn.kind=cispo",),
+        ("loss_fn.kind=reinforce", "loss_fn.entropy_coef=0.01"),
         GSPO,
-        ("loss_fn.token_level_loss=false", "loss_fn.sequence_length_normalizer=4"),
+        (BY_SAMPLE, "loss_fn.sequence_length_normalizer=4"),
         ("loss_fn.force_on_policy_ratio=true", ONE_UPDATE),
         (AS_PREV,),
         ("loss_fn.use_importance_sampling_correction=true",),
@@ -54,13 +56,15 @@ def problems(cfg: Config) -> list[str]:
         (*BOUNDS, *GSPO, "loss_fn.truncated_importance_sampling_type=tis"),
         (*BOUNDS, *GSPO, "loss_fn.truncated_importance_sampling_type=icepop"),
         (*BOUNDS[:1], *GSPO),
-        ("loss_fn.kind=sapo", "loss_fn.token_level_loss=false"),
-        ("loss_fn.kind=sapo", "++loss_fn.arguments.tau_neg=1.5"),
-        ("loss_fn.kind=gspo_token", *GSPO),
+        ("loss_fn.kind=sapo", BY_SAMPLE),
+        ("loss_fn.kind=sapo", "loss_fn.tau_neg=1.5"),
+        ("loss_fn.kind=gspo_token", BY_SAMPLE),
         DISTILLATION,
-        (*DISTILLATION, "++loss_fn.arguments={weight: 0.5, reward_weight: 1}"),
-        (*DISTILLATION, "++loss_fn.arguments={divergence: jensen_shannon, beta: 0.1, top_k: 64}"),
-        (*DISTILLATION, "++loss_fn.arguments={divergence: forward, reward_weight: 1}", *GSPO),
+        (*DISTILLATION, "loss_fn.weight=0.5", "loss_fn.reward_weight=1"),
+        (*DISTILLATION, "loss_fn.divergence=jensen_shannon", "loss_fn.beta=0.1", "loss_fn.top_k=64"),
+        (*FORWARD, "loss_fn.reward_weight=1", "loss_fn.policy_loss=gspo", BY_SAMPLE),
+        (*DISTILLATION, "loss_fn.policy_loss=cispo", "loss_fn.ratio_clip_max=0.3"),
+        ("loss_fn.kind=my_losses:own", "loss_fn.ratio_clip_c=3", "++loss_fn.arguments={tau: 2}"),
     ],
 )
 def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> None:
@@ -71,65 +75,59 @@ def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> 
     ("arguments", "said"),
     [
         (
-            ("loss_fn.use_cispo=true", "loss_fn.disable_ppo_ratio=true"),
-            "loss_fn.disable_ppo_ratio=true excludes loss_fn.use_cispo=true",
+            ("loss_fn.kind=sapo", "loss_fn.tau_pos=0"),
+            "loss_fn.tau_pos=0.0 must be above 0; 1.0 for tau_pos and 1.05 for tau_neg are usual",
+        ),
+        (("loss_fn.kind=sapo", "loss_fn.tau_neg=-1"), "loss_fn.tau_neg=-1.0 must be above 0"),
+        (
+            (*DISTILLATION, "loss_fn.divergence=kl"),
+            "loss_fn.divergence=kl must be one of reverse, reverse_topk, forward, jensen_shannon",
+        ),
+        ((*DISTILLATION, "loss_fn.top_k=8"), "loss_fn.top_k=8 has no effect with divergence=reverse"),
+        ((*FORWARD, "loss_fn.beta=0.3"), "loss_fn.beta=0.3 has no effect with divergence=forward"),
+        (
+            (*DISTILLATION, "loss_fn.divergence=jensen_shannon", "loss_fn.beta=1"),
+            "loss_fn.beta=1.0 must be above 0 and below 1",
+        ),
+        ((*FORWARD, "loss_fn.top_k=0"), "loss_fn.top_k=0 must be at least 1"),
+        ((*DISTILLATION, "loss_fn.weight=0"), "loss_fn.weight=0.0 must be above 0"),
+        ((*DISTILLATION, "loss_fn.reward_weight=-1"), "loss_fn.reward_weight=-1.0 must be at least 0"),
+        (
+            (*DISTILLATION, "loss_fn.policy_loss=gspo", BY_SAMPLE),
+            "loss_fn.policy_loss=gspo spreads the gradient evenly over a sample",
         ),
         (
-            ("loss_fn.kind=sappo",),
-            "loss_fn.kind=sappo must be one of policy_gradient, sapo, gspo_token, distillation, or your own "
-            "loss, package.module:function; did you mean sapo?",
+            (*DISTILLATION, "loss_fn.policy_loss=gspo_token"),
+            "loss_fn.policy_loss=gspo_token needs token_level_loss=false",
         ),
         (
-            ("loss_fn.kind=sapo", "loss_fn.use_cispo=true"),
-            "loss_fn.use_cispo=true excludes loss_fn.kind=sapo",
+            (*DISTILLATION, "loss_fn.policy_loss=sapo"),
+            "loss_fn.policy_loss=sapo must be one of cispo, gspo, gspo_token, policy_gradient, reinforce",
         ),
         (
-            ("loss_fn.kind=sapo", "loss_fn.ratio_clip_c=3.0"),
-            "loss_fn.ratio_clip_c=3 bounds a loss that loss_fn.kind=sapo replaces",
+            (*DISTILLATION, "loss_fn.policy_loss=cispo", "loss_fn.ratio_clip_c=3.0"),
+            "loss_fn.ratio_clip_c=3 bounds a loss that loss_fn.policy_loss=cispo replaces",
         ),
         (
-            ("loss_fn.kind=sapo", "++loss_fn.arguments.tau_pos=0"),
-            "loss_fn.arguments.tau_pos=0 must be above 0",
+            (*FORWARD, "loss_fn.policy_loss=reinforce"),
+            "loss_fn.policy_loss=reinforce has no effect with divergence=forward and reward_weight=0",
         ),
         (
-            (*DISTILLATION, "++loss_fn.arguments.divergence=kl"),
-            "loss_fn.arguments.divergence=kl must be one of reverse, reverse_topk, forward, jensen_shannon",
+            (*FORWARD, "loss_fn.use_importance_sampling_correction=true"),
+            "loss_fn.use_importance_sampling_correction=true has no effect with divergence=forward",
         ),
         (
-            (*DISTILLATION, "++loss_fn.arguments.top_k=8"),
-            "loss_fn.arguments.top_k=8 has no effect with divergence=reverse",
+            (*FORWARD, "loss_fn.ratio_clip_c=3.0"),
+            "loss_fn.ratio_clip_c=3.0 has no effect with divergence=forward and reward_weight=0",
         ),
         (
-            (*DISTILLATION, "++loss_fn.arguments={divergence: forward, beta: 0.5}"),
-            "loss_fn.arguments.beta=0.5 has no effect with divergence=forward",
+            ("loss_fn.kind=cispo", "++loss_fn.arguments.clip=0.3"),
+            "loss_fn.arguments={'clip': 0.3} are those of a function of your own, and loss_fn.kind=cispo has",
         ),
+        (("loss_fn.kind=gspo_token",), "loss_fn.kind=gspo_token needs token_level_loss=false"),
+        (("loss_fn.kind=gspo",), "loss_fn.kind=gspo needs token_level_loss=false"),
         (
-            (*DISTILLATION, "++loss_fn.arguments={divergence: jensen_shannon, beta: 1}"),
-            "loss_fn.arguments.beta=1 must be above 0 and below 1",
-        ),
-        (
-            (*DISTILLATION, "++loss_fn.arguments={divergence: forward, top_k: 0}"),
-            "loss_fn.arguments.top_k=0 must be at least 1",
-        ),
-        ((*DISTILLATION, "++loss_fn.arguments.weight=0"), "loss_fn.arguments.weight=0 must be above 0"),
-        (
-            (*DISTILLATION, "++loss_fn.arguments.reward_weight=-1"),
-            "loss_fn.arguments.reward_weight=-1 must be at least 0",
-        ),
-        (
-            (*DISTILLATION, *GSPO),
-            "loss_fn.sequence_level_importance_ratios=true spreads the gradient evenly over a sample",
-        ),
-        (
-            ("loss_fn.kind=gspo_token",),
-            "loss_fn.kind=gspo_token needs sequence_level_importance_ratios=true",
-        ),
-        (
-            ("loss_fn.use_cispo=true", "loss_fn.ratio_clip_c=3.0"),
-            "loss_fn.ratio_clip_c=3 bounds a loss that loss_fn.use_cispo=true replaces",
-        ),
-        (
-            ("loss_fn.sequence_level_importance_ratios=true",),
+            ("loss_fn.kind=my_losses:own", "loss_fn.sequence_level_importance_ratios=true"),
             "loss_fn.sequence_level_importance_ratios=true needs token_level_loss=false",
         ),
         (
@@ -158,7 +156,7 @@ def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> 
         ),
         (
             (*BOUNDS, *GSPO, "loss_fn.truncated_importance_sampling_type=seq_mask"),
-            "truncated_importance_sampling_type=seq_mask excludes sequence_level_importance_ratios=true",
+            "truncated_importance_sampling_type=seq_mask excludes loss_fn.kind=gspo: ",
         ),
         (
             BOUNDS[:2],
@@ -202,6 +200,62 @@ def test_a_combination_that_would_train_something_else_is_refused(
     demo: Demo, arguments: tuple[str, ...], said: str
 ) -> None:
     assert said in "\n".join(problems(demo(SCORED, *arguments)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("loss_fn.use_cispo=true", "loss_fn.disable_ppo_ratio=true"),
+            "loss_fn.use_cispo=True is no key of loss_fn.kind=reinforce",
+        ),
+        (
+            ("loss_fn.kind=sappo",),
+            "loss_fn.kind='sappo' must be one of cispo, distillation, gspo, gspo_token, policy_gradient, "
+            "reinforce, sapo, or your own loss, package.module:function; did you mean sapo?",
+        ),
+        (
+            ("loss_fn.kind=sapo", "loss_fn.use_cispo=true"),
+            "loss_fn.use_cispo=True is no key of loss_fn.kind=sapo",
+        ),
+        (
+            ("loss_fn.kind=gspo_token", "loss_fn.disable_ppo_ratio=true"),
+            "loss_fn.disable_ppo_ratio=True is no key of loss_fn.kind=gspo_token",
+        ),
+        (
+            ("loss_fn.kind=sapo", "loss_fn.ratio_clip_min=0.1"),
+            "loss_fn.ratio_clip_min=0.1 is no key of loss_fn.kind=sapo; leave it out; it belongs to cispo, ",
+        ),
+        (
+            ("loss_fn.kind=sapo", "loss_fn.ratio_clip_c=3.0"),
+            "loss_fn.ratio_clip_c=3.0 is no key of loss_fn.kind=sapo",
+        ),
+        (
+            ("loss_fn.kind=cispo", "loss_fn.ratio_clip_c=3"),
+            "loss_fn.ratio_clip_c=3 is no key of loss_fn.kind=cispo; leave it out; it belongs to distil",
+        ),
+        (
+            ("loss_fn.use_cispo=true", "loss_fn.ratio_clip_c=3.0"),
+            "loss_fn.ratio_clip_c=3.0 is no key of loss_fn.kind=cispo",
+        ),
+        (
+            ("loss_fn.kind=reinforce", "loss_fn.ratio_clip_max=0.3"),
+            "loss_fn.ratio_clip_max=0.3 is no key of loss_fn.kind=reinforce",
+        ),
+        (
+            ("loss_fn.tau_pos=2",),
+            "loss_fn.tau_pos=2 is no key of loss_fn.kind=policy_gradient; leave it out; it belongs to sapo",
+        ),
+        (
+            ("loss_fn.kind=my_losses:own", "loss_fn.tau_pos=2"),
+            "loss_fn.tau_pos=2 is no key of loss_fn.kind=my_losses:own",
+        ),
+    ],
+)
+def test_a_key_of_another_kind_is_refused(demo: Demo, arguments: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        demo(SCORED, *arguments)
+    assert said in str(caught.value)
 
 
 def test_the_learning_rate_schedule_counts_the_updates_of_every_epoch(demo: Demo) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from nemo_like.algorithms.reward_rules import reward_problems
 from nemo_like.config.keys import beyond_limits
-from nemo_like.config.problems import Problem
+from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.configuration import Config
 from nemo_like.rules.shaping_rules import shaping_problems
 
@@ -18,6 +18,23 @@ WEIGHT = "++grpo.adv_estimator.reward_weights.correct=1.0"
 
 def problems(cfg: Config) -> list[Problem]:
     return [*beyond_limits(cfg.grpo, "grpo."), *reward_problems(cfg.grpo), *shaping_problems(cfg)]
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        (f"{ESTIMATOR}=rlo", r"name='rlo' must be one of gae, gdpo, grpo, .*; did you mean rloo\?"),
+        (
+            "grpo.sample_filters=[not_trunkated]",
+            r"sample_filters\[0\]='not_trunkated' must be one of different_rewards, .*mean not_truncated\?",
+        ),
+    ],
+)
+def test_a_name_that_nobody_knows_is_told_with_those_that_there_are(
+    demo: Demo, argument: str, problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        demo(argument)
 
 
 @pytest.mark.parametrize(
@@ -41,14 +58,6 @@ def test_what_can_run_has_no_problem(demo: Demo, arguments: tuple[str, ...]) -> 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (
-            (f"{ESTIMATOR}=rlo",),
-            "grpo.adv_estimator.name=rlo must be one of grpo, rloo, .*; did you mean rloo?",
-        ),
-        (
-            ("grpo.sample_filters=[not_trunkated]",),
-            r"sample_filters\[0\]=not_trunkated must be one of different_rewards, .*mean not_truncated?",
-        ),
         (
             ("grpo.sample_filters=[not_truncated,not_truncated]",),
             r"sample_filters\[1\]=not_truncated stands there twice",

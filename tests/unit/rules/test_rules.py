@@ -170,8 +170,7 @@ def test_the_response_must_leave_room_for_the_prompt(demo: Demo) -> None:
 def test_an_answer_that_cannot_be_written_out_is_refused(demo: Demo) -> None:
     (problem,) = problems(demo("generation.max_new_tokens=3"))
     assert problem == (
-        "generation.max_new_tokens=3 cannot hold the sum of two numbers of 2 digits: "
-        "3 digits and the end; try 4"
+        "generation.max_new_tokens=3 cannot hold the answers of data, which have 3 tokens, and the end; try 4"
     )
     (problem,) = problems(demo("policy.max_total_sequence_length=9"))
     assert problem.endswith("cannot hold a prompt of 6 tokens and max_new_tokens=4; try 10 or more")

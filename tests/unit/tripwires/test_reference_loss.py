@@ -11,10 +11,10 @@ import torch
 
 from nemo_like.algorithms.losses import GlobalCounts, LossTokens, kl_to_reference, token_weights
 from nemo_like.algorithms.losses import kl_to_go as own_kl_to_go
-from nemo_like.algorithms.named_functions import FunctionRole, load_function
 from nemo_like.algorithms.options import ImportanceSamplingType, KLType, LossConfig
 from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, kl_to_go, reference_terms
-from tests.unit.algorithms.loss_cases import CONFIG
+from tests.losses import compute
+from tests.unit.algorithms.loss_cases import CONFIG, of_kind
 
 
 def scored(ratios: list[float], advantages: list[float], **changes: Any) -> ScoredTokens:
@@ -48,7 +48,7 @@ def test_next_to_a_bound_nothing_is_certain() -> None:
 
 
 def test_the_dual_clip_holds_negative_advantages_alone() -> None:
-    terms = reference_terms(scored([4.0, 4.0], [-1.0, 1.0]), replace(CONFIG, ratio_clip_c=3.0))
+    terms = reference_terms(scored([4.0, 4.0], [-1.0, 1.0]), of_kind("policy_gradient", ratio_clip_c=3.0))
     assert terms.gradient.tolist() == [0.0, 0.0]
     assert terms.loss.tolist() == pytest.approx([3 / 4, -1.28 / 4])
 
@@ -93,24 +93,15 @@ def test_the_kl_to_go_is_that_of_training(kind: KLType) -> None:
 LOSSES: dict[str, dict[str, Any]] = {
     "ppo": {},
     "dual clip": {"ratio_clip_c": 1.5},
-    "cispo": {"use_cispo": True},
-    "reinforce": {"disable_ppo_ratio": True},
-    "gspo": {"sequence_level_importance_ratios": True, "token_level_loss": False},
+    "cispo": {"kind": "cispo"},
+    "reinforce": {"kind": "reinforce"},
+    "gspo": {"kind": "gspo", "token_level_loss": False},
     "sequence level": {"token_level_loss": False},
     "dr grpo": {"token_level_loss": False, "sequence_length_normalizer": 50},
     "k1": {"reference_policy_kl_penalty": 0.1, "reference_policy_kl_type": KLType.k1},
     "sapo": {"kind": "sapo"},
-    "sapo with tau": {
-        "kind": "sapo",
-        "arguments": {"tau_pos": 0.7, "tau_neg": 2.5},
-        "token_level_loss": False,
-    },
-    "gspo_token": {
-        "kind": "gspo_token",
-        "sequence_level_importance_ratios": True,
-        "token_level_loss": False,
-        "ratio_clip_c": 3.0,
-    },
+    "sapo with tau": {"kind": "sapo", "tau_pos": 0.7, "tau_neg": 2.5, "token_level_loss": False},
+    "gspo_token": {"kind": "gspo_token", "token_level_loss": False, "ratio_clip_c": 3.0},
     "k2": {"reference_policy_kl_penalty": 0.1, "reference_policy_kl_type": KLType.k2},
     "k3": {"reference_policy_kl_penalty": 0.1, "reference_policy_kl_type": KLType.k3},
     "entropy": {"entropy_coef": 0.01},
@@ -133,7 +124,7 @@ LOSSES: dict[str, dict[str, Any]] = {
         "truncated_importance_sampling_ratio_min": 0.9,
     },
     "gspo with correction": {
-        "sequence_level_importance_ratios": True,
+        "kind": "gspo",
         "token_level_loss": False,
         "use_importance_sampling_correction": True,
         "truncated_importance_sampling_type": ImportanceSamplingType.tis,
@@ -161,7 +152,6 @@ def both(cfg: LossConfig) -> tuple[ReferenceTerms, float, torch.Tensor, torch.Te
     advantages = torch.randn(40)[sample] + 0.1 * torch.randn(count)
     counts = GlobalCounts(num_tokens=count + 20, num_samples=44)
     has_kl = cfg.reference_policy_kl_penalty != 0
-    compute = load_function(FunctionRole.loss, cfg.kind)
     terms = compute(
         LossTokens(
             logprobs=logprobs,
@@ -176,7 +166,6 @@ def both(cfg: LossConfig) -> tuple[ReferenceTerms, float, torch.Tensor, torch.Te
             entropy=entropy if cfg.entropy_coef is not None else None,
         ),
         cfg,
-        **cfg.arguments,
     )
     (terms.loss + 0.0 * entropy.sum()).backward()
     assert logprobs.grad is not None and entropy.grad is not None
@@ -202,7 +191,7 @@ def both(cfg: LossConfig) -> tuple[ReferenceTerms, float, torch.Tensor, torch.Te
 
 @pytest.mark.parametrize("changes", LOSSES.values(), ids=LOSSES)
 def test_it_is_autograds_of_trainings_own_loss(changes: dict[str, Any]) -> None:
-    expected, loss, by_logprob, by_entropy = both(replace(CONFIG, **changes))
+    expected, loss, by_logprob, by_entropy = both(of_kind(**changes))
     errors = (by_logprob - expected.gradient).abs() / expected.scale
     assert expected.is_certain.float().mean() > 0.9
     assert errors[expected.is_certain].max() < 1e-5
@@ -214,14 +203,10 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "the KL's sign": ({"reference_policy_kl_penalty": 0.1}, {"reference_policy_kl_penalty": -0.1}),
     "the upper bound": ({"ratio_clip_max": 0.5}, {"ratio_clip_max": 0.2}),
     "no dual clip": ({"ratio_clip_c": 1.5}, {}),
-    "another temperature": ({"kind": "sapo", "arguments": {"tau_neg": 2.0}}, {"kind": "sapo"}),
+    "another temperature": ({"kind": "sapo", "tau_neg": 2.0}, {"kind": "sapo"}),
     "GSPO's gradient": (
-        {
-            "kind": "gspo_token",
-            "sequence_level_importance_ratios": True,
-            "token_level_loss": False,
-        },
-        {"sequence_level_importance_ratios": True, "token_level_loss": False},
+        {"kind": "gspo_token", "token_level_loss": False},
+        {"kind": "gspo", "token_level_loss": False},
     ),
     "another mean": ({}, {"token_level_loss": False}),
     "another estimator": (
@@ -233,7 +218,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("configured", "computed"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_far_above_rounding(configured: dict[str, Any], computed: dict[str, Any]) -> None:
-    expected, _, _, _ = both(replace(CONFIG, **configured))
-    _, _, by_logprob, _ = both(replace(CONFIG, **computed))
+    expected, _, _, _ = both(of_kind(**configured))
+    _, _, by_logprob, _ = both(of_kind(**computed))
     errors = (by_logprob - expected.gradient).abs() / expected.scale
     assert errors[expected.is_certain].max() > 1e-2

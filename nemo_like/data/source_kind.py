@@ -1,0 +1,60 @@
+"""What is known of a kind of data source beside what reads it: one file for each kind describes it so.
+
+source_kinds/jsonl.py    KIND = SourceKind(about=..., problems="module:function", ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from nemo_like.config.problems import Problem
+from nemo_like.data.options import SOURCE_KINDS, DatasetConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceKind:
+    """A kind of data source.
+
+    about: where its problems come from.
+    problems: import path of ``(cfg, split, environments) -> PromptDataset``, which raises ValueError when a
+        key that is needed is null, or when the data do not fit.
+    stream: import path of ``(cfg) -> (where, example), ...``, for sources of which a scan need not read all.
+    rules: yields what is wrong with a source of a full key.
+    options: the class of ``data.train[...]``.
+    reads_records: records have the fields that ``prompt_key`` and others name.
+    reads_parts: ``split`` chooses rows of it.
+    is_table: its records are rows of an Arrow table.
+    is_here: whether its file or directory is on this machine; True for what has none.
+    missing_remedy: what to give where it is not here.
+    asks_environment: its environment makes its problems.
+    lengths: tokens of its prompts and answers, where these follow from its keys.
+    """
+
+    about: str
+    problems: str
+    stream: str | None = None
+    rules: Callable[[str, DatasetConfig], Iterator[Problem]] | None = None
+    options: type = DatasetConfig
+    reads_records: bool = False
+    reads_parts: bool = False
+    is_table: bool = False
+    is_here: Callable[[DatasetConfig], bool] | None = None
+    missing_remedy: str = ""
+    asks_environment: bool = False
+    lengths: Callable[[DatasetConfig], tuple[int, int]] | None = None
+
+
+def source_kind_of(cfg: DatasetConfig) -> SourceKind:
+    """Return what is known of a source's kind."""
+    kind: SourceKind = SOURCE_KINDS.load(cfg.kind)
+    return kind
+
+
+def is_here(cfg: DatasetConfig) -> bool:
+    """Return whether a source's file or directory is on this machine.
+
+    It is true for a source that has none, and for what may be the name of a dataset on the hub.
+    """
+    look = source_kind_of(cfg).is_here
+    return look is None or look(cfg)

@@ -1,0 +1,76 @@
+"""A file with one JSON object per line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from nemo_like.config.problems import Problem
+from nemo_like.data.data_rules import missing_path
+from nemo_like.data.interface import EnvironmentData, PromptDataset, PromptExample, Split
+from nemo_like.data.options import DatasetConfig
+from nemo_like.data.source_kind import SourceKind
+
+_MISSING = 'give a file with one object per line, {"prompt": ..., "answer": ...}'
+
+
+def _is_here(cfg: DatasetConfig) -> bool:
+    return cfg.path is None or Path(cfg.path).is_file()
+
+
+def _rules(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
+    yield from missing_path(key, cfg, _MISSING)
+    if cfg.path is not None and _is_here(cfg):
+        yield from _json_lines(key, cfg, Path(cfg.path))
+
+
+def _json_lines(key: str, cfg: DatasetConfig, path: Path) -> Iterator[Problem]:
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        first_line = next((line for line in file if line.strip()), "")
+    try:
+        record = json.loads(first_line)
+    except ValueError:
+        record = None
+    if not isinstance(record, dict):
+        return  # the scan of all records says later what is wrong, and where
+    named = [("prompt_key", cfg.prompt_key), ("answer_key", cfg.answer_key)]
+    for name, field in [*named, *(("columns", field) for field in cfg.columns)]:
+        if field not in record:
+            rule = f"is not a field of {path}, whose first record has {', '.join(sorted(record))}"
+            yield Problem(key=f"{key}.{name}={field}", rule=rule, remedy="name one of them")
+
+
+def problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> PromptDataset:
+    """Return the problems of the lines that ``split`` chooses."""
+    from nemo_like.data.records import RecordDataset, RecordFields, chosen_jsonl_records, with_problems
+
+    if cfg.path is None:
+        raise ValueError(f"data.{split}.path is null; kind={cfg.kind} needs a path")
+    numbered = list(chosen_jsonl_records(cfg.path, cfg.split))
+    records = [record for _, record in numbered]
+    return with_problems(
+        RecordDataset(records, RecordFields.of(cfg), lambda index: f"{cfg.path}:{numbered[index][0]}"), cfg
+    )
+
+
+def stream(cfg: DatasetConfig) -> Iterator[tuple[str, PromptExample]]:
+    """Yield where each problem is, and the problem, read line by line."""
+    from nemo_like.data.records import RecordFields, chosen_jsonl_records
+
+    fields = RecordFields.of(cfg)
+    for number, record in chosen_jsonl_records(str(cfg.path), cfg.split):
+        where = f"{cfg.path}:{number}"
+        yield where, fields.example(record, where)
+
+
+KIND = SourceKind(
+    about="a file with one JSON object per line",
+    problems="nemo_like.data.source_kinds.jsonl:problems",
+    stream="nemo_like.data.source_kinds.jsonl:stream",
+    rules=_rules,
+    reads_records=True,
+    reads_parts=True,
+    is_here=_is_here,
+    missing_remedy=_MISSING,
+)

@@ -1,0 +1,182 @@
+"""A package with one kind of each, one file for each, in a whole run: an environment, a loss, an estimator, a
+filter and a data source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.functional.runs import FEWEST_PROCESSES, run_grpo
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.whole_run]
+
+FILES = {
+    "__init__.py": "",
+    # The reward falls with the distance of the answer.
+    "near.py": """
+from dataclasses import dataclass
+from typing import Annotated
+
+from nemo_like.config.keys import Key
+from nemo_like.environments.interface import Feedback
+from nemo_like.environments.kind import Kind
+from nemo_like.environments.per_turn import PerTurnEnvironment
+
+
+@dataclass(kw_only=True, slots=True)
+class NearOptions:
+    scale: Annotated[float, Key("distance at which half of the reward is left", 10.0, above=0)]
+
+
+def near(options):
+    def judge(turn):
+        if not turn.response.isdigit():
+            return Feedback({"near": 0.0})
+        distance = abs(int(turn.response[::-1]) - int(turn.answer[::-1]))
+        return Feedback({"near": options.scale / (options.scale + distance)})
+
+    return PerTurnEnvironment(judge)
+
+
+KIND = Kind(
+    about="The reward falls with the distance of the answer.",
+    options=NearOptions,
+    judge="one_of_each.near:near",
+    record_check="nemo_like.environments.record_needs:answer",
+)
+""",
+    "tempered.py": """
+from dataclasses import dataclass
+from typing import Annotated
+
+from nemo_like.algorithms.loss_kind import LossKind
+from nemo_like.algorithms.options import LossConfig
+from nemo_like.config.keys import Key
+
+
+@dataclass(kw_only=True, slots=True)
+class TemperedConfig(LossConfig):
+    strength: Annotated[float, Key("of the loss", 0.5, above=0)]
+
+
+def tempered(tokens, cfg, strength):
+    from nemo_like.algorithms.losses import loss_terms, policy_ratio
+
+    ratio = policy_ratio(tokens, cfg)
+    return loss_terms(-strength * tokens.advantages * ratio, ratio, ratio, tokens, cfg)
+
+
+KIND = LossKind(about="a weaker one", options=TemperedConfig, function="one_of_each.tempered:tempered")
+""",
+    "centred.py": """
+from nemo_like.algorithms.estimator_kind import EstimatorKind
+
+
+def centred(inputs, cfg):
+    mean = sum(inputs.rewards) / len(inputs.rewards)
+    return [reward - mean for reward in inputs.rewards]
+
+
+KIND = EstimatorKind(
+    about="against the batch", function="one_of_each.centred:centred", judges_in_groups=False
+)
+""",
+    "brief.py": """
+from nemo_like.algorithms.sample_filters import FilterKind
+
+
+def brief(samples, cfg):
+    return [place % 2 == 0 for place in range(len(samples.rewards))]
+
+
+KIND = FilterKind(about="every second one", function="one_of_each.brief:brief")
+""",
+    "doubles.py": """
+from nemo_like.data.interface import PromptExample
+from nemo_like.data.source_kind import SourceKind
+
+
+class Doubles:
+    def __len__(self):
+        return 90
+
+    def __getitem__(self, index):
+        if not 0 <= index < 90:
+            raise IndexError(index)
+        number = str(index + 10)[::-1]
+        return PromptExample(f"{number}+{number}=", str(2 * (index + 10)).zfill(3)[::-1])
+
+
+def doubles(cfg, split, environments):
+    return Doubles()
+
+
+KIND = SourceKind(about="a number and itself", problems="one_of_each.doubles:doubles")
+""",
+}
+CONFIG = """
+defaults:
+  - grpo_arithmetic_cpu
+  - env@env.near: default
+env:
+  near: {kind: "one_of_each.near:KIND"}
+data:
+  default: {kind: "one_of_each.doubles:KIND", env: near}
+loss_fn: {kind: "one_of_each.tempered:KIND"}
+grpo:
+  adv_estimator: {name: "one_of_each.centred:KIND"}
+  sample_filters: ["one_of_each.brief:KIND"]
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    package = tmp_path / "one_of_each"
+    package.mkdir()
+    for name, text in FILES.items():
+        (package / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "own.yaml").write_text(CONFIG)
+    return tmp_path / "own.yaml"
+
+
+def test_one_kind_of_each_of_ones_own_trains_together(
+    arithmetic_model: str, config: Path, tmp_path: Path
+) -> None:
+    options = [
+        *("grpo.num_prompts_per_step=8", "grpo.num_generations_per_prompt=4", "grpo.max_num_steps=2"),
+        *("grpo.samples_kept_together=1", "policy.sequence_packing.share_prompts=false"),
+        *("policy.train_global_batch_size=32", "grpo.val_at_start=false", "grpo.val_period=0"),
+        *("grpo.val_at_end=false", "logger.wandb.mode=disabled", *FEWEST_PROCESSES),
+        "env.near.options.scale=5.0",
+    ]
+    run = run_grpo(tmp_path, options, config=str(config))
+    assert run.returncode == 0, run.output
+    assert all(0 < reward < 1 for reward in run.metrics("train/reward"))
+    assert run.metrics("train/num_filtered") == [16, 16]
+    assert min(run.metrics("train/grad_norm")) > 0
+    written = (run.run_dir / "config.yaml").read_text()
+    assert "strength: 0.5" in written and "scale: 5.0" in written
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("loss_fn.strength=0", "loss_fn.strength=0.0 must be above 0"),
+        ("loss_fn.ratio_clip_min=0.1", "is no key of loss_fn.kind=one_of_each.tempered:KIND"),
+        (
+            "env.near.options.scael=1",
+            "env.near.options.scael is not a key of the configuration; did you mean scale?",
+        ),
+        ("env.near.kind=one_of_each.tempered:KIND", "is no Kind of nemo_like.environments.kind"),
+        ("data.default.kind=one_of_each.no_such:KIND", "there is no module 'one_of_each.no_such'"),
+    ],
+)
+def test_what_does_not_fit_a_kind_of_ones_own_is_refused(
+    arithmetic_model: str, config: Path, tmp_path: Path, option: str, message: str
+) -> None:
+    run = run_grpo(tmp_path, [option, "--dry-run"], config=str(config))
+    assert run.returncode == 2
+    assert message in run.output
+    assert "Traceback" not in run.output
