@@ -22,9 +22,9 @@ def fill_kinds(tree: Any, group: type, was_replaced: WasReplaced, prefix: str = 
     """Give every key of a named kind that ``tree`` lacks its default; changes ``tree`` itself.
 
     ``tree`` holds the plain, resolved values of ``group``, whose full key with a dot is ``prefix``. Keys that
-    kinds have replaced are read as what they are now, with a note. A key of another kind goes, with a note
-    too, where ``was_replaced`` says that a file set it before the present kind was named; for others a problem
-    is returned. A kind that cannot be loaded brings none of this.
+    kinds have replaced are read as what they are now, with a note. A key of another kind goes, with a
+    note too, where ``was_replaced`` says that a file set it before the present kind was named; for others a
+    problem is returned. A kind that cannot be loaded brings none of this.
     """
     if not isinstance(tree, dict):
         return []
