@@ -31,7 +31,7 @@ from nemo_like.plan.derived import shares_gpus, weight_transport
 from nemo_like.plan.engine_of_run import engine_of_run
 from nemo_like.plan.places import Place, weight_replicas
 from nemo_like.plan.roles import Role, actor_name, environment_role, roles, worker_groups
-from nemo_like.policy.interface import WeightSenderSpec
+from nemo_like.policy.interface import FurtherColumns, WeightSenderSpec, WorkerPlace
 from nemo_like.policy.layout import is_one_engine
 from nemo_like.policy.options import Device, TeacherConfig
 from nemo_like.policy.parallelism import parallel_layout
@@ -223,10 +223,7 @@ class Starter:
                 _torch_environment(cfg),
                 cfg=group,
                 loss=cfg.loss_fn,
-                coordinates=layout.coordinates(rank),
-                data_plane=data_plane,
-                meeting_place=meeting_place,
-                timeout_s=self._patience_s(),
+                place=WorkerPlace(layout.coordinates(rank), data_plane, meeting_place, self._patience_s()),
                 **own,
             )
             for rank in range(self._needs[role].count)
@@ -284,9 +281,11 @@ class Starter:
             "weight_sender": sender if self._needs[Role.engine].count else None,
             "weight_replicas": self._weight_replicas,
             "tripwires": cfg.debug.tripwires,
-            "further_reads": () if cfg.value is None else (TOKEN_ADVANTAGES,),
-            "further_inputs": (BRANCH_STARTS,) if has_agents(cfg) else (),
-            "further_writes": dumped_columns(cfg.loss_fn, cfg.rollout),
+            "further": FurtherColumns(
+                reads=() if cfg.value is None else (TOKEN_ADVANTAGES,),
+                inputs=(BRANCH_STARTS,) if has_agents(cfg) else (),
+                writes=dumped_columns(cfg.loss_fn, cfg.rollout),
+            ),
         }
 
     def environments(self) -> dict[str, list[ActorHandle]]:

@@ -8,6 +8,7 @@ from tempfile import TemporaryDirectory
 
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.policy.interface import WorkerPlace
 from nemo_like.policy.options import Device, PolicyConfig
 from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.policy.worker import PolicyWorker
@@ -30,12 +31,11 @@ def export_checkpoint(cfg: PolicyConfig, loss: LossConfig, checkpoint: Path, out
         worker = PolicyWorker(
             cfg=cfg,
             loss=loss,
-            coordinates=parallel_layout(cfg).coordinates(0),
+            place=WorkerPlace(
+                parallel_layout(cfg).coordinates(0), InMemoryDataPlane(), Path(folder, "store"), _TIMEOUT_S
+            ),
             temperature=1.0,
-            data_plane=InMemoryDataPlane(),
             weight_sender=None,
-            meeting_place=Path(folder, "store"),
-            timeout_s=_TIMEOUT_S,
         )
         worker.setup()
         try:

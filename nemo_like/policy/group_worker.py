@@ -23,14 +23,12 @@ import torch.distributed as dist
 
 from nemo_like.batch.columns import Declaration
 from nemo_like.batch.meta import KVBatchMeta, Schedule
-from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
 from nemo_like.cluster.gloo import one_gloo_device
 from nemo_like.cluster.imports import lasting_imports
 from nemo_like.data_plane.connection import connect
-from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.policy.batch_keeper import BatchKeeper
-from nemo_like.policy.interface import TrainingBackend
+from nemo_like.policy.interface import TrainingBackend, WorkerPlace
 from nemo_like.policy.objective import Objective
 from nemo_like.policy.options import Device, PolicyBackend, ReplicaFetch, WorkerGroupConfig
 from nemo_like.policy.replica import Replica
@@ -45,22 +43,13 @@ class GroupWorker(ABC):
         *,
         cfg: WorkerGroupConfig,
         objective: Objective,
-        coordinates: Coordinates,
-        data_plane: DataPlane | DataPlaneSpec,
-        meeting_place: MeetingPlace,
-        timeout_s: float,
+        place: WorkerPlace,
     ) -> None:
-        """Keep the settings; ``setup`` loads the model and connects.
-
-        ``cfg`` is that of the worker's group, and ``timeout_s`` bounds every collective. The workers of the
-        group meet at ``meeting_place``.
-        """
-        self.cfg, self.coordinates = cfg, coordinates
+        """Keep the settings, ``cfg`` of which is the group's; ``setup`` loads the model and connects."""
+        self.cfg, self.coordinates = cfg, place.coordinates
         self.version = 0
         self._objective = objective
-        self._data_plane_source = data_plane
-        self._meeting_place = meeting_place
-        self._timeout_s = timeout_s
+        self._place = place
 
     @abstractmethod
     def declarations(self) -> tuple[Declaration, ...]:
@@ -71,7 +60,7 @@ class GroupWorker(ABC):
         ready."""
         with one_gloo_device():
             self._join()
-        source = self._data_plane_source
+        source = self._place.data_plane
         plane = None
         if self._fetches:
             plane = connect(source) if isinstance(source, DataPlaneSpec) else source
@@ -103,14 +92,14 @@ class GroupWorker(ABC):
                 store=self._store(),
                 rank=coordinates.rank,
                 world_size=coordinates.layout.world_size,
-                timeout=datetime.timedelta(seconds=self._timeout_s),
+                timeout=datetime.timedelta(seconds=self._place.timeout_s),
             )
-        self._replica = Replica(coordinates, self._timeout_s)
+        self._replica = Replica(coordinates, self._place.timeout_s)
         self._backend = self._build_backend()
 
     def _store(self) -> dist.Store:
         """Return the store through which the workers of the group find each other."""
-        place, timeout_s = self._meeting_place, self._timeout_s
+        place, timeout_s = self._place.meeting_place, self._place.timeout_s
         if isinstance(place, Path):
             return file_store(place, timeout_s)
         host, port = place

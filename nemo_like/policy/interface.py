@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import Schedule
 from nemo_like.batch.tags import (
     ADVANTAGE,
@@ -20,7 +21,9 @@ from nemo_like.batch.tags import (
     TOKEN_SCALE,
     Tag,
 )
-from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
+from nemo_like.data_plane.interface import DataPlane
+from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.generation.options import LoraSync
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.parallelism import FIRST_REPLICA
@@ -166,6 +169,31 @@ class TrainingBackend(TokenScorer, ScoringState, Trainer, WeightSource, Persiste
     """A model sharded over the workers of one layout. Every rank of a replica must make the same calls."""
 
     device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPlace:
+    """Where a worker is: its rank among the group's, which meet at ``meeting_place``, and the data plane that
+    it reads and writes, an object or a description from which ``setup`` makes one in the worker's process.
+    ``timeout_s`` bounds every collective of the group."""
+
+    coordinates: Coordinates
+    data_plane: DataPlane | DataPlaneSpec
+    meeting_place: MeetingPlace
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FurtherColumns:
+    """Columns of the policy's phases besides those that the loss and the model need.
+
+    Training reads ``reads`` too, which other groups write, and every phase ``inputs``; some steps ask for
+    ``writes``.
+    """
+
+    reads: Sequence[Column] = ()
+    inputs: Sequence[Column] = ()
+    writes: Sequence[Column] = ()
 
 
 class WeightSender(Protocol):

@@ -17,13 +17,11 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.breakdown import breaking_down
-from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
-from nemo_like.data_plane.interface import DataPlane
-from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.trace import span
 from nemo_like.policy.checked_loss import own_reads
 from nemo_like.policy.group_worker import GroupWorker, Stopwatch, schedule_of
+from nemo_like.policy.interface import WorkerPlace
 from nemo_like.policy.layout import further_models
 from nemo_like.policy.options import TeacherConfig
 from nemo_like.policy.results import WorkerScores
@@ -40,12 +38,9 @@ class TeacherWorker(GroupWorker):
         *,
         cfg: TeacherConfig,
         loss: LossConfig,
-        coordinates: Coordinates,
+        place: WorkerPlace,
         temperature: float,
         vocab_size: int,
-        data_plane: DataPlane | DataPlaneSpec,
-        meeting_place: MeetingPlace,
-        timeout_s: float,
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects.
 
@@ -65,10 +60,7 @@ class TeacherWorker(GroupWorker):
         super().__init__(
             cfg=cfg,
             objective=TeacherObjective(scoring, further_models(cfg)),
-            coordinates=coordinates,
-            data_plane=data_plane,
-            meeting_place=meeting_place,
-            timeout_s=timeout_s,
+            place=place,
         )
 
     def declarations(self) -> tuple[Declaration, ...]:

@@ -105,7 +105,7 @@ class TrainingWorker(GroupWorker):
     def wait_for_checkpoint(self) -> dict[str, str]:
         """Wait until this rank's part of the latest checkpoint is on disk; return the SHA-256 of its share of
         the files, by name. Raises what went wrong."""
-        return {} if self._checkpoint is None else self._checkpoint.wait(self._timeout_s)
+        return {} if self._checkpoint is None else self._checkpoint.wait(self._place.timeout_s)
 
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
         """Hash this rank's share of a checkpoint's files; return the names of those that differ from
@@ -130,7 +130,7 @@ class TrainingWorker(GroupWorker):
         of the model."""
         super()._join()
         self._checkpoint_group = dist.new_group(
-            backend="gloo", timeout=datetime.timedelta(seconds=self._timeout_s)
+            backend="gloo", timeout=datetime.timedelta(seconds=self._place.timeout_s)
         )
 
 

@@ -29,13 +29,11 @@ from nemo_like.batch.tags import (
     TOKEN_ADVANTAGE_SUM,
 )
 from nemo_like.cluster.breakdown import breaking_down
-from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
-from nemo_like.data_plane.interface import DataPlane
-from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.observability.metrics import Metric, mean
 from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.group_worker import Stopwatch, schedule_of
+from nemo_like.policy.interface import WorkerPlace
 from nemo_like.policy.options import ValueConfig
 from nemo_like.policy.policy_columns import kl_reads, value_declarations
 from nemo_like.policy.results import WorkerScores
@@ -44,27 +42,21 @@ from nemo_like.policy.value_objective import ValueObjective
 
 
 class ValueWorker(TrainingWorker):
-    """One worker of a critic. ``data_plane`` is an object, or a description from which ``setup`` makes it."""
+    """One worker of a critic."""
 
     def __init__(
         self,
         *,
         cfg: ValueConfig,
         loss: LossConfig,
-        coordinates: Coordinates,
-        data_plane: DataPlane | DataPlaneSpec,
-        meeting_place: MeetingPlace,
-        timeout_s: float,
+        place: WorkerPlace,
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects. ``loss`` is the policy's, which says
         whether rewards have a KL term."""
         super().__init__(
             cfg=cfg,
             objective=ValueObjective(cfg),
-            coordinates=coordinates,
-            data_plane=data_plane,
-            meeting_place=meeting_place,
-            timeout_s=timeout_s,
+            place=place,
         )
         self._value, self._loss = cfg, loss
         self._of_kl = kl_reads(loss)

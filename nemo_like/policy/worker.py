@@ -30,17 +30,20 @@ from nemo_like.batch.tags import (
     named,
 )
 from nemo_like.cluster.breakdown import breaking_down, is_out_of_memory
-from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
 from nemo_like.cluster.imports import load_target
-from nemo_like.data_plane.interface import DataPlane
-from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.generation.options import LoraSync
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.checked_loss import own_reads
 from nemo_like.policy.group_worker import Stopwatch, schedule_of
-from nemo_like.policy.interface import WeightSender, WeightSenderSpec, is_weight_sender
+from nemo_like.policy.interface import (
+    FurtherColumns,
+    WeightSender,
+    WeightSenderSpec,
+    WorkerPlace,
+    is_weight_sender,
+)
 from nemo_like.policy.mismatch import logprob_mismatch
 from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.options import PolicyConfig
@@ -58,48 +61,40 @@ from nemo_like.policy.worker_watch import WorkerWatch
 from nemo_like.tripwires.options import Tripwires
 from nemo_like.weight_transport.buckets import SentAdapter
 
+_NO_MORE = FurtherColumns()
+
 
 class PolicyWorker(TrainingWorker):
-    """One policy worker. ``data_plane`` and ``weight_sender`` are objects, or descriptions from which
-    ``setup`` makes them in this process."""
+    """One policy worker. ``weight_sender`` is an object, or a description from which ``setup`` makes one in
+    this process."""
 
     def __init__(
         self,
         *,
         cfg: PolicyConfig,
         loss: LossConfig,
-        coordinates: Coordinates,
+        place: WorkerPlace,
         temperature: float,
-        data_plane: DataPlane | DataPlaneSpec,
         weight_sender: WeightSender | WeightSenderSpec | None,
-        meeting_place: MeetingPlace,
-        timeout_s: float,
         weight_replicas: Sequence[int] = FIRST_REPLICA,
         tripwires: Tripwires = Tripwires.off,
-        further_reads: Sequence[Column] = (),
-        further_inputs: Sequence[Column] = (),
-        further_writes: Sequence[Column] = (),
+        further: FurtherColumns = _NO_MORE,
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects.
 
-        ``temperature`` is the sampling temperature; ``timeout_s`` bounds every collective; the replicas
-        ``weight_replicas`` send the weights to engines; ``tripwires`` says what is measured besides; training
-        reads ``further_reads`` too, which other groups write, and every phase ``further_inputs``; some steps
-        ask for ``further_writes`` besides what the loss needs. Raises ValueError when the user's own loss
+        ``temperature`` is the sampling temperature; the replicas ``weight_replicas`` send the weights to
+        engines; ``tripwires`` says what is measured besides. Raises ValueError when the user's own loss
         cannot be found.
         """
         super().__init__(
             cfg=cfg,
             objective=PolicyObjective(loss, temperature),
-            coordinates=coordinates,
-            data_plane=data_plane,
-            meeting_place=meeting_place,
-            timeout_s=timeout_s,
+            place=place,
         )
         self.loss = loss
-        self._own_reads = (*own_reads(loss), *further_reads)
-        self._model_reads = (*model_reads(cfg), *further_inputs)
-        self._further_writes = further_writes
+        self._own_reads = (*own_reads(loss), *further.reads)
+        self._model_reads = (*model_reads(cfg), *further.inputs)
+        self._further_writes = further.writes
         self._tripwires = tripwires
         self._weight_sender_source, self._weight_replicas = weight_sender, tuple(weight_replicas)
         lora_sync = (

@@ -31,6 +31,7 @@ from nemo_like.batch.columns import (
 from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.interface import DataPlane
+from nemo_like.policy.interface import FurtherColumns, WorkerPlace
 from nemo_like.policy.options import (
     Device,
     DynamicBatchingConfig,
@@ -332,15 +333,11 @@ def ready_worker(
     worker = PolicyWorker(
         cfg=cfg,
         loss=loss,
-        coordinates=coordinates,
+        place=WorkerPlace(coordinates, plane, ("127.0.0.1", 0), timeout_s=60.0),
         temperature=temperature,
-        data_plane=plane,
         weight_sender=None,
-        meeting_place=("127.0.0.1", 0),
-        timeout_s=60.0,
         tripwires=Tripwires.all,
-        further_reads=further_reads,
-        further_inputs=further_inputs,
+        further=FurtherColumns(reads=further_reads, inputs=further_inputs),
     )
     worker.setup()
     return worker
@@ -353,10 +350,7 @@ def ready_value_worker(
     worker = ValueWorker(
         cfg=cfg,
         loss=loss,
-        coordinates=coordinates,
-        data_plane=plane,
-        meeting_place=("127.0.0.1", 0),
-        timeout_s=60.0,
+        place=WorkerPlace(coordinates, plane, ("127.0.0.1", 0), timeout_s=60.0),
     )
     worker.setup()
     return worker

@@ -27,6 +27,7 @@ from nemo_like.configuration import load_config
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.policy.group import TeacherWorkerGroup
+from nemo_like.policy.interface import WorkerPlace
 from nemo_like.policy.options import TeacherConfig
 from nemo_like.policy.results import WorkerScores
 from nemo_like.policy.teacher_engine import TeacherEngine
@@ -112,12 +113,9 @@ def by_workers(
     worker = TeacherWorker(
         cfg=cfg,
         loss=loss(),
-        coordinates=coordinates,
+        place=WorkerPlace(coordinates, plane, ("127.0.0.1", 0), timeout_s=60.0),
         temperature=temperature,
         vocab_size=vocab_size,
-        data_plane=plane,
-        meeting_place=("127.0.0.1", 0),
-        timeout_s=60.0,
     )
     worker.setup()
     assert not any(weight.requires_grad for weight in worker._backend._model.parameters())

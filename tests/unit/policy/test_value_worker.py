@@ -24,6 +24,7 @@ from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.configuration import load_config
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.interface import WorkerPlace
 from nemo_like.policy.value_worker import ValueWorker
 from tests.unit.algorithms.loss_cases import CONFIG
 
@@ -38,10 +39,9 @@ def worker(loss: LossConfig = CONFIG, **changes: Any) -> ValueWorker:
     return ValueWorker(
         cfg=replace(VALUE, **changes),
         loss=loss,
-        coordinates=ParallelLayout(tp=1, cp=1, dp=1, pp=1).coordinates(0),
-        data_plane=InMemoryDataPlane(),
-        meeting_place=("127.0.0.1", 0),
-        timeout_s=1.0,
+        place=WorkerPlace(
+            ParallelLayout(tp=1, cp=1, dp=1, pp=1).coordinates(0), InMemoryDataPlane(), ("127.0.0.1", 0), 1.0
+        ),
     )
 
 
