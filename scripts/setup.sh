@@ -229,7 +229,7 @@ update_package_lists() {
 provide_system_packages() {
     local mooncake sandbox=() slurm=() browser=()
     mooncake=$("$VENV/bin/python" -c '
-from nemo_like.data_plane.data_plane_rules import missing_mooncake_libraries
+from nemo_like.data_plane.storage_kinds.mooncake_cpu import missing_mooncake_libraries
 print(*missing_mooncake_libraries().values())')
     # shellcheck disable=SC2086  # several packages
     system_packages data_plane.backend=mooncake_cpu $mooncake

@@ -1,6 +1,6 @@
 """What is known of a kind of loss beside its formula: one file for each kind describes it so.
 
-loss_kinds/sapo.py    KIND = LossKind(about=..., options=SapoConfig, function="module:sapo", ...)
+loss_kinds/cispo.py    KIND = LossKind(about=..., options=ClippedLossConfig, function="module:name")
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class LossKind:
     has_teacher: bool = False
 
     @property
-    def is_own(self) -> bool:
+    def is_function(self) -> bool:
         """Whether it is a plain function of the user's, of which nothing is known."""
         return self.options is OwnLossConfig
 
     def own_keys(self, cfg: LossConfig) -> Mapping[str, Any]:
         """Return the arguments of the function by name: the kind's own keys, or those of a plain function."""
-        if self.is_own:
+        if self.is_function:
             return cfg.arguments
         common = hints(LossConfig)
         return {name: getattr(cfg, name) for name in hints(self.options) if name not in common}

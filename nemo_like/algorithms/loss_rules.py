@@ -19,7 +19,7 @@ from nemo_like.config.problems import Problem
 def loss_problems(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
     """Yield every combination of keys that would train with another loss than the keys say."""
     kind = loss_kind_of(loss)
-    if loss.arguments and not kind.is_own:
+    if loss.arguments and not kind.is_function:
         yield Problem(
             key=f"loss_fn.arguments={loss.arguments}",
             rule=f"are those of a function of your own, and loss_fn.kind={loss.kind} has keys",

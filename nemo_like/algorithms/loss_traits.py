@@ -27,8 +27,8 @@ def has_sample_ratio(loss: LossConfig) -> bool:
 
 
 def is_own_loss(loss: LossConfig) -> bool:
-    """Return whether ``loss_fn.kind`` names a function of the user's, of which nothing is known."""
-    return loss_kind_of(loss).is_own
+    """Return whether ``loss_fn.kind`` names a loss of the user's, whose gradient nobody here knows."""
+    return LOSS_KINDS.is_own(loss.kind)
 
 
 def has_teacher(loss: LossConfig) -> bool:
@@ -54,7 +54,7 @@ def has_reference_loss(loss: LossConfig) -> bool:
 def is_advantage_alone(loss: LossConfig) -> bool:
     """Return whether a sample with advantage 0 has no gradient, because nothing else enters the loss.
 
-    It is false for a function of the user's, of which we cannot know.
+    It is false for a loss of the user's, of which we cannot know.
     """
     has_more = loss.reference_policy_kl_penalty or loss.entropy_coef or has_teacher(loss)
     return not (has_more or is_own_loss(loss))

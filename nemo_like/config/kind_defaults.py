@@ -65,6 +65,9 @@ def _of_named(
     known, of_any = fields.hints(options), fields.hints_of_kinds(group)
     _fill(tree, options)
     foreign = [key for key in tree if key in of_any and key not in known]
+    for key in [key for key in foreign if tree[key] is None]:  # as ``~key`` leaves it
+        foreign.remove(key)
+        del tree[key]
     for key in [key for key in foreign if was_replaced(f"{prefix}{key}", f"{prefix}{name}", named)]:
         foreign.remove(key)
         value = tree.pop(key)

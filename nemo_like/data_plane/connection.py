@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
+from nemo_like.config.import_path import load_by_path
 from nemo_like.data_plane.client import DataPlaneClient, Store
 from nemo_like.data_plane.interface import DataPlane
-from nemo_like.data_plane.memory_storage import HostStore
 from nemo_like.data_plane.observed import ObservedDataPlane, ObservedStore
 from nemo_like.data_plane.operations import OperationLog
-from nemo_like.data_plane.options import StorageBackend
-from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, DataPlaneSpec, import_storage
+from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.data_plane.storage_errors import HOST_GRACE_S, DataPlaneError, DeadlineExceeded, StorageFailed
+from nemo_like.data_plane.storage_kind import storage_kind_of
 
 
 class ActorHost:
@@ -67,15 +68,8 @@ def _connected_client(spec: DataPlaneSpec, log: OperationLog | None) -> DataPlan
     """Return this process's client; where there is a ``log``, its store counts in it the bytes that move."""
     host = ActorHost(spec)
     client_id, addresses = host.ask("connect", "", spec.start_timeout_s)
-    store: Store
-    if spec.backend is StorageBackend.in_memory:
-        store = HostStore(host)
-    else:
-        os.environ.update(TRANSFER_QUEUE_ENVIRONMENT)
-        import_storage()  # loads torch
-        from nemo_like.data_plane.transfer_queue import TransferQueueStore
-
-        store = TransferQueueStore(addresses, client_id, spec.host.submit("storage_failure").ref.future())
+    make_store, asked = load_by_path(storage_kind_of(spec.backend).store), spec.host
+    store: Store = make_store(host, client_id, addresses, partial(asked.submit, "storage_failure"))
     return DataPlaneClient(
         host,
         store if log is None else ObservedStore(store, log),

@@ -12,18 +12,19 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from nemo_like.batch.columns import Column
+from nemo_like.config.import_path import load_by_path
 from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.catalog import Catalog
 from nemo_like.data_plane.memory_storage import InMemoryStorage
-from nemo_like.data_plane.options import DataPlaneConfig, StorageBackend
+from nemo_like.data_plane.options import DataPlaneConfig
 from nemo_like.data_plane.segments import Commit, PartitionInfo, Rows, Segment, Want, at
-from nemo_like.data_plane.spec import import_storage
 from nemo_like.data_plane.storage_errors import (
     CapacityExceeded,
     DataPlaneError,
     DeadlineExceeded,
     StorageFailed,
 )
+from nemo_like.data_plane.storage_kind import storage_kind_of
 
 _T = TypeVar("_T")
 
@@ -58,14 +59,7 @@ def start_host(
     ``log_path`` is the host's own log. The storage's processes log into a folder beside it, or without it
     where Ray keeps logs.
     """
-    storage: Storage
-    if cfg.backend is StorageBackend.in_memory:
-        storage = InMemoryStorage()
-    else:
-        import_storage()  # loads torch
-        from nemo_like.data_plane.transfer_queue import TransferQueueStorage
-
-        storage = TransferQueueStorage(cfg, log_path.removesuffix(".log") if log_path else None)
+    storage: Storage = load_by_path(storage_kind_of(cfg.backend).storage)(cfg, log_path)
     limit_bytes = None if cfg.capacity_gib is None else int(cfg.capacity_gib * 2**30)
     catalog = Catalog(run_id, Capacity(limit_bytes), cfg.max_open_partitions)
     return DataPlaneHost(storage, catalog, timeout_s=cfg.timeout_s, start_timeout_s=start_timeout_s)

@@ -7,14 +7,11 @@ from enum import Enum
 from typing import Annotated
 
 from nemo_like.config.keys import Key
+from nemo_like.config.kinds import Kinds
 
-
-class StorageBackend(Enum):
-    """What holds the bytes behind the data plane."""
-
-    simple = "simple"  # TransferQueue's own storage units, reached over ZMQ
-    mooncake_cpu = "mooncake_cpu"  # Mooncake segments in host memory, reached over TCP or RDMA
-    in_memory = "in_memory"  # the data plane's host, without TransferQueue: for debugging
+STORAGE_KINDS = Kinds(
+    "nemo_like.data_plane.storage_kinds", "storage", "nemo_like.data_plane.storage_kind:StorageKind"
+)
 
 
 class MooncakeProtocol(Enum):
@@ -59,11 +56,12 @@ class DataPlaneConfig:
     """The data plane, which holds samples between the rollout that makes them and the trainer."""
 
     backend: Annotated[
-        StorageBackend,
+        str,
         Key(
             "simple: TransferQueue's storage units over ZMQ; mooncake_cpu: Mooncake, see mooncake_cfg; "
             "in_memory: for debugging, without TransferQueue",
-            StorageBackend.simple,
+            "simple",
+            kinds=STORAGE_KINDS,
         ),
     ]
     num_storage_units: Annotated[

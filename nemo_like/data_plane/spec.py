@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.imports import lasting_imports, unmarked_for_compiler
-from nemo_like.data_plane.options import DataPlaneConfig, StorageBackend
+from nemo_like.data_plane.options import DataPlaneConfig
 
 # TransferQueue reads these when it is imported. They keep its own deadline and retries out of the way of
 # ours: a retry after a long silence would only repeat what a live storage unit has queued already.
@@ -32,7 +32,7 @@ class DataPlaneSpec:
     """Everything that a process needs to connect; it can be pickled."""
 
     host: ActorHandle  # the run's DataPlaneHost
-    backend: StorageBackend
+    backend: str  # data_plane.backend
     timeout_s: float  # deadline of one put, write, fetch or clear
     start_timeout_s: float  # deadline of connecting, which waits for the storage to be up
     is_observed: bool  # whether the clients note their operations, for ``take_operations``

@@ -33,7 +33,7 @@ from nemo_like.cluster.actors import log_to, runtime_env
 from nemo_like.data_plane.client import Stored
 from nemo_like.data_plane.mooncake import Master, MooncakeStorageUnit, client_settings, environment
 from nemo_like.data_plane.mooncake_digests import DigestingClient
-from nemo_like.data_plane.options import DataPlaneConfig, StorageBackend
+from nemo_like.data_plane.options import DataPlaneConfig
 from nemo_like.data_plane.segments import Segment
 from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, import_storage
 from nemo_like.data_plane.storage_errors import CapacityExceeded, CorruptData, DeadlineExceeded, StorageFailed
@@ -117,12 +117,12 @@ async def _unblocked(addresses: StorageAddresses, work: Coroutine[Any, Any, _T])
 class TransferQueueStorage:
     """A ``host.Storage`` that owns the processes of one TransferQueue."""
 
-    def __init__(self, cfg: DataPlaneConfig, logs_directory: str | None) -> None:
-        """Prepare a start.
+    def __init__(self, cfg: DataPlaneConfig, logs_directory: str | None, *, has_mooncake: bool) -> None:
+        """Prepare a start, of Mooncake's units or of TransferQueue's own.
 
         Each process will write a log into ``logs_directory``, or where Ray keeps logs if None.
         """
-        self._cfg = cfg
+        self._cfg, self._has_mooncake = cfg, has_mooncake
         self._secret = Secret.new()
         self._logs_directory = logs_directory
         self._actors: dict[str, Any] = {}
@@ -142,10 +142,10 @@ class TransferQueueStorage:
         self._place("controller", TransferQueueController, secret=self._secret, polling_mode=True)
         try:
             async with asyncio.timeout(timeout_s):
-                if self._cfg.backend is StorageBackend.simple:
-                    backend, settings = _SIMPLE, await self._start_simple()
-                else:
+                if self._has_mooncake:
                     backend, settings = _MOONCAKE, await self._start_mooncake()
+                else:
+                    backend, settings = _SIMPLE, await self._start_simple()
                 controller = await self._actors["controller"].get_zmq_server_info.remote()
                 self._addresses = StorageAddresses(self._secret, controller, backend, settings)
                 self._client = await asyncio.to_thread(_connected, self._addresses, "host")

@@ -11,7 +11,7 @@ from pathlib import Path
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.configuration import Config
 from nemo_like.data.data_rules import data_problems
-from nemo_like.data_plane.data_plane_rules import data_plane_machine_problems
+from nemo_like.data_plane.storage_kind import data_plane_machine_problems
 from nemo_like.environments.registry import kind_of
 from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.logger_rules import logger_machine_problems, logger_problems

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nemo_like.configuration import Config
-from nemo_like.data_plane.options import StorageBackend
+from nemo_like.data_plane.storage_kind import storage_kind_of
 from nemo_like.driver.options import asks_endpoint
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import needs_gpu
@@ -63,7 +63,8 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
     on_gpu, generates = cfg.policy.device is Device.cuda, cfg.rollout.replay is None
     engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
     environments = [*used_environments(cfg).values()] if generates else []
-    num_units = 0 if cfg.data_plane.backend is StorageBackend.in_memory else cfg.data_plane.num_storage_units
+    has_units = storage_kind_of(cfg.data_plane.backend).has_units
+    num_units = cfg.data_plane.num_storage_units if has_units else 0
     return {
         Role.driver: RoleNeeds(count=1, num_cpus=0),
         Role.data_plane_host: RoleNeeds(count=1, num_cpus=0),

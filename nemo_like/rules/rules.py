@@ -19,7 +19,7 @@ from nemo_like.configuration import Config
 from nemo_like.data.data_rules import MAX_ARITHMETIC_DIGITS
 from nemo_like.data.source_kind import source_kind_of
 from nemo_like.data.sources import data_sources
-from nemo_like.data_plane.data_plane_rules import data_plane_problems
+from nemo_like.data_plane.storage_kind import data_plane_problems
 from nemo_like.generation.engine_rules import cache_size_problems
 from nemo_like.observability.logger_rules import step_problems
 from nemo_like.plan.machine_rules import Machine, machine_problems

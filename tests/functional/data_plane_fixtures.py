@@ -19,10 +19,10 @@ from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, start_actor
 from nemo_like.data_plane.connection import connect
-from nemo_like.data_plane.data_plane_rules import missing_mooncake_libraries
 from nemo_like.data_plane.interface import DataPlane
-from nemo_like.data_plane.options import DataPlaneConfig, MooncakeConfig, MooncakeProtocol, StorageBackend
+from nemo_like.data_plane.options import DataPlaneConfig, MooncakeConfig, MooncakeProtocol
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
+from nemo_like.data_plane.storage_kinds.mooncake_cpu import missing_mooncake_libraries
 
 START_TIMEOUT_S = 90.0
 MOONCAKE_UNIT_BYTES = 64 << 20
@@ -31,12 +31,12 @@ needs_mooncake = pytest.mark.skipif(
     bool(missing_mooncake_libraries()),
     reason=f"Mooncake needs system packages: {', '.join(missing_mooncake_libraries().values())}",
 )
-mooncake = pytest.param(StorageBackend.mooncake_cpu, marks=needs_mooncake, id="mooncake_cpu")
-simple = pytest.param(StorageBackend.simple, id="simple")
+mooncake = pytest.param("mooncake_cpu", marks=needs_mooncake, id="mooncake_cpu")
+simple = pytest.param("simple", id="simple")
 
 
 def data_plane_config(
-    backend: StorageBackend,
+    backend: str,
     *,
     timeout_s: float,
     num_units: int = 1,
@@ -192,7 +192,7 @@ def remote_client(spec: DataPlaneSpec) -> ActorHandle:
 
 CONTROLLER, SIMPLE_UNIT = "ray::TransferQueueController", "ray::SimpleStorageUnit"
 MOONCAKE_UNIT, MOONCAKE_MASTER = "ray::MooncakeStorageUnit", "/mooncake_master"
-STORAGE_UNIT = {StorageBackend.simple: SIMPLE_UNIT, StorageBackend.mooncake_cpu: MOONCAKE_UNIT}
+STORAGE_UNIT = {"simple": SIMPLE_UNIT, "mooncake_cpu": MOONCAKE_UNIT}
 
 
 def storage_processes(*names: str) -> set[int]:

@@ -12,7 +12,6 @@ import ray
 
 from nemo_like.batch.columns import ROLLOUT_COLUMNS
 from nemo_like.cluster.lean_ray import few_services
-from nemo_like.data_plane.options import StorageBackend
 from tests.functional.data_plane_fixtures import TransferQueuePlanes, data_plane_config
 from tests.unit.data_plane.contract import put
 
@@ -20,7 +19,7 @@ from tests.unit.data_plane.contract import put
 def main(address: str, backend: str, run_id: str) -> None:
     with few_services():  # which has Ray on loopback, where it otherwise looks at the machine's address
         ray.init(address=address, log_to_driver=False)
-    planes = TransferQueuePlanes(run_id, data_plane_config(StorageBackend[backend], timeout_s=20.0))
+    planes = TransferQueuePlanes(run_id, data_plane_config(backend, timeout_s=20.0))
     planes.start()
     planes.open("train-1", ROLLOUT_COLUMNS)
     put(planes.client(), "train-1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nemo_like.data_plane.data_plane_rules import missing_mooncake_libraries
+from nemo_like.data_plane.storage_kinds.mooncake_cpu import missing_mooncake_libraries
 from tests.lacking import fall_back
 
 

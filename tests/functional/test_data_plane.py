@@ -13,7 +13,6 @@ from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.data_plane.host import start_host
-from nemo_like.data_plane.options import StorageBackend
 from nemo_like.data_plane.partition_control import PartitionControl
 from nemo_like.data_plane.segments import PartitionInfo, Segment, Want
 from nemo_like.data_plane.storage_errors import (
@@ -43,7 +42,7 @@ from tests.unit.data_plane.contract import (
 @pytest.fixture(scope="module", params=[simple, mooncake])
 def planes(private_ray: None, request: pytest.FixtureRequest) -> Iterator[TransferQueuePlanes]:
     cfg = data_plane_config(request.param, timeout_s=6.0, num_units=2, capacity_bytes=12 << 20)
-    planes = TransferQueuePlanes(f"run-a-{request.param.value}", cfg)
+    planes = TransferQueuePlanes(f"run-a-{request.param}", cfg)
     planes.start()
     yield planes
     planes.stop()
@@ -104,7 +103,7 @@ class TestSilentFailuresAreLoud:
 
     def test_more_processes_than_cpus(self, private_ray: None) -> None:
         """By a host in this process, as it does not get as far as to need one of its own."""
-        cfg = data_plane_config(StorageBackend.simple, timeout_s=5.0, num_units=40)
+        cfg = data_plane_config("simple", timeout_s=5.0, num_units=40)
 
         async def start() -> None:
             host = start_host(cfg=cfg, run_id="run-crowded", start_timeout_s=START_TIMEOUT_S, log_path=None)

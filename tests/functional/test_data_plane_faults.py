@@ -22,7 +22,6 @@ import ray
 
 from nemo_like.batch.columns import ROLLOUT_COLUMNS, Column, Layout
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.data_plane.options import StorageBackend
 from nemo_like.data_plane.storage_errors import CapacityExceeded, CorruptData, DataPlaneError, StorageFailed
 from tests.functional.data_plane_fixtures import (
     CONTROLLER,
@@ -52,7 +51,7 @@ pytestmark = pytest.mark.usefixtures("private_ray")
 class Shared:
     """A run of several tests; ``processes`` are those of its storage."""
 
-    backend: StorageBackend
+    backend: str
     planes: TransferQueuePlanes
     processes: set[int]
 
@@ -96,7 +95,7 @@ def assert_dead(planes: TransferQueuePlanes, partition: str, meta: KVBatchMeta, 
     "backend",
     [simple, pytest.param(*mooncake.values, marks=[*mooncake.marks, pytest.mark.slow], id=mooncake.id)],
 )
-def test_a_storage_unit_that_dies_during_a_put_and_a_get(backend: StorageBackend) -> None:
+def test_a_storage_unit_that_dies_during_a_put_and_a_get(backend: str) -> None:
     others = storage_processes(STORAGE_UNIT[backend])
     with started("run-unit", data_plane_config(backend, timeout_s=TIMEOUT_S, num_units=2)) as planes:
         unit, _ = storage_processes(STORAGE_UNIT[backend]) - others
@@ -116,7 +115,7 @@ def test_a_storage_unit_that_dies_during_a_put_and_a_get(backend: StorageBackend
 
 def test_a_controller_that_dies_during_a_put_and_then_the_host() -> None:
     others = storage_processes(CONTROLLER)
-    with started("run-controller", data_plane_config(StorageBackend.simple, timeout_s=TIMEOUT_S)) as planes:
+    with started("run-controller", data_plane_config("simple", timeout_s=TIMEOUT_S)) as planes:
         (controller,) = storage_processes(CONTROLLER) - others
         client, partition = planes.client(), opened(planes)
         meta = put(client, partition)
@@ -134,11 +133,11 @@ def test_a_controller_that_dies_during_a_put_and_then_the_host() -> None:
 
 @pytest.fixture(
     scope="module",
-    params=[mooncake, pytest.param(StorageBackend.simple, marks=pytest.mark.slow, id="simple")],
+    params=[mooncake, pytest.param("simple", marks=pytest.mark.slow, id="simple")],
 )
 def shared(private_ray: None, request: pytest.FixtureRequest) -> Iterator[Shared]:
     """One run for the tests that leave it as it was; the last of Mooncake's ends it."""
-    backend: StorageBackend = request.param
+    backend: str = request.param
     names = (CONTROLLER, STORAGE_UNIT[backend], MOONCAKE_MASTER)
     others = storage_processes(*names)
     with started("run-shared", data_plane_config(backend, timeout_s=TIMEOUT_S)) as planes:
@@ -168,13 +167,13 @@ def test_two_jobs_with_the_same_names_share_a_cluster_and_one_crashes(shared: Sh
     others = storage_processes(*names)
     planes.open("train-1", ROLLOUT_COLUMNS)
     command = [sys.executable, "-m", "tests.functional.hanging_driver"]
-    command += [ray.get_runtime_context().gcs_address, shared.backend.name, "run-shared"]
+    command += [ray.get_runtime_context().gcs_address, shared.backend, "run-shared"]
     driver = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert driver.stdout is not None
         assert driver.stdout.readline() == "stored\n"
         theirs = [psutil.Process(pid) for pid in storage_processes(*names) - others]
-        assert len(theirs) == (3 if shared.backend is StorageBackend.mooncake_cpu else 2)
+        assert len(theirs) == (3 if shared.backend == "mooncake_cpu" else 2)
         assert planes.num_stored_keys() == 0
         meta = put(planes.client(), "train-1")
         driver.kill()

@@ -13,7 +13,6 @@ import pytest
 from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.cluster.actors import ActorSpec, start_actor
 from nemo_like.data_plane.connection import connect
-from nemo_like.data_plane.options import StorageBackend
 from nemo_like.data_plane.spec import DataPlaneSpec
 from tests.functional.data_plane_fixtures import (
     CONTROLLER,
@@ -30,7 +29,7 @@ MIB = 1 << 20
 
 @pytest.fixture(scope="module")
 def planes(private_ray: None) -> Iterator[TransferQueuePlanes]:
-    cfg = data_plane_config(StorageBackend.simple, timeout_s=2.0, max_open_partitions=2)
+    cfg = data_plane_config("simple", timeout_s=2.0, max_open_partitions=2)
     with started("run-steps", cfg) as planes:
         yield planes
 

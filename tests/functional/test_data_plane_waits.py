@@ -14,7 +14,6 @@ import pytest
 from nemo_like.batch.columns import ROLLOUT_COLUMNS
 from nemo_like.cluster.actor_errors import StageTimeout
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.data_plane.options import StorageBackend
 from nemo_like.data_plane.storage_errors import TooManyPartitions
 from tests.functional.data_plane_fixtures import TransferQueuePlanes, data_plane_config
 from tests.unit.data_plane.contract import in_thread, put
@@ -36,7 +35,7 @@ def cluster(private_ray: None, logs: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def planes(cluster: Cluster, logs: Path) -> TransferQueuePlanes:
-    cfg = data_plane_config(StorageBackend.simple, timeout_s=2.0, max_open_partitions=2)
+    cfg = data_plane_config("simple", timeout_s=2.0, max_open_partitions=2)
     planes = TransferQueuePlanes("waits", cfg, cluster.start, str(logs / "data_plane.log"))
     planes.start()
     return planes

@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
-from nemo_like.data_plane.options import StorageBackend
 from tests.functional.data_plane_fixtures import (
     TransferQueuePlanes,
     data_plane_config,
@@ -42,7 +41,7 @@ def round_trip(planes: TransferQueuePlanes) -> list[int]:
 def test_every_port_is_on_loopback_and_unpickles_nothing_of_a_stranger(tmp_path: Path) -> None:
     before = listening()  # what other tests have opened in this process
     needs = RayNeeds(address=None, num_cpus=16, num_gpus=0, start_timeout_s=120)
-    config = data_plane_config(StorageBackend.simple, timeout_s=20.0)
+    config = data_plane_config("simple", timeout_s=20.0)
     with ray_runtime(needs, warn=print), started("run-strangers", config) as planes:
         assert round_trip(planes) == ids().tolist()
         addresses = {where: name for where, name in listening().items() if where not in before}

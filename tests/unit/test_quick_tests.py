@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.data_plane.options import StorageBackend
+from nemo_like.data_plane.options import STORAGE_KINDS
 from nemo_like.policy.options import PolicyBackend
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ RUNS = (
 )
 BACKENDS = (
     *(f"policy.backend={backend.value}" for backend in PolicyBackend),
-    *(f"data_plane.backend={backend.value}" for backend in StorageBackend),
+    *(f"data_plane.backend={backend}" for backend in STORAGE_KINDS.names()),
 )
 
 

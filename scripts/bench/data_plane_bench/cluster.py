@@ -19,7 +19,7 @@ from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.lean_ray import few_services
 from nemo_like.configuration import load_config
 from nemo_like.data_plane.mooncake import Master, environment
-from nemo_like.data_plane.options import DataPlaneConfig, MooncakeConfig, StorageBackend
+from nemo_like.data_plane.options import DataPlaneConfig, MooncakeConfig
 from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, DataPlaneSpec, host_actor
 from scripts.bench.data_plane_bench.flow import Cast
 from scripts.bench.data_plane_bench.planes import tensor_dtypes
@@ -123,7 +123,7 @@ def _plain_transfer_queue(cfg: DataPlaneConfig) -> Iterator[None]:
             "storage_backend": "SimpleStorage",
             "SimpleStorage": {"total_storage_size": None, "num_data_storage_units": cfg.num_storage_units},
         }
-        if cfg.backend is StorageBackend.mooncake_cpu:
+        if cfg.backend == "mooncake_cpu":
             settings = stack.enter_context(_mooncake(cfg.mooncake_cfg))
             storage = {"storage_backend": "MooncakeStore", "MooncakeStore": settings}
         # With polling_mode off its controller sleeps seconds in its only request thread.

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from nemo_like.configuration import Config
-from nemo_like.data_plane import data_plane_rules
+from nemo_like.data_plane.storage_kinds import mooncake_cpu
 from nemo_like.plan.machine_rules import Machine, machine_problems
 
 Demo = Callable[..., Config]
@@ -43,7 +43,7 @@ def test_mooncake_names_the_packages_that_hold_missing_libraries(
     demo: Demo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     libraries = {"libno-such.so.1": "libno-such1", "libc.so.6": "libc6", "libneither.so.2": "libneither2"}
-    monkeypatch.setattr(data_plane_rules, "_MOONCAKE_LIBRARIES", libraries)
+    monkeypatch.setattr(mooncake_cpu, "_MOONCAKE_LIBRARIES", libraries)
     cfg = demo("data_plane.backend=mooncake_cpu")
     assert problems(cfg) == [
         "data_plane.backend=mooncake_cpu needs system libraries that are not installed: "
@@ -55,7 +55,7 @@ def test_mooncake_names_the_packages_that_hold_missing_libraries(
 
 
 def test_mooncake_cannot_lend_more_memory_than_there_is(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_plane_rules, "_MOONCAKE_LIBRARIES", {})
+    monkeypatch.setattr(mooncake_cpu, "_MOONCAKE_LIBRARIES", {})
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": 2**20, "SC_PAGE_SIZE": 4096}.__getitem__)
     mooncake = ("data_plane.backend=mooncake_cpu", "data_plane.num_storage_units=2")
     assert not problems(demo(*mooncake, "data_plane.mooncake_cfg.segment_gib=2"))
@@ -69,8 +69,8 @@ def test_mooncake_cannot_lend_more_memory_than_there_is(demo: Demo, monkeypatch:
 def test_rdma_needs_the_devices_that_are_named(
     demo: Demo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_plane_rules, "_MOONCAKE_LIBRARIES", {})
-    monkeypatch.setattr(data_plane_rules, "_RDMA_DEVICES", tmp_path / "infiniband")
+    monkeypatch.setattr(mooncake_cpu, "_MOONCAKE_LIBRARIES", {})
+    monkeypatch.setattr(mooncake_cpu, "_RDMA_DEVICES", tmp_path / "infiniband")
     rdma = ("data_plane.backend=mooncake_cpu", "data_plane.mooncake_cfg.protocol=rdma")
     (problem,) = problems(demo(*rdma))
     assert problem.startswith("data_plane.mooncake_cfg.protocol=rdma needs an RDMA device")

@@ -6,7 +6,7 @@ import pytest
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
-from nemo_like.data_plane import data_plane_rules
+from nemo_like.data_plane.storage_kinds import mooncake_cpu
 from nemo_like.rules.rules import validate
 from tests.unit.config.checkpoints import SCORED
 
@@ -16,7 +16,7 @@ Demo = Callable[..., Config]
 @pytest.fixture
 def no_missing_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a machine that has what Mooncake needs."""
-    monkeypatch.setattr(data_plane_rules, "_MOONCAKE_LIBRARIES", {})
+    monkeypatch.setattr(mooncake_cpu, "_MOONCAKE_LIBRARIES", {})
 
 
 def problems(cfg: Config) -> list[str]:

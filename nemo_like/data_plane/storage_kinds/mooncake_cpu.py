@@ -1,4 +1,4 @@
-"""Rules on the storage behind the data plane, and on what the machine must have for that."""
+"""Mooncake's segments in host memory, reached over TCP or RDMA."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nemo_like.config.problems import Problem
-from nemo_like.data_plane.options import DataPlaneConfig, MooncakeConfig, MooncakeProtocol, StorageBackend
+from nemo_like.data_plane.options import DataPlaneConfig, MooncakeConfig, MooncakeProtocol
+from nemo_like.data_plane.storage_kind import StorageKind
 
 # Libraries that Mooncake's own are linked with and that not every machine has: library -> Debian package.
 _MOONCAKE_LIBRARIES = {
@@ -23,11 +24,8 @@ _MOONCAKE_LIBRARIES = {
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 
 
-def data_plane_problems(plane: DataPlaneConfig) -> Iterator[Problem]:
-    """Yield every problem with keys of data_plane that do not fit together."""
+def _problems(plane: DataPlaneConfig) -> Iterator[Problem]:
     mooncake = plane.mooncake_cfg
-    if plane.backend is not StorageBackend.mooncake_cpu:
-        return
     there_gib = plane.num_storage_units * mooncake.segment_gib
     if plane.capacity_gib is not None and plane.capacity_gib > there_gib:
         yield Problem(
@@ -46,11 +44,8 @@ def data_plane_problems(plane: DataPlaneConfig) -> Iterator[Problem]:
         )
 
 
-def data_plane_machine_problems(plane: DataPlaneConfig) -> Iterator[Problem]:
-    """Yield everything that the storage backend needs and this machine lacks."""
-    if plane.backend is not StorageBackend.mooncake_cpu:
-        return
-    key = f"data_plane.backend={plane.backend.value}"
+def _machine_problems(plane: DataPlaneConfig) -> Iterator[Problem]:
+    key = f"data_plane.backend={plane.backend}"
     if importlib.util.find_spec("mooncake") is None:
         yield Problem(
             key=key,
@@ -118,3 +113,12 @@ def _rdma_devices(cfg: MooncakeConfig) -> Iterator[Problem]:
             rule=f"names {', '.join(unknown)}, which this machine does not have",
             remedy=f"it has {', '.join(there)}; null takes them all",
         )
+
+
+KIND = StorageKind(
+    about="Mooncake's segments in host memory, reached over TCP or RDMA",
+    storage="nemo_like.data_plane.storage_start:mooncake_storage",
+    store="nemo_like.data_plane.storage_start:transfer_queue_store",
+    problems=_problems,
+    machine_problems=_machine_problems,
+)
