@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,7 @@ def framework(monkeypatch: pytest.MonkeyPatch, compute: Any) -> dict[str, Any]:
         plan=lambda one: [Asked(one, {"kind": "plain"})],
         micro_batch_loss=compute,
     )
-    monkeypatch.setattr(ask.importlib, "import_module", lambda name: adapter)
+    monkeypatch.setitem(sys.modules, "tests.conformance.against_other", adapter)
     monkeypatch.setattr(ask, "load", lambda name: [case] if name == "cases" else load(name))
     return ask.ask("other")
 

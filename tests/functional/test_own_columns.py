@@ -141,7 +141,7 @@ def test_the_loss_reads_what_the_environment_brought_of_every_token(recorded: Re
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["loss_fn.kind=weighted"], "loss_fn.kind=weighted must be one of policy_gradient"),
+        (["loss_fn.kind=weighted"], "loss_fn.kind='weighted' must be one of cispo, distillation, "),
         ([f"loss_fn.kind={MODULE}:weihgted"], "has no 'weihgted'"),
     ],
 )
