@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from enum import Enum
 from typing import Any
@@ -60,10 +60,10 @@ def _of_named(
         return []
     options: type = kinds.load(tree[name]).options
     if kinds.into:
-        _fill(tree.setdefault(kinds.into, {}), options)
+        _fill(tree.setdefault(kinds.into, {}), keys(options))
         return []
     known, of_any = fields.hints(options), fields.hints_of_kinds(group)
-    _fill(tree, options)
+    _fill(tree, {key: what for key, what in keys(options).items() if key not in keys(group)})
     foreign = [key for key in tree if key in of_any and key not in known]
     for key in [key for key in foreign if tree[key] is None]:  # as ``~key`` leaves it
         foreign.remove(key)
@@ -90,8 +90,8 @@ def _remedy(kinds: Kinds, key: str) -> str:
     return f"leave it out; it belongs to {', '.join(owners)}" if owners else "leave it out, and choose a kind"
 
 
-def _fill(tree: Any, options: type) -> None:
-    for name, (_, key) in keys(options).items():
+def _fill(tree: Any, own: Mapping[str, tuple[Any, Key]]) -> None:
+    for name, (_, key) in own.items():
         if key.default != MISSING and isinstance(tree, dict):
             tree.setdefault(name, _plain(key))
 
