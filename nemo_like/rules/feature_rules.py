@@ -34,7 +34,6 @@ def _features(cfg: Config, key: str) -> Iterator[Problem]:
             remedy="use a model without a vision tower, or an environment that is no agent",
         )
     policy = cfg.policy
-    has_critic, has_teacher = cfg.value is not None, cfg.teacher is not None
     branches = "the branches of a session lie end to end in one packed row"
     own_rows = "it reads a session's row as one sequence, and not branch by branch"
     refused: dict[str, tuple[object, object, str]] = {
@@ -42,8 +41,8 @@ def _features(cfg: Config, key: str) -> Iterator[Problem]:
         "policy.sequence_packing.share_prompts": (policy.sequence_packing.share_prompts, False, branches),
         "policy.megatron_cfg.context_parallel_size": (policy.megatron_cfg.context_parallel_size, 1, branches),
         "loss_fn.use_kl_in_reward": (cfg.loss_fn.use_kl_in_reward, False, own_rows),
-        "value": ("default" if has_critic else None, None, own_rows),
-        "teacher": ("default" if has_teacher else None, None, own_rows),
+        "value": ("default" if cfg.value else None, None, own_rows),
+        "teacher": ("default" if cfg.teacher else None, None, own_rows),
         "grpo.max_staleness": (cfg.grpo.max_staleness, 0, "all calls of a session are of one policy version"),
         "policy.megatron_cfg.router_replay": (
             policy.megatron_cfg.router_replay,
