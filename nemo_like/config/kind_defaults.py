@@ -64,19 +64,16 @@ def _of_named(
         return []
     known, of_any = fields.hints(options), fields.hints_of_kinds(group)
     _fill(tree, {key: what for key, what in keys(options).items() if key not in keys(group)})
-    foreign = [key for key in tree if key in of_any and key not in known]
-    for key in [key for key in foreign if tree[key] is None]:  # as ``~key`` leaves it
-        foreign.remove(key)
+    found, rule = [], f"is no key of {prefix}{name}={tree[name]}"
+    for key, value in [item for item in tree.items() if item[0] in of_any and item[0] not in known]:
+        # Null is what ``~key`` leaves.
+        if value is not None and not was_replaced(f"{prefix}{key}", f"{prefix}{name}", named):
+            found.append(Problem(key=f"{prefix}{key}={value}", rule=rule, remedy=_remedy(kinds, key)))
+            continue
         del tree[key]
-    for key in [key for key in foreign if was_replaced(f"{prefix}{key}", f"{prefix}{name}", named)]:
-        foreign.remove(key)
-        value = tree.pop(key)
-        if value != _default_of(kinds, key):
-            note(f"{prefix}{key}={value} is left out, since it is no key of {prefix}{name}={tree[name]}")
-    rule = f"is no key of {prefix}{name}={tree[name]}"
-    return [
-        Problem(key=f"{prefix}{key}={tree[key]}", rule=rule, remedy=_remedy(kinds, key)) for key in foreign
-    ]
+        if value not in (None, _default_of(kinds, key)):
+            note(f"{prefix}{key}={value} is left out, since it {rule}")
+    return found
 
 
 def _default_of(kinds: Kinds, key: str) -> Any:

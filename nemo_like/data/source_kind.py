@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from nemo_like.config.problems import Problem
+from nemo_like.data.interface import Split
 from nemo_like.data.options import SOURCE_KINDS, DatasetConfig
 
 
@@ -49,6 +50,13 @@ def source_kind_of(cfg: DatasetConfig) -> SourceKind:
     """Return what is known of a source's kind."""
     kind: SourceKind = SOURCE_KINDS.load(cfg.kind)
     return kind
+
+
+def needed_path(cfg: DatasetConfig, split: Split) -> str:
+    """Return the path of a source. Raises ValueError when it is null."""
+    if cfg.path is None:
+        raise ValueError(f"data.{split}.path is null; kind={cfg.kind} needs a path")
+    return cfg.path
 
 
 def is_here(cfg: DatasetConfig) -> bool:

@@ -5,16 +5,43 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
+from nemo_like.config.keys import Key
 from nemo_like.config.problems import Problem
+from nemo_like.environments.kind import Kind
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import kind_of
 from nemo_like.environments.shared_options import HubOptions
 
 _LOOK_TIMEOUT_S = 60.0
 _SETUP = "bash scripts/setup.sh --hubs makes .venv-hubs with all packages of hubs"
+
+
+def hub_kind(
+    *,
+    about: str,
+    reward: str,
+    example: str,
+    options: type[HubOptions],
+    base: Mapping[str, Key],
+    problems: Callable[[str, Mapping[str, EnvConfig]], Iterator[Problem]] | None = None,
+) -> Kind:
+    """Return the description of a hub, with what is alike in all of them."""
+    return Kind(
+        about=about,
+        reward=reward,
+        example=example,
+        options=options,
+        base=base,
+        judge="nemo_like.environments.hub:HubEnvironment",
+        answers=True,
+        record_check="nemo_like.environments.record_needs:episode",
+        problems=problems,
+        machine_problems=package_problems,
+        max_processes=2,  # each loads the package
+    )
 
 
 def has_interpreter(env: EnvConfig) -> bool:

@@ -8,7 +8,7 @@ from nemo_like.algorithms.options import LossConfig
 from tests.losses import loss_of
 
 # Cases whose loss is another kind here, by a key of its own.
-_BY_KEY = {"on_policy": "force_on_policy_ratio", "engine_ratio": "use_generation_logprobs_as_prev"}
+_BY_KEY = ("on_policy", "engine_ratio")
 
 
 def loss_config(case: dict[str, Any]) -> LossConfig:

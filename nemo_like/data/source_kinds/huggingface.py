@@ -9,7 +9,7 @@ from nemo_like.config.problems import Problem
 from nemo_like.data.data_rules import missing_path
 from nemo_like.data.interface import EnvironmentData, PromptDataset, Split
 from nemo_like.data.options import DatasetConfig
-from nemo_like.data.source_kind import SourceKind
+from nemo_like.data.source_kind import SourceKind, needed_path
 from nemo_like.data.sources import FILE_READERS
 
 _MISSING = "give a file, a directory, or OWNER/NAME of a dataset on the hub"
@@ -39,8 +39,7 @@ def problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | N
     from nemo_like.data.loading import load_huggingface
     from nemo_like.data.records import RecordDataset, RecordFields, with_problems
 
-    if cfg.path is None:
-        raise ValueError(f"data.{split}.path is null; kind={cfg.kind} needs a path")
+    needed_path(cfg, split)
     if cfg.split is None:
         raise ValueError(f"data.{split}.split is null; kind={cfg.kind} needs one, for example train")
     records = load_huggingface(cfg)

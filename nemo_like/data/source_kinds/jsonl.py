@@ -10,7 +10,7 @@ from nemo_like.config.problems import Problem
 from nemo_like.data.data_rules import missing_path
 from nemo_like.data.interface import EnvironmentData, PromptDataset, PromptExample, Split
 from nemo_like.data.options import DatasetConfig
-from nemo_like.data.source_kind import SourceKind
+from nemo_like.data.source_kind import SourceKind, needed_path
 
 _MISSING = 'give a file with one object per line, {"prompt": ..., "answer": ...}'
 
@@ -45,9 +45,7 @@ def problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | N
     """Return the problems of the lines that ``split`` chooses."""
     from nemo_like.data.records import RecordDataset, RecordFields, chosen_jsonl_records, with_problems
 
-    if cfg.path is None:
-        raise ValueError(f"data.{split}.path is null; kind={cfg.kind} needs a path")
-    numbered = list(chosen_jsonl_records(cfg.path, cfg.split))
+    numbered = list(chosen_jsonl_records(needed_path(cfg, split), cfg.split))
     records = [record for _, record in numbered]
     return with_problems(
         RecordDataset(records, RecordFields.of(cfg), lambda index: f"{cfg.path}:{numbered[index][0]}"), cfg

@@ -9,7 +9,7 @@ from nemo_like.config.problems import Problem
 from nemo_like.data.data_rules import missing_path
 from nemo_like.data.interface import EnvironmentData, PromptDataset, Split
 from nemo_like.data.options import DatasetConfig
-from nemo_like.data.source_kind import SourceKind
+from nemo_like.data.source_kind import SourceKind, needed_path
 
 
 def _rules(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
@@ -26,9 +26,7 @@ def problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | N
     """Return the problems of the dataset that ``path`` names."""
     from nemo_like.data.reasoning_gym import ReasoningGymDataset
 
-    if cfg.path is None:
-        raise ValueError(f"data.{split}.path is null; kind={cfg.kind} needs a path")
-    return ReasoningGymDataset(cfg.path, cfg.options, split)
+    return ReasoningGymDataset(needed_path(cfg, split), cfg.options, split)
 
 
 KIND = SourceKind(

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from nemo_like.config.keys import Key
-from nemo_like.environments.hub_rules import package_problems
-from nemo_like.environments.kind import Kind
+from nemo_like.environments.hub_rules import hub_kind
 from nemo_like.environments.shared_options import HubOptions
 
 
@@ -43,7 +42,7 @@ class GymnasiumOptions(HubOptions):
     ]
 
 
-KIND = Kind(
+KIND = hub_kind(
     about="A game with the interface of Gymnasium, whose observations are text, or are "
     "rendered as text. An episode is as many turns as it has steps. Its problems are "
     "made by data.train={kind: environment, env: NAME, options: {size: 1000}}.",
@@ -56,9 +55,4 @@ KIND = Kind(
         "batch_size": Key("", 32),
         "timeout_s": Key("", 120.0),
     },
-    judge="nemo_like.environments.hub:HubEnvironment",
-    answers=True,
-    record_check="nemo_like.environments.record_needs:episode",
-    machine_problems=package_problems,
-    max_processes=2,  # each loads the package
 )

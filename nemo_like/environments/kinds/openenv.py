@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from nemo_like.config.keys import Key
-from nemo_like.environments.hub_rules import package_problems
-from nemo_like.environments.kind import Kind
+from nemo_like.environments.hub_rules import hub_kind
 from nemo_like.environments.shared_options import HubOptions
 
 
@@ -39,7 +38,7 @@ class OpenEnvOptions(HubOptions):
     message_timeout_s: Annotated[float, Key("for one answer of the server", 60.0, above=0)]
 
 
-KIND = Kind(
+KIND = hub_kind(
     about="An environment of OpenEnv behind its server, which must allow as many sessions "
     "as there are conversations at once. Its problems are made by data.train={kind: "
     "environment, env: NAME, options: {size: 1000}}: resets with seeds.",
@@ -52,9 +51,4 @@ KIND = Kind(
         "batch_size": Key("no turn waits for another's answer", 1),
         "timeout_s": Key("above message_timeout_s", 120.0),
     },
-    judge="nemo_like.environments.hub:HubEnvironment",
-    answers=True,
-    record_check="nemo_like.environments.record_needs:episode",
-    machine_problems=package_problems,
-    max_processes=2,  # each loads the package
 )

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from nemo_like.config.keys import Key
 from nemo_like.config.problems import Problem
-from nemo_like.environments.hub_rules import package_problems
-from nemo_like.environments.kind import Kind
+from nemo_like.environments.hub_rules import hub_kind
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import options_of
 from nemo_like.environments.shared_options import HubOptions
@@ -45,7 +44,7 @@ def _opponent(name: str, envs: Mapping[str, EnvConfig]) -> Iterator[Problem]:
         )
 
 
-KIND = Kind(
+KIND = hub_kind(
     about="A game of TextArena, in which the policy is player 0. Its problems are made by "
     "data.train={kind: environment, env: NAME, options: {size: 1000}}.",
     reward="the reward of a [TextArena](#hubs) game at its end",
@@ -57,10 +56,5 @@ KIND = Kind(
         "batch_size": Key("", 32),
         "timeout_s": Key("", 120.0),
     },
-    judge="nemo_like.environments.hub:HubEnvironment",
-    answers=True,
-    record_check="nemo_like.environments.record_needs:episode",
     problems=_opponent,
-    machine_problems=package_problems,
-    max_processes=2,  # each loads the package
 )

@@ -8,8 +8,7 @@ from typing import Annotated, Any
 
 from nemo_like.config.keys import Key
 from nemo_like.config.problems import Problem
-from nemo_like.environments.hub_rules import package_problems
-from nemo_like.environments.kind import Kind
+from nemo_like.environments.hub_rules import hub_kind
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import options_of
 from nemo_like.environments.shared_options import HubOptions
@@ -40,7 +39,7 @@ def _taskset(name: str, envs: Mapping[str, EnvConfig]) -> Iterator[Problem]:
         )
 
 
-KIND = Kind(
+KIND = hub_kind(
     about="An environment of verifiers (version 1 of its interface) with one seat, which "
     "the policy has. Its tasks are problems: data.train={kind: environment, env: "
     "NAME, options: {size: 1000, seed: 0}}, where seed is the number of the first.",
@@ -53,10 +52,5 @@ KIND = Kind(
         "batch_size": Key("no turn waits for another's answer", 1),
         "timeout_s": Key("", 120.0),
     },
-    judge="nemo_like.environments.hub:HubEnvironment",
-    answers=True,
-    record_check="nemo_like.environments.record_needs:episode",
     problems=_taskset,
-    machine_problems=package_problems,
-    max_processes=2,  # each loads the package
 )
