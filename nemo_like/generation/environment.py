@@ -38,10 +38,12 @@ def engine_environment(device: Device) -> dict[str, str]:
 def unused_by_engines(device: Device) -> tuple[str, ...]:
     """Return optional packages without which an engine's module is imported, for ``ActorSpec.without``.
 
-    vLLM imports them where it can, which takes three quarters of a second: scipy for sound, which no engine
-    reads, and a part of torch's compiler, to change how it compiles, which happens on GPUs alone.
+    On CPUs vLLM imports them where it can, which takes three quarters of a second: scipy for sound, which no
+    engine reads, and a part of torch's compiler, to change how it compiles, which happens on GPUs alone.
+    Transformers imports scikit-learn where it is installed, and that needs scipy. On GPUs all of them are
+    left to vLLM, whose start takes far longer there.
     """
-    return ("scipy", "torch._inductor.lowering") if device is Device.cpu else ("scipy",)
+    return ("scipy", "sklearn", "torch._inductor.lowering") if device is Device.cpu else ()
 
 
 _CPU = {

@@ -30,8 +30,11 @@ from nemo_like.weight_transport.changes import ChangeDecoder
 from nemo_like.weight_transport.connections import Transfer, Word
 
 # At every update this logger warns of layers that have nothing to load (rotary embedding, tied output
-# layer). For weights that are really missing ``load`` raises an error.
-logging.getLogger(initialize_layerwise_reload.__module__).setLevel(logging.ERROR)
+# layer). For weights that are really missing ``load`` raises an error. A level would not last: vLLM sets up
+# its logging once more when an engine starts, and that resets the levels of its loggers.
+logging.getLogger(initialize_layerwise_reload.__module__).addFilter(
+    lambda record: record.levelno >= logging.ERROR
+)
 
 
 class WeightReceiverExtension:

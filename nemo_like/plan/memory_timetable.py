@@ -28,9 +28,11 @@ from nemo_like.policy.options import Device, WorkerGroupConfig
 from nemo_like.policy.parallelism import shards_optimizer
 
 GIB = 2**30
-# Of each process: CUDA's context and kernels, NCCL's buffers, what PyTorch's allocator cannot use. It is an
-# assumption.
+# Of each process: CUDA's context and kernels, what PyTorch's allocator cannot use. It is an assumption; an
+# engine that sleeps had 0.8 GiB on an H200.
 CONTEXT_BYTES = GIB
+# Of a training worker, with NCCL's buffers and cuBLAS's work space. One had 2.2 GiB on an H200.
+WORKER_CONTEXT_BYTES = 2 * GIB
 # Of an engine with CUDA graphs, which wait in host memory while it sleeps. It is an assumption.
 GRAPH_BYTES = GIB
 
@@ -305,7 +307,7 @@ def _of_worker(
         "optimizer": memory.optimizer * has_optimizer,
         **further,
         "activations": activations.get(stage, 0),
-        "context": CONTEXT_BYTES,
+        "context": WORKER_CONTEXT_BYTES,
     }
 
 

@@ -313,7 +313,7 @@ PARTS = (
     Part(
         name="demo",
         what="the demo as a whole run, to its accuracy",
-        budget_s=110,
+        budget_s=210,
         needs=_GPU_RUN,
         commands=_demo,
     ),

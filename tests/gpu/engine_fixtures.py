@@ -17,7 +17,7 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.cluster.stage import EngineHolds
 from nemo_like.generation.engine_spec import Sleeps
-from nemo_like.generation.environment import engine_environment
+from nemo_like.generation.environment import engine_environment, unused_by_engines
 from nemo_like.generation.interface import GroupRequest
 from nemo_like.generation.options import WeightTransport
 from nemo_like.generation.sampling import SamplingSettings
@@ -64,7 +64,8 @@ def bf16_engine_spec(
     )
     generation = replace(on_cpu.generation, vllm_cfg=vllm)
     kwargs = {**spec.kwargs, "spec": replace(on_cpu, device=device, generation=generation, sleeps=sleeps)}
-    return replace(spec, kwargs=kwargs, env={**engine_environment(device), **on_device(device)})
+    env = {**engine_environment(device), **on_device(device)}
+    return replace(spec, kwargs=kwargs, env=env, without=unused_by_engines(device))
 
 
 def trainer_spec(checkpoint: Path, name: str, device: Device) -> ActorSpec:

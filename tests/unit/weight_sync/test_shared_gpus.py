@@ -22,7 +22,14 @@ from nemo_like.generation.engine_spec import Sleeps
 from nemo_like.generation.sleep import EngineMemory
 from nemo_like.observability.metrics import Metric
 from nemo_like.plan.derived import keeps_weights_asleep
-from nemo_like.plan.memory_timetable import CONTEXT_BYTES, GIB, MemoryTimetable, gpu_stages, memory_timetable
+from nemo_like.plan.memory_timetable import (
+    CONTEXT_BYTES,
+    GIB,
+    WORKER_CONTEXT_BYTES,
+    MemoryTimetable,
+    gpu_stages,
+    memory_timetable,
+)
 from nemo_like.plan.run_models import run_models
 from nemo_like.weight_sync.shared_gpus import SharedGpus
 from nemo_like.weight_sync.sync import EngineWeights
@@ -91,7 +98,7 @@ class Policy:
     def __init__(self, gpu: Gpu, cfg: Config, sizes: Mapping[Stage, Mapping[str, int]]) -> None:
         self.gpu, self.cfg, self.sizes = gpu, cfg, sizes
         gpu.stage = Stage.policy_start
-        gpu.take("policy context", CONTEXT_BYTES)
+        gpu.take("policy context", WORKER_CONTEXT_BYTES)
         gpu.take("policy buckets", sizes[Stage.policy_training]["buckets"])
         self.leaves = {
             "weights": cfg.policy.offload_parameters_between_phases,
