@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from nemo_like.api.base_configuration import REWARD_ENVIRONMENT
+from nemo_like.child_process.parent_side import ChildFailed
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.configuration import Config
 from nemo_like.data.options import DatasetConfig
 from nemo_like.environments.options import EnvConfig
-from nemo_like.preflight.child import ChildCall, ChildFailed
+from nemo_like.preflight.child import ChildCall
 
 # What the child process may take for its imports on a busy machine.
 _START_TIME_S = 60.0

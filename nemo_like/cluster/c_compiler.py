@@ -12,6 +12,8 @@ import subprocess
 import sys
 import sysconfig
 
+from nemo_like.observability.exits import how_it_ended
+
 _TIMEOUT_S = 30.0
 _HEADERS = f"python{sys.version_info.major}.{sys.version_info.minor}-dev"
 REMEDY = f"install gcc and Python's headers (on Debian and Ubuntu gcc, libc6-dev and {_HEADERS})"
@@ -36,5 +38,5 @@ def compiling_problem() -> str | None:
         return f"{compiler} cannot be used: {error}"
     if not done.returncode:
         return None
-    said = next(iter(done.stderr.strip().splitlines()), f"exit code {done.returncode}")
+    said = next(iter(done.stderr.strip().splitlines()), how_it_ended(done.returncode))
     return f"{compiler} cannot compile what includes Python.h: {said}"

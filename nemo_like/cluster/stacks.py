@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 
 from nemo_like.config.secrets import masked
+from nemo_like.observability.exits import how_it_ended
 
 _SIGNAL = signal.SIGUSR2
 _PY_SPY_TIMEOUT_S = 10.0
@@ -178,7 +179,7 @@ def _ask_py_spy(pid: int) -> tuple[tuple[Thread, ...], str]:
         return (), f"py-spy did not end within {_PY_SPY_TIMEOUT_S:g} s"
     if done.returncode:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-        return (), f"py-spy: {lines[0] if lines else f'exit code {done.returncode}'}"
+        return (), f"py-spy: {lines[0] if lines else how_it_ended(done.returncode)}"
     threads = tuple(_py_spy_threads(json.loads(done.stdout)))
     return threads, "" if threads else "py-spy found no Python thread"
 

@@ -21,6 +21,7 @@ from tenacity import AsyncRetrying, retry_if_result, wait_exponential
 from nemo_like.cluster.runtime import free_port
 from nemo_like.data_plane.options import MooncakeConfig
 from nemo_like.data_plane.storage_errors import StorageFailed
+from nemo_like.observability.exits import how_it_ended
 
 # How often to try a start: another process may take the port that was free a moment ago.
 _NUM_ATTEMPTS = 3
@@ -75,7 +76,7 @@ class Master:
             if self._cfg.master_port is not None:
                 break
         raise StorageFailed(
-            f"mooncake_master ended with code {process.returncode} instead of listening on "
+            f"mooncake_master ended with {how_it_ended(process.returncode)} instead of listening on "
             f"{self._node_address}:{port}; the log of the data plane's host says why. Choose another "
             "data_plane.mooncake_cfg.master_port, or null for a free one"
         )

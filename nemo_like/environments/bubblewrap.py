@@ -6,6 +6,8 @@ import shutil
 import subprocess
 from functools import cache
 
+from nemo_like.observability.exits import how_it_ended
+
 _TRIAL = ("bwrap", "--unshare-pid", "--unshare-net", "--ro-bind", "/", "/", "--proc", "/proc", "true")
 
 
@@ -22,7 +24,7 @@ def bubblewrap_failure() -> str:
         )
     try:
         done = subprocess.run(_TRIAL, capture_output=True, timeout=_TRIAL_TIMEOUT_S, check=False)
-        reason = done.stderr.decode(errors="replace").strip() or f"exit code {done.returncode}"
+        reason = done.stderr.decode(errors="replace").strip() or how_it_ended(done.returncode)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"needs bubblewrap, which does not start here: {error}"
     if done.returncode == 0:

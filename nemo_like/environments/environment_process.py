@@ -9,33 +9,15 @@ killed.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import os
-import pickle
-import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from nemo_like.batch.columns import Column
-from nemo_like.environments.frames import LENGTH_BYTES, CallRaised, Refused, frame
+from nemo_like.child_process.parent_side import CallRaised, Child, ChildFailed, own_environment
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import build_environment, kind_of, written_columns
-from nemo_like.observability.caches import inductor_cache
-from nemo_like.observability.exits import how_it_ended
-
-# How long the guardian has to end everything that the environment started.
-_END_TIMEOUT_S = 10.0
-
-
-class RewardRaised(Exception):
-    """The environment raised, or gave a wrong number of answers."""
-
-
-class WorkerDied(Exception):
-    """The process that was asked has ended."""
 
 
 class Worker(Protocol):
@@ -50,12 +32,12 @@ class Worker(Protocol):
     def is_alive(self) -> bool: ...
 
     async def step(self, turns: Sequence[Turn], timeout_s: float) -> Sequence[Feedback]:
-        """Return one feedback per turn. Raises TimeoutError, RewardRaised or WorkerDied."""
+        """Return one feedback per turn. Raises TimeoutError, CallRaised or ChildDied."""
 
     async def close(self) -> None:
         """End the worker with everything that it started, and return once it is gone.
 
-        Calls under way and later ones raise WorkerDied.
+        Calls under way and later ones raise ChildDied.
         """
 
 
@@ -86,24 +68,17 @@ class _SameProcessWorker:
         except TimeoutError:
             raise
         except Exception as error:
-            raise RewardRaised(f"{type(error).__name__}: {error}") from error
+            raise CallRaised(f"{type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
         """Do nothing, since no process was started."""
 
 
 class ProcessWorker:
-    """The parent's side of ``environment_main``, whose ``guardian`` ends all that the environment started.
-
-    Every call gets an id, by which its answer is found.
-    """
+    """The parent's side of ``environment_main``, whose ``guardian`` ends all that the environment started."""
 
     def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process
-        self._reading: asyncio.Task[None]
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._call_ids = itertools.count()
-        self._is_closed = False
+        self._child: Child
         self.columns: tuple[Column, ...] = ()
 
     async def start(self, cfg: EnvConfig) -> None:
@@ -112,86 +87,24 @@ class ProcessWorker:
         Raises RuntimeError when the process does not start or the environment cannot be built.
         """
         try:
-            self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "nemo_like.environments.environment_main"),
-                env={
-                    **os.environ,
-                    **inductor_cache(),
-                    "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-                },
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                start_new_session=True,
+            self._child = Child(
+                [sys.executable, "-m", "nemo_like.environments.environment_main"], own_environment()
             )
         except OSError as error:
             raise RuntimeError(f"kind={cfg.kind}: no process could be started: {error}") from error
         try:
-            self._send(cfg)
-            answer = await asyncio.wait_for(self._receive(), kind_of(cfg).start_timeout_s)
-        except (OSError, EOFError, TimeoutError) as error:
+            self.columns = await self._child.call(cfg, timeout_s=kind_of(cfg).start_timeout_s).returned()
+        except ChildFailed as error:
             await self.close()
-            raise RuntimeError(
-                f"kind={cfg.kind}: its process did not start: {type(error).__name__} {error}"
-            ) from error
-        if isinstance(answer, Refused):
-            await self.close()
-            raise RuntimeError(f"kind={cfg.kind}: {answer.message}")
-        self.columns = answer.columns
-        self._reading = asyncio.get_running_loop().create_task(self._read())
+            raise RuntimeError(f"kind={cfg.kind}: {error}") from error
 
     @property
     def is_alive(self) -> bool:
-        return not self._is_closed and not self._reading.done()
+        return self._child.is_alive
 
     async def step(self, turns: Sequence[Turn], timeout_s: float) -> Sequence[Feedback]:
-        if not self.is_alive:
-            raise WorkerDied
-        call_id = next(self._call_ids)
-        answered = self._calls[call_id] = asyncio.get_running_loop().create_future()
-        try:
-            self._send((call_id, turns))
-            answer = await asyncio.wait_for(answered, timeout_s)
-        finally:
-            self._calls.pop(call_id, None)
-        if isinstance(answer, CallRaised):
-            raise RewardRaised(answer.message)
-        return answer
+        return await self._child.call(turns, timeout_s=timeout_s).returned()
 
     async def close(self) -> None:
-        self._is_closed = True
-        assert self._process.stdin is not None
-        # Abort instead of close: the pipe closes at once, also when calls are waiting to be written.
-        if not self._process.stdin.transport.is_closing():
-            self._process.stdin.transport.abort()
-        try:
-            await asyncio.wait_for(self._process.wait(), _END_TIMEOUT_S)
-        except TimeoutError:
-            # The guardian did not finish: somebody stopped it, or what it kills cannot be killed.
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            await self._process.wait()
-
-    def _send(self, content: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(frame(content))
-
-    async def _receive(self) -> Any:
-        """Read the process's next answer. Raises EOFError when the process has ended."""
-        assert self._process.stdout is not None
-        header = await self._process.stdout.readexactly(LENGTH_BYTES)
-        return pickle.loads(await self._process.stdout.readexactly(int.from_bytes(header, "big")))
-
-    async def _read(self) -> None:
-        """Give each call its answer until the process ends; then fail the calls that are left."""
-        try:
-            while True:
-                call_id, answer = await self._receive()
-                if (answered := self._calls.get(call_id)) is not None and not answered.done():
-                    answered.set_result(answer)
-        except EOFError:
-            why = how_it_ended(await self._process.wait())
-        except Exception as error:
-            why = f"its answer cannot be read: {type(error).__name__}: {error}"
-        for answered in self._calls.values():
-            if not answered.done():
-                answered.set_exception(WorkerDied(why))
+        # The guardian ends everything that the environment started, or does not: where it was stopped itself.
+        await asyncio.to_thread(self._child.close)

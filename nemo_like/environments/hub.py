@@ -12,7 +12,8 @@ import os
 import uuid
 from collections.abc import Sequence
 
-from nemo_like.environments.hub_process import HubCallFailed, HubDied, HubProcess
+from nemo_like.child_process.parent_side import ChildDied
+from nemo_like.environments.hub_process import HubCallFailed, HubProcess
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.shared_options import EPISODE_KEY, HubOptions
 
@@ -41,7 +42,7 @@ class HubEnvironment:
             )
         except HubCallFailed as error:
             return Feedback(failure=error.failure)
-        except HubDied:
+        except ChildDied:
             # The environment's server replaces this process too, and asks about each turn alone: so it finds
             # the one that ended the package.
             os._exit(1)

@@ -33,6 +33,7 @@ from nemo_like.environments.bubblewrap import bubblewrap_failure
 from nemo_like.environments.cpu_account import ControlGroup, control_group
 from nemo_like.environments.inside.confine import KEEP_USER
 from nemo_like.environments.syscalls import filter_program
+from nemo_like.observability.exits import how_it_ended
 
 FOLDER_MIB = 64
 SHARED_MEMORY_MIB = 16
@@ -198,7 +199,7 @@ def _failure(sandbox: Sandbox) -> str:
     except (OSError, RuntimeError, subprocess.TimeoutExpired) as error:
         return str(error)
     last_words = done.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    return last_words or f"exit code {done.returncode}" if done.returncode else ""
+    return last_words or how_it_ended(done.returncode) if done.returncode else ""
 
 
 @contextmanager

@@ -13,9 +13,10 @@ from dataclasses import replace
 
 from nemo_like.batch.columnar import Columnar
 from nemo_like.batch.columns import Column
+from nemo_like.child_process.parent_side import CallRaised, ChildDied
 from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.config.secrets import without_referred
-from nemo_like.environments.environment_process import RewardRaised, Worker, WorkerDied, start_worker
+from nemo_like.environments.environment_process import Worker, start_worker
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.options import EnvConfig
@@ -101,11 +102,11 @@ class EnvironmentServer:
         worker = await self._shared_worker()
         try:
             return await worker.step(turns, self._cfg.timeout_s)
-        except (RewardRaised, WorkerDied, TimeoutError) as error:
+        except (CallRaised, ChildDied, TimeoutError) as error:
             if isinstance(error, TimeoutError):
                 # The process may be stuck for good. Other calls under way in it are asked again elsewhere.
                 await worker.close()
-            if len(turns) == 1 and (isinstance(error, RewardRaised) or self._cfg.max_concurrency == 1):
+            if len(turns) == 1 and (isinstance(error, CallRaised) or self._cfg.max_concurrency == 1):
                 return [self._failed(error)]
             return await self._each_alone(turns)
 
@@ -148,16 +149,16 @@ class EnvironmentServer:
         try:
             (feedback,) = await worker.step([turn], self._cfg.timeout_s)
             return feedback
-        except (RewardRaised, WorkerDied, TimeoutError) as error:
+        except (CallRaised, ChildDied, TimeoutError) as error:
             if isinstance(error, TimeoutError):
                 await worker.close()
             return self._failed(error)
 
     def _failed(self, error: Exception) -> Feedback:
         """Return the failed feedback for a turn that was asked about alone and ended with ``error``."""
-        if isinstance(error, RewardRaised):
+        if isinstance(error, CallRaised):
             return Feedback.failed(FailureKind.raised, f"the reward raised {error}")
-        if isinstance(error, WorkerDied):
-            return Feedback.failed(FailureKind.died, f"the reward ended its process ({error})")
+        if isinstance(error, ChildDied):
+            return Feedback.failed(FailureKind.died, f"the reward ended its process ({error.how})")
         limit = f"env.{self._name}.timeout_s={self._cfg.timeout_s:g} s"
         return Feedback.failed(FailureKind.timed_out, f"the reward took longer than {limit}")

@@ -23,6 +23,7 @@ from nemo_like.batch.columns import (
     gather_columns,
 )
 from nemo_like.batch.recordings import read_manifest
+from nemo_like.child_process.parent_side import ChildFailed, ChildIsLate
 from nemo_like.config.problems import ConfigError, Problem, without_secrets
 from nemo_like.configuration import Config
 from nemo_like.data.options import DatasetConfig
@@ -45,7 +46,7 @@ from nemo_like.policy.policy_columns import (
 )
 from nemo_like.policy.teacher_columns import num_most_likely, teacher_columns, teacher_declaration
 from nemo_like.preflight import targets
-from nemo_like.preflight.child import ChildCall, ChildFailed, ChildIsLate
+from nemo_like.preflight.child import ChildCall
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
 from nemo_like.preflight.drafts import draft_notes
 from nemo_like.preflight.engine_features import missing_engine_features

@@ -16,6 +16,7 @@ from nemo_like.config.secrets import masked
 from nemo_like.driver.exit_codes import FAILED, FINISHED, INTERRUPTED, PREEMPTED, REFUSED, REWARDS_FAILED
 from nemo_like.observability.bounded_log import kept_short
 from nemo_like.observability.disk import write_whole
+from nemo_like.observability.exits import how_it_ended
 from nemo_like.observability.jsonl import json_object, read_metrics
 from nemo_like.observability.printable import warn_on_stderr
 from nemo_like.observability.run_directory import RunDirectory
@@ -46,7 +47,7 @@ class JobResult:
     @property
     def outcome(self) -> str:
         """How the run ended, in a word or two."""
-        return _OUTCOMES.get(self.exit_code, f"ended with code {self.exit_code}")
+        return _OUTCOMES.get(self.exit_code, f"ended with {how_it_ended(self.exit_code)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

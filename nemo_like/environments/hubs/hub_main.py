@@ -1,11 +1,11 @@
 """The process in which the environments of a hub's package run, by an interpreter that may have nothing else.
 
-    start     {"adapter": "module:class", "options": {...}}        ──▶ {"ready": true} or {"refused": reason}
-    problems  {"id": 1, "method": "problems", "arguments": {...}}  ──▶ {"id": 1, "result": [problem, ...]}
-    step      {"id": 2, "method": "step", "arguments": {...}}      ──▶ {"id": 2, "result": outcome}
-              what a call raised                                   ──▶ {"id": 2, "failed": {kind, reason}}
+    start     ("module:class", options)                ──▶ null
+    problems  ("problems", {"size": 8, "seed": 0})     ──▶ {"result": [problem, ...]}
+    step      ("step", {...})                          ──▶ {"result": outcome}
+              where a sample cannot be judged          ──▶ {"failed": {kind, reason}}
 
-One JSON object per line, on standard input and output; what packages print goes to standard error. Standard
+Calls come in frames of JSON (``child_process/child_side.py``, whose folder is in PYTHONPATH). Standard
 library only, but for the hub's own package. An episode stays here between its turns. One that is not here is
 played again from its problem and its earlier responses, which must lead to the same observations.
 """
@@ -14,17 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
-import os
-import sys
-import traceback
 from collections import OrderedDict
-from typing import Any, BinaryIO
+from typing import Any
 
+from child_side import JSON, ParentCalls
 from hub_interface import Episode, Hub, HubFailure
 
 _MAX_EPISODES = 2048  # that stay between turns; of more, the one that waited longest is closed
-_LONGEST_LINE = 256 << 20  # bytes
 
 
 class _Played:
@@ -39,9 +35,21 @@ class _Played:
 class HubHost:
     """Answers the calls of one hub."""
 
-    def __init__(self, hub: Hub) -> None:
-        self._hub = hub
+    def __init__(self) -> None:
+        self._hub: Hub
         self._played: OrderedDict[str, _Played] = OrderedDict()
+
+    def start(self, adapter: str, options: dict[str, Any]) -> None:
+        """Build the hub that ``adapter`` names."""
+        module, _, name = adapter.partition(":")
+        self._hub = getattr(importlib.import_module(module), name)(**options)
+
+    async def answer(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return what a method below returns, or that the sample cannot be judged."""
+        try:
+            return {"result": await getattr(self, method)(**arguments)}
+        except HubFailure as failure:
+            return {"failed": {"kind": failure.kind, "reason": failure.reason}}
 
     async def problems(self, size: int, seed: int) -> list[dict[str, Any]]:
         """Return ``size`` problems: prompt, answer and data, by which ``step`` opens an episode."""
@@ -105,61 +113,10 @@ class HubHost:
             await oldest.episode.close()
 
 
-async def _answered(host: HubHost, call: dict[str, Any]) -> dict[str, Any]:
-    try:
-        return {"id": call["id"], "result": await getattr(host, call["method"])(**call["arguments"])}
-    except HubFailure as failure:
-        return {"id": call["id"], "failed": {"kind": failure.kind, "reason": failure.reason}}
-    except Exception as error:
-        traceback.print_exc()
-        return {"id": call["id"], "failed": {"kind": "raised", "reason": f"{type(error).__name__}: {error}"}}
-
-
-async def _serve(host: HubHost, answers: BinaryIO) -> None:
-    reader = asyncio.StreamReader(limit=_LONGEST_LINE)
-    loop = asyncio.get_running_loop()
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-    calls: set[asyncio.Task[None]] = set()
-
-    async def answer(call: dict[str, Any]) -> None:
-        _write(answers, await _answered(host, call))
-
-    while line := await reader.readline():
-        task = loop.create_task(answer(json.loads(line)))
-        calls.add(task)
-        task.add_done_callback(calls.discard)
-    if calls:
-        await asyncio.wait(calls)
-
-
-def _write(answers: BinaryIO, content: dict[str, Any]) -> None:
-    answers.write(json.dumps(content).encode() + b"\n")
-    answers.flush()
-
-
-def _first_line() -> bytes:
-    """Read the first line, and not a byte beyond it, which is for the event loop."""
-    line = b""
-    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
-        line += byte
-    return line
-
-
 def main() -> None:
-    """Build the hub that the first line names, and serve it until standard input ends."""
-    answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what packages print is no answer
-    start = json.loads(_first_line())
-    try:
-        module, _, name = start["adapter"].partition(":")
-        hub = getattr(importlib.import_module(module), name)(**start["options"])
-    except Exception as error:
-        traceback.print_exc()
-        _write(answers, {"refused": f"{type(error).__name__}: {error}"})
-        return
-    _write(answers, {"ready": True})
-    asyncio.run(_serve(HubHost(hub), answers))
-    os._exit(0)  # packages leave threads behind
+    calls, host = ParentCalls(JSON), HubHost()
+    if calls.answer_first(host.start):
+        calls.serve(host.answer)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from nemo_like.preflight.child import ChildCall, ChildFailed, ChildIsLate
+from nemo_like.child_process.parent_side import ChildFailed, ChildIsLate
+from nemo_like.preflight.child import ChildCall
 
 TIMEOUT_S = 60.0
 
@@ -78,7 +79,7 @@ def test_of_what_a_function_complains_only_the_end_is_kept() -> None:
     with ChildCall(complain_at_length, timeout_s=TIMEOUT_S) as call:
         with pytest.raises(ChildFailed, match=r"exit code 3: .* \| the last word$"):
             call.result()
-        assert len(call._errors.read()) <= 1 << 16
+        assert len(call._child._errors._end) <= 1 << 16
 
 
 def test_a_function_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
