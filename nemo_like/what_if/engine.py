@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from nemo_like.algorithms.options import WeightUpdates
+from nemo_like.generation.engine_order import AddRequests, EngineSituation, GrantPause, LiveOrder
 from nemo_like.what_if.clock import Clock
 from nemo_like.what_if.workload import EngineSpeed, Mode
 
@@ -21,14 +21,28 @@ _ROUNDING = 1e-9  # tokens
 
 
 @dataclass(slots=True, eq=False)
-class RunningSequence:
-    """A response under way; ``num_left`` is what it lacks, as of its latest start."""
+class SimulatedRequest:
+    """Responses that are asked for together; ``num_left`` of them have not ended."""
 
+    name: str
     step: int
-    num_left: float
+    lengths: Sequence[int]  # tokens
+    num_left: int
     on_end: Callable[[], None]
-    began_at: float = 0.0  # the engine's count of tokens at its latest start
-    ends_at: float = 0.0
+    digest: int = 0  # nothing compares it: no journal is repeated
+
+    @property
+    def num_responses(self) -> int:
+        return len(self.lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningSequence:
+    """A response that is decoded, and the engine's counts of tokens where it begins and ends."""
+
+    request: SimulatedRequest
+    began_at: float
+    ends_at: float
 
 
 @dataclass(slots=True)
@@ -43,18 +57,17 @@ class SampledTokens:
 
 
 class SimulatedEngine:
-    """Samples requests of earlier steps first, at most ``speed.max_num_seqs`` sequences at once."""
+    """Does what ``LiveOrder`` says, as an engine does; a step of it is as long as nothing else happens."""
 
     def __init__(self, clock: Clock, speed: EngineSpeed, mode: Mode, sampled: SampledTokens) -> None:
-        self._clock, self._speed, self._mode, self._sampled = clock, speed, mode, sampled
-        self._waiting: list[
-            tuple[int, int, tuple[RunningSequence, ...]]
-        ] = []  # by step, then in order of coming
+        self._clock, self._speed, self._sampled = clock, speed, sampled
+        self._order = LiveOrder(mode.weight_updates, speed.max_num_seqs)
+        self._waiting: dict[str, SimulatedRequest] = {}
+        self._under_way: dict[str, SimulatedRequest] = {}  # that the engine has begun
         self._numbers = count()
         self._starting = 0  # sequences whose request has not got its first token
-        self._running: list[
-            tuple[float, int, RunningSequence]
-        ] = []  # by the count of tokens at which they pause
+        # By the count of tokens at which they end.
+        self._running: list[tuple[float, int, RunningSequence]] = []
         self._at = 0.0  # count of tokens of a sequence that has run from the beginning
         self._counted_s = 0.0  # when that was
         self._alarm = 0  # only the latest alarm counts
@@ -70,16 +83,8 @@ class SimulatedEngine:
 
     def submit(self, step: int, lengths: list[int], on_end: Callable[[], None]) -> None:
         """Sample responses of these lengths, in tokens, and call ``on_end`` when the last one has ended."""
-        num_left = len(lengths)
-
-        def ended() -> None:
-            nonlocal num_left
-            num_left -= 1
-            if not num_left:
-                on_end()
-
-        sequences = tuple(RunningSequence(step, length, ended) for length in lengths)
-        self._enqueue(step, sequences)
+        name = str(next(self._numbers))
+        self._waiting[name] = SimulatedRequest(name, step, lengths, len(lengths), on_end)
         self._go_on()
 
     def pause(self, then: Callable[[], None]) -> None:
@@ -94,43 +99,45 @@ class SimulatedEngine:
         self._versions.append((self._at, version))
         self._go_on()
 
-    def _enqueue(self, step: int, sequences: tuple[RunningSequence, ...]) -> None:
-        heapq.heappush(self._waiting, (step, next(self._numbers), sequences))
-
     def _go_on(self) -> None:
-        """Grant a pause, or let in what there is room for; then wait for the next sequence to end."""
+        """Do what comes next, until that is to decode or to wait; then wait for the next sequence to end."""
         self._count()
-        if self._wants_pause is not None:
-            is_in_flight = self._mode.weight_updates is WeightUpdates.in_flight
-            if is_in_flight or not (self._running or self._starting):
-                then, self._wants_pause = self._wants_pause, None
-                self._is_paused = True
-                self._clock.after(0.0, then)
-        elif not self._is_paused:
-            self._let_in()
+        while True:
+            match self._order.next(self._situation()):
+                case AddRequests(names):
+                    for name in names:
+                        self._add(self._waiting.pop(name))
+                case GrantPause():
+                    assert self._wants_pause is not None
+                    self._clock.after(0.0, self._wants_pause)
+                    self._wants_pause, self._is_paused = None, True
+                case _:
+                    break
         self._set_alarm()
 
-    def _let_in(self) -> None:
-        while self._waiting:
-            _, _, sequences = self._waiting[0]
-            num_there = self._starting + len(self._running)
-            if num_there and num_there + len(sequences) > self._speed.max_num_seqs:
-                return
-            heapq.heappop(self._waiting)
-            self._starting += len(sequences)
-            self._clock.after(self._speed.request_s, partial(self._begin, sequences))
+    def _situation(self) -> EngineSituation:
+        return EngineSituation(
+            num_steps=0,
+            waiting=self._waiting,
+            running=self._under_way,
+            num_sequences=self._starting + len(self._running),
+            to_abort=(),
+            wants_pause_for=None if self._wants_pause is None else self.version + 1,
+            is_paused=self._is_paused,
+        )
 
-    def _begin(self, sequences: tuple[RunningSequence, ...]) -> None:
+    def _add(self, request: SimulatedRequest) -> None:
+        self._under_way[request.name] = request
+        self._starting += request.num_responses
+        self._clock.after(self._speed.request_s, partial(self._begin, request))
+
+    def _begin(self, request: SimulatedRequest) -> None:
         self._count()
-        self._starting -= len(sequences)
-        for sequence in sequences:
-            self._run(sequence)
+        self._starting -= request.num_responses
+        for length in request.lengths:
+            sequence = RunningSequence(request, self._at, self._at + length)
+            heapq.heappush(self._running, (sequence.ends_at, next(self._numbers), sequence))
         self._go_on()
-
-    def _run(self, sequence: RunningSequence) -> None:
-        """Run a sequence to its end."""
-        sequence.began_at, sequence.ends_at = self._at, self._at + sequence.num_left
-        heapq.heappush(self._running, (sequence.ends_at, next(self._numbers), sequence))
 
     def _count(self) -> None:
         """Bring the count of tokens, and the seconds in which some were sampled, up to now."""
@@ -153,14 +160,16 @@ class SimulatedEngine:
             return
         self._count()
         self._at = max(self._at, self._running[0][0])
-        ended: list[RunningSequence] = []
+        ended: list[SimulatedRequest] = []
         while self._running and self._running[0][0] <= self._at + _ROUNDING:
             _, _, sequence = heapq.heappop(self._running)
             self._note_tokens(sequence)
-            ended.append(sequence)
+            sequence.request.num_left -= 1
+            if not sequence.request.num_left:
+                ended.append(self._under_way.pop(sequence.request.name))
         self._go_on()
-        for sequence in ended:
-            sequence.on_end()
+        for request in ended:
+            request.on_end()
 
     def _note_tokens(self, sequence: RunningSequence) -> None:
         """Note by which versions a sequence was sampled."""
@@ -170,4 +179,4 @@ class SimulatedEngine:
             start, version = self._versions[place]
             later = self._versions[place + 1][0] if place + 1 < len(self._versions) else end
             num_tokens = min(later, end) - max(start, sequence.began_at)
-            self._sampled.add(sequence.step - 1 - version, num_tokens)
+            self._sampled.add(sequence.request.step - 1 - version, num_tokens)

@@ -32,8 +32,8 @@ ASSUMPTIONS = (
     "Bringing weights takes a constant time, in which the engines stand still. The trainer waits, also while "
     "engines drain between samples. In flight, kv_cache_after_update=recompute takes a request's constant "
     "time more.",
-    "Engines serve requests of earlier steps first. A validation takes the recorded time, in which rollouts "
-    "that are ahead go on. No rollout begins before a checkpoint of an earlier step; saving takes no time.",
+    "A validation takes the recorded time, in which rollouts that are ahead go on. No rollout begins before "
+    "a checkpoint of an earlier step; saving takes no time.",
     "Samples have the recorded lengths, whatever the policy learns.",
 )
 

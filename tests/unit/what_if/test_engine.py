@@ -65,13 +65,13 @@ def test_a_request_ends_with_its_longest_response() -> None:
     assert bench.ends == {"group": 5.0}
 
 
-def test_requests_wait_for_room_and_earlier_steps_come_first() -> None:
+def test_requests_wait_for_room_in_the_order_in_which_they_came() -> None:
     bench = Bench(max_num_seqs=1)
     bench.submit("first", 3, step=1)
     bench.submit("later step", 2, step=3, at_s=1.0)
     bench.submit("next step", 2, step=2, at_s=2.0)
     bench.clock.run()
-    assert bench.ends == {"first": 3.0, "next step": 5.0, "later step": 7.0}
+    assert bench.ends == {"first": 3.0, "later step": 5.0, "next step": 7.0}
 
 
 def test_between_samples_what_runs_ends_before_the_weights_come() -> None:
