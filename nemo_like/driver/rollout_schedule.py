@@ -31,7 +31,7 @@ from nemo_like.driver.step_checks import Sent
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.timers import StageTimer
 from nemo_like.plan.derived import groups_per_part
-from nemo_like.rollout.prompts import PromptBatch, RolloutMode
+from nemo_like.rollout.prompts import PromptBatch, RolloutMode, newest_under_way
 
 _UNDER_WAY = "under_way"  # in the saved state: the prompts of rollouts that no step has trained on
 
@@ -168,11 +168,9 @@ class RolloutSchedule:
     def _begin_up_to(self, step: int, version: int) -> None:
         """Begin the rollout of ``step``, and those after it that may be under way, unless they have begun."""
         grpo = self._cfg.grpo
-        for ahead in range(min(grpo.max_staleness, grpo.max_num_steps - step) + 1):
-            if ahead and self._settles_after(step + ahead - 1):
-                return
-            if ahead >= len(self._under_way):
-                self._begin(step + ahead, version, ahead)
+        newest = min(newest_under_way(step, grpo.max_staleness, self._settles_after), grpo.max_num_steps)
+        for ahead in range(len(self._under_way), newest - step + 1):
+            self._begin(step + ahead, version, ahead)
 
     def _begin(self, step: int, version: int, ahead: int) -> None:
         grpo = self._cfg.grpo

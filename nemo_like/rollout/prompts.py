@@ -6,7 +6,7 @@ The seeds with which responses are sampled follow from the same numbers.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -82,6 +82,18 @@ class WantedGroups:
 
     at_least: int
     positions: tuple[int, ...] = ()
+
+    def num_ended(self, num_taken: int, num_groups: int) -> int:
+        """Return how many groups of a rollout must have ended, where none are named and the parts before had
+        ``num_taken``."""
+        return min(num_taken + self.at_least, num_groups)
+
+
+def newest_under_way(step: int, max_staleness: int, settles_after: Callable[[int], bool]) -> int:
+    """Return the last step whose rollout may be under way while ``step`` trains: ``max_staleness`` steps
+    later, or an earlier one, where ``settles_after`` says that nothing may be under way after it."""
+    last = step + max_staleness
+    return next((one for one in range(step, last) if settles_after(one)), last)
 
 
 @dataclass(frozen=True, slots=True)

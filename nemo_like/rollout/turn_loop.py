@@ -175,7 +175,7 @@ class TurnLoop:
         """
         if self._due is None:
             self._due = asyncio.get_running_loop().time() + timeout_s
-        num_ended = min(len(taken) + wanted.at_least, len(self.groups))
+        num_ended = wanted.num_ended(len(taken), len(self.groups))
 
         def are_there() -> bool:
             if wanted.positions:

@@ -11,10 +11,11 @@ Deterministic: one workload and one mode give one result.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from functools import partial
 
 from nemo_like.algorithms.options import WeightUpdates
+from nemo_like.rollout.prompts import WantedGroups, newest_under_way
 from nemo_like.rollout.token_allowance import TokenAllowance
 from nemo_like.what_if.clock import Clock, Process, Signal
 from nemo_like.what_if.engine import SampledTokens, SimulatedEngine
@@ -94,8 +95,8 @@ class Simulation:
             yield from self._bring_weights(step - 1)
             for under_way in self._rollouts.values():
                 under_way.begin_step(step)
-            last = min(step + self._mode.max_staleness, self._pauses.next_saved(step))
-            while self._num_begun < last:
+            newest = newest_under_way(step, self._mode.max_staleness, self._pauses.saves_after)
+            while self._num_begun < newest:
                 self._num_begun += 1
                 self._begin(self._num_begun, step)
             rollout = self._rollouts.pop(step)
@@ -133,10 +134,11 @@ class Simulation:
         allowance = TokenAllowance(self._mode.max_tokens_per_step, begun_in=begun_in, step=step)
         rollout = _Rollout(step, self._work(step), self._engines, self._clock, allowance)
         self._rollouts[step] = rollout
-        self._clock.start(rollout.hold())
+        self._clock.start(rollout.begin())
 
     def _train_at_the_end(self, work: StepWork, rollout: _Rollout) -> Process:
-        yield rollout.is_over
+        while not rollout.is_over:
+            yield from rollout.next_part(len(work.groups))
         yield work.put_s
         compute_s = (work.scoring_s + work.training_s) * self._compute_scale
         self._trainer_busy_s += compute_s
@@ -149,28 +151,28 @@ class Simulation:
         )
         update_s = training_s / self._trainer.updates_per_step
         gradient_s = update_s * (1.0 - self._trainer.optimizer_share)
-        num_tokens, num_taken, num_groups = (
-            sum(group.num_tokens for group in work.groups),
-            0,
-            len(work.groups),
-        )
-        while num_taken < num_groups:
-            yield from rollout.wait_for(min(num_taken + self._num_replicas, num_groups))
-            part = rollout.ended[num_taken:]
-            if len(rollout.ended) < num_groups:  # every replica gets equally many groups
-                part = part[: len(part) // self._num_replicas * self._num_replicas]
-            num_taken += len(part)
-            share = sum(group.num_tokens for group in part) / num_tokens
-            compute_s = share * (scoring_s + gradient_s)
-            self._trainer_busy_s += compute_s
-            yield share * work.put_s + work.calls_s + compute_s
+        num_tokens = sum(group.num_tokens for group in work.groups)
+        ready: list[GroupWork] = []
+        while ready or not rollout.is_over:
+            if not rollout.is_over:
+                ready += yield from rollout.next_part(self._num_replicas)
+            # Every replica gets equally many groups; only what is left at the end goes as it is.
+            count = len(ready) // self._num_replicas * self._num_replicas
+            if not count and rollout.is_over:
+                count = len(ready)
+            part, ready = ready[:count], ready[count:]
+            if part:
+                share = sum(group.num_tokens for group in part) / num_tokens
+                compute_s = share * (scoring_s + gradient_s)
+                self._trainer_busy_s += compute_s
+                yield share * work.put_s + work.calls_s + compute_s
         rest_s = training_s - gradient_s
         self._trainer_busy_s += rest_s
         yield rest_s + work.calls_s / self._trainer.num_stage_calls
 
 
 class _Rollout:
-    """The rollouts of one step, which follow each other."""
+    """The rollouts of one step, of which each begins when all groups of the one before were taken."""
 
     def __init__(
         self,
@@ -183,35 +185,49 @@ class _Rollout:
         self.step, self._work, self._engines, self._clock = step, work, engines, clock
         self.allowance = allowance
         self.next_step = Signal()  # a step has begun, which may grant more tokens
-        self.is_over = Signal()
-        self.ended: list[GroupWork] = []  # in the order in which they did
+        self._latest = 0  # the first rollout, or which of the refills
+        self._ended: list[GroupWork] = []  # of the latest, in the order in which they did
+        self._num_taken = 0  # of these
         self._next_end = Signal()
 
-    def hold(self) -> Process:
-        """Hold all conversations, rollout by rollout."""
+    @property
+    def is_over(self) -> bool:
+        """Whether every group of every rollout was taken."""
+        return self._latest == len(self._work.rollouts) - 1 and self._num_taken == self._num_groups
+
+    def begin(self) -> Process:
+        """Hold the conversations of the first rollout."""
         yield self._work.begin_s
-        for groups in self._work.rollouts:
-            all_ended = [Signal() for _ in groups]
-            for position, group in enumerate(groups):
-                engine = self._engines[position % len(self._engines)]
-                _HeldGroup(self, group, engine, all_ended[position]).begin()
-            yield from all_ended
-        self.is_over.fire()
+        self._begin_latest()
 
     def begin_step(self, step: int) -> None:
         self.allowance.begin_step(step)
         signal, self.next_step = self.next_step, Signal()
         signal.fire()
 
-    def wait_for(self, num_ended: int) -> Process:
-        """Wait until so many groups have ended."""
-        while len(self.ended) < num_ended:
+    def next_part(self, at_least: int) -> Generator[float | Signal, None, list[GroupWork]]:
+        """Wait for groups as the driver does, and return them. A refill begins once a step asks for it."""
+        if self._num_taken == self._num_groups:
+            self._latest, self._ended, self._num_taken = self._latest + 1, [], 0
+            self._begin_latest()
+        wanted = WantedGroups(at_least).num_ended(self._num_taken, self._num_groups)
+        while len(self._ended) < wanted:
             yield self._next_end
+        part, self._num_taken = self._ended[self._num_taken :], len(self._ended)
+        return part
 
     def group_ended(self, group: GroupWork) -> None:
-        self.ended.append(group)
+        self._ended.append(group)
         signal, self._next_end = self._next_end, Signal()
         signal.fire()
+
+    def _begin_latest(self) -> None:
+        for position, group in enumerate(self._work.rollouts[self._latest]):
+            _HeldGroup(self, group, self._engines[position % len(self._engines)]).begin()
+
+    @property
+    def _num_groups(self) -> int:
+        return len(self._work.rollouts[self._latest])
 
     def start(self, process: Process) -> None:
         self._clock.start(process)
@@ -220,8 +236,8 @@ class _Rollout:
 class _HeldGroup:
     """A group whose samples are under way on one engine."""
 
-    def __init__(self, rollout: _Rollout, group: GroupWork, engine: SimulatedEngine, ended: Signal) -> None:
-        self._rollout, self._group, self._engine, self._ended = rollout, group, engine, ended
+    def __init__(self, rollout: _Rollout, group: GroupWork, engine: SimulatedEngine) -> None:
+        self._rollout, self._group, self._engine = rollout, group, engine
         self._num_left = len(group.samples)
 
     def begin(self) -> None:
@@ -260,4 +276,3 @@ class _HeldGroup:
         self._num_left -= 1
         if not self._num_left:
             self._rollout.group_ended(self._group)
-            self._ended.fire()

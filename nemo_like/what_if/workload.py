@@ -122,11 +122,6 @@ class Pauses:
     def saves_after(self, step: int) -> bool:
         return bool(self.checkpoint_period) and step % self.checkpoint_period == 0
 
-    def next_saved(self, step: int) -> float:
-        """Return the first step from ``step`` on after which the run saves; infinity where it never does."""
-        period = self.checkpoint_period
-        return -(-step // period) * period if period else float("inf")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:

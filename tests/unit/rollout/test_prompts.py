@@ -4,9 +4,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.rollout.prompts import RolloutMode, response_seeds, turn_seed
+from nemo_like.rollout.prompts import RolloutMode, WantedGroups, newest_under_way, response_seeds, turn_seed
 
 TRAINING, VALIDATION = RolloutMode.training, RolloutMode.validation
+
+
+def test_rollouts_run_ahead_up_to_the_next_step_after_which_nothing_may_be_under_way() -> None:
+    def saves(step: int) -> bool:
+        return step % 4 == 0
+
+    assert [newest_under_way(step, 2, saves) for step in range(1, 7)] == [3, 4, 4, 4, 7, 8]
+    assert newest_under_way(4, 0, saves) == 4
+
+
+def test_a_part_waits_for_so_many_groups_besides_those_before_or_for_all_that_are_left() -> None:
+    assert [WantedGroups(2).num_ended(taken, 5) for taken in (0, 3, 4)] == [2, 5, 5]
 
 
 @given(st.integers(0, 2**31), st.integers(0, 10**6), st.integers(0, 10**5), st.integers(1, 64))

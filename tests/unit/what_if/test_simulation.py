@@ -152,6 +152,8 @@ def test_refills_of_dynamic_sampling_follow_each_other() -> None:
     )
     result = simulated([one], Mode())
     assert (result.step_s, result.wasted_share) == (9.0, 0.5)
+    # Ahead, the first rollout of step 2 has ended at 3; its refill begins when step 2 asks for it, at 9.
+    assert simulated([one], ahead(1), 3).ends_s == (9.0, 15.0, 21.0)
 
 
 def test_turns_of_a_sample_follow_each_other() -> None:
@@ -172,6 +174,20 @@ def test_exact_overlap_gives_every_replica_equally_many_groups() -> None:
     assert result.step_s == pytest.approx(6.5)
     waiting = work([group((1, 0.0)), group((1, 5.0)), group((1, 5.0))], training_s=3.0)
     assert simulated([waiting], EXACT, split=Split(1, 2)).step_s == pytest.approx(7.5)
+
+
+def test_groups_left_of_a_part_wait_for_as_many_more_as_a_part_has() -> None:
+    # On two replicas two groups train for 4 s: two from 1 s and two of the next three from 5 s. The fifth
+    # waits, although the sixth ends at 9.5 s, until the seventh has ended: at 20 s. The last two follow.
+    judged_s = (0.0, 0.0, 1.0, 1.0, 1.0, 8.5, 19.0, 19.0)
+    one = work([group((1, seconds)) for seconds in judged_s], training_s=32.0)
+    assert simulated([one], EXACT, split=Split(1, 2)).step_s == pytest.approx(28.0)
+
+
+def test_what_is_left_at_the_end_is_a_part_of_its_own() -> None:
+    # Two groups train for 1 s and one for 0.5 s, each part with the calls, which come once more at the end.
+    one = work([group((1, 0.0))] * 3, training_s=3.0, calls_s=0.25)
+    assert simulated([one], EXACT, split=Split(1, 2)).step_s == pytest.approx(1 + 1.25 + 0.75 + 0.25)
 
 
 def test_no_rollout_begins_before_a_checkpoint_of_an_earlier_step_is_saved() -> None:
