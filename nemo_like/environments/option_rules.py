@@ -5,11 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
-from nemo_like.config import fields
-from nemo_like.config.keys import beyond_limits
+from nemo_like.config.kind_options import option_mistakes
 from nemo_like.config.problems import Problem
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import kind_of
@@ -21,17 +19,9 @@ def option_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
     """Yield every problem with the options of the environment ``name``."""
     described = kind_of(env)
     prefix, kind, options = f"env.{name}.options", described.options, env.options
-    found = fields.check_tree(options, kind, "", root=kind)
-    yield from (replace(problem, key=f"{prefix}.{problem.key}") for problem in found)
-    missing = [key for key in fields.hints(kind) if options.get(key, "???") == "???"]
-    for key in missing:
-        yield Problem(
-            key=f"{prefix}.{key}",
-            rule=f"has no value, and kind={env.kind} needs one",
-            remedy=f"set it; configs/env/{env.kind}.yaml has the others",
-        )
-    if not found and not missing:
-        yield from beyond_limits(fields.typed(options, kind), f"{prefix}.")
+    wrong = option_mistakes(prefix, options, kind, f"kind={env.kind}", f"configs/env/{env.kind}.yaml")
+    yield from wrong
+    if not wrong:
         yield from _value_problems(prefix, options)
     if described.package is not None:
         yield from _module_problems(name, env, *described.package)

@@ -5,27 +5,24 @@ from __future__ import annotations
 import re
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from shlex import quote
 from types import TracebackType
 from typing import Any, TextIO
 
-from nemo_like.config.secrets import as_written
 from nemo_like.observability.background import BackgroundLogger
 from nemo_like.observability.console import make_console
 from nemo_like.observability.disk import DiskFull, write_whole
 from nemo_like.observability.events import EventKind, EventsFile
 from nemo_like.observability.jsonl import MetricsFile, read_metrics
 from nemo_like.observability.learning_curve import CurvePoints, write_learning_curve
-from nemo_like.observability.mlflow_logger import MlflowRecorder, tracking_uri
-from nemo_like.observability.options import LoggerConfig, WandbMode
+from nemo_like.observability.logger_kind import LoggedRun
+from nemo_like.observability.loggers import chosen_loggers
+from nemo_like.observability.options import LoggerConfig
 from nemo_like.observability.progress import RunProgress
-from nemo_like.observability.prometheus_endpoint import PrometheusRecorder
 from nemo_like.observability.report.report_recorder import ReportRecorder
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer, format_summary
-from nemo_like.observability.tensorboard_logger import TensorboardRecorder
-from nemo_like.observability.wandb_logger import WandbRecorder, end_processes, new_run_id
 
 # How long the user may have to wait for the back ends when a run finishes, and when it was cut short.
 _FINISH_S = 10.0
@@ -81,10 +78,12 @@ class RunLogger:
         self._sent = _SentSteps()
         earlier = self._earlier_wandb_run_id()
         has_id = earlier is None or _WANDB_RUN_ID.fullmatch(earlier) is not None
-        self.wandb_run_id = wandb_run_id or (earlier if has_id else None) or new_run_id()
-        if cfg.wandb.mode is not WandbMode.disabled:
+        self.wandb_run_id = wandb_run_id or (earlier if has_id else None) or uuid.uuid4().hex[:8]
+        self._loggers = list(chosen_loggers(cfg))
+        if any(one.kind.continues for one in self._loggers):
             write_whole(directory.wandb_run_id_path, self.wandb_run_id.encode(), "the W&B run's id")
-        self._backends = list(self._start_backends(resolved_config))
+        self._run = LoggedRun(directory, self.wandb_run_id, max_num_steps, resolved_config)
+        self._backends = list(self._start_backends())
         self._metrics_file = MetricsFile(directory.metrics_path)
         self._events = EventsFile(directory.events_path)
         self._console = make_console(cfg.console, stream or sys.stdout, directory.name, self._progress)
@@ -197,27 +196,10 @@ class RunLogger:
         self._metrics_file.close()
         self._finish_backends(_ABANDON_S)
 
-    def _start_backends(self, resolved_config: Mapping[str, Any]) -> Iterator[BackgroundLogger]:
-        cfg, directory = self._cfg, self._directory
-        if cfg.report:
-            yield BackgroundLogger("the report", lambda: ReportRecorder(directory))
-        if cfg.wandb.mode is not WandbMode.disabled:
-            yield BackgroundLogger(
-                "W&B",
-                lambda: WandbRecorder(cfg.wandb, directory.path, resolved_config, self.wandb_run_id),
-                give_up=end_processes,
-            )
-        if cfg.tensorboard.enabled:
-            yield BackgroundLogger("TensorBoard", lambda: TensorboardRecorder(directory.tensorboard_path))
-        if cfg.mlflow.enabled:
-            yield BackgroundLogger(
-                "MLflow", lambda: MlflowRecorder(cfg.mlflow, directory.name, resolved_config)
-            )
-        if cfg.prometheus.port is not None:
-            max_num_steps = self._progress.max_num_steps
-            yield BackgroundLogger(
-                "Prometheus", lambda: PrometheusRecorder(cfg.prometheus, directory.name, max_num_steps)
-            )
+    def _start_backends(self) -> Iterator[BackgroundLogger]:
+        if self._cfg.report:
+            yield BackgroundLogger("the report", lambda: ReportRecorder(self._directory))
+        yield from (one.start(self._run) for one in self._loggers)
 
     def _earlier_wandb_run_id(self) -> str | None:
         """Return what an earlier process in this directory wrote as its id; None where it wrote none."""
@@ -261,14 +243,7 @@ class RunLogger:
 
     def _result_paths(self) -> dict[str, str]:
         """Return where each result of the run is, by its label."""
-        directory, cfg = self._directory, self._cfg
-        places = {label: str(path) for label, path in directory.outputs().items()}
-        if cfg.wandb.mode is WandbMode.offline:
-            upload = f"wandb sync {quote(str(directory.wandb_path))}/offline-run-*"
-            places["W&B files"] = f"{directory.wandb_path} (upload: {upload})"
-        elif cfg.wandb.mode is WandbMode.online:
-            places["W&B files"] = f"{directory.wandb_path} (run {self.wandb_run_id} of {cfg.wandb.project})"
-        if cfg.mlflow.enabled:
-            server = as_written(tracking_uri(cfg.mlflow) or "its own default")
-            places["MLflow"] = f"{server}, experiment {cfg.mlflow.experiment_name}"
+        places = {label: str(path) for label, path in self._directory.outputs().items()}
+        for one in self._loggers:
+            places |= one.results(self._run)
         return places

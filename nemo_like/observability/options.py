@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from pathlib import Path
-from typing import Annotated
-from urllib.parse import urlparse
+from typing import Annotated, Any
 
 from nemo_like.config.keys import Key
+from nemo_like.config.kinds import Kinds
+from nemo_like.observability.logger_kind import LoggerKind
 
-
-class WandbMode(Enum):
-    online = "online"
-    offline = "offline"
-    disabled = "disabled"
+LOGGER_KINDS = Kinds(
+    "nemo_like.observability.logger_kinds",
+    "logger",
+    "nemo_like.observability.logger_kind:LoggerKind",
+    "options",
+)
 
 
 class ConsoleMode(Enum):
@@ -23,52 +24,6 @@ class ConsoleMode(Enum):
     auto = "auto"
     live = "live"
     plain = "plain"
-
-
-@dataclass(kw_only=True, slots=True)
-class WandbConfig:
-    mode: Annotated[
-        WandbMode,
-        Key("online (needs an API key), offline (files in the run directory) or disabled", WandbMode.offline),
-    ]
-    project: Annotated[str, Key("in which the run is shown", "nemo_like")]
-    name: Annotated[str | None, Key("null: the name of the run directory", None)]
-    entity: Annotated[
-        str | None, Key("the team or user that owns the project; null: that of the API key", None)
-    ]
-    group: Annotated[str | None, Key("runs with the same group are shown together", None)]
-    job_type: Annotated[str | None, Key("what kind of run it is within its group, for example train", None)]
-    tags: Annotated[list[str], Key("e.g. [qwen3-8b, baseline]", [])]
-    notes: Annotated[str | None, Key("a text about the run", None)]
-    system_metrics: Annotated[
-        bool, Key("W&B's own measurements of the driver's node: CPUs, memory, disk, network, GPUs", True)
-    ]
-
-
-@dataclass(kw_only=True, slots=True)
-class TensorboardConfig:
-    enabled: Annotated[bool, Key("event files in RUN_DIR/tensorboard", False)]
-
-
-@dataclass(kw_only=True, slots=True)
-class MlflowConfig:
-    enabled: Annotated[bool, Key("needs the package: pip install mlflow", False)]
-    tracking_uri: Annotated[
-        str | None,
-        Key("a server (http://HOST:5000), a directory (mlruns) or a database (sqlite:///mlflow.db);", None),
-    ]
-    experiment_name: Annotated[str, Key("null: MLFLOW_TRACKING_URI, or MLflow's default", "nemo_like")]
-
-
-@dataclass(kw_only=True, slots=True)
-class PrometheusConfig:
-    port: Annotated[int | None, Key("e.g. 9400; null: off", None)]
-    host: Annotated[
-        str,
-        Key(
-            "of the driver's node; 0.0.0.0: all its addresses, and whoever reaches them may read", "127.0.0.1"
-        ),
-    ]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -83,6 +38,30 @@ class ProfileConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class OwnLoggerConfig:
+    """A logger of the user's."""
+
+    kind: Annotated[str, Key("package.module:KIND", kinds=LOGGER_KINDS)]
+    options: Annotated[dict[str, Any], Key("the kind's own", {})]
+
+
+def shipped_loggers() -> dict[str, LoggerKind]:
+    """Return the shipped loggers by name, in the order of their keys."""
+    kinds: dict[str, LoggerKind] = {name: LOGGER_KINDS.load(name) for name in LOGGER_KINDS.names()}
+    return dict(sorted(kinds.items(), key=lambda named: named[1].place))
+
+
+def _with_loggers(config: type) -> type:
+    """Give a class a group of keys for each shipped logger, before ``own``."""
+    groups = {name: Annotated[kind.options, Key(kind.about)] for name, kind in shipped_loggers().items()}
+    written = list(config.__annotations__.items())
+    place = [name for name, _ in written].index("own")
+    config.__annotations__ = dict([*written[:place], *groups.items(), *written[place:]])
+    return config
+
+
+@dataclass(kw_only=True, slots=True)
+@_with_loggers
 class LoggerConfig:
     """What a run leaves behind, and what it shows."""
 
@@ -98,11 +77,9 @@ class LoggerConfig:
             "write RUN_DIR/report.html while the run goes on: curves, samples, stages (docs/report.md)", True
         ),
     ]
-    wandb: Annotated[WandbConfig, Key("Weights & Biases")]
-    tensorboard: Annotated[TensorboardConfig, Key("event files for TensorBoard")]
-    mlflow: Annotated[MlflowConfig, Key("an MLflow server, or a folder")]
-    prometheus: Annotated[
-        PrometheusConfig, Key("http://HOST:PORT/metrics has the latest metrics, for as long as the run lasts")
+    own: Annotated[
+        dict[str, OwnLoggerConfig],
+        Key("loggers of your own by name, e.g. {mine: {kind: my_logger:KIND}}; docs/observability.md", {}),
     ]
     trace_steps: Annotated[
         list[int],
@@ -112,9 +89,3 @@ class LoggerConfig:
     nvtx_ranges: Annotated[
         bool, Key("engines and workers mark what they do for NVIDIA Nsight Systems, on GPUs", False)
     ]
-
-
-def mlflow_directory(uri: str) -> Path | None:
-    """Return the local directory that a tracking URI names; None when it names something else."""
-    parsed = urlparse(uri)
-    return Path(parsed.path).absolute() if parsed.scheme in ("", "file") else None

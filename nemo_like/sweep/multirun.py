@@ -17,6 +17,7 @@ from nemo_like.config.loader import Sweep
 from nemo_like.config.search_path import folders_behind, searching
 from nemo_like.driver.exit_codes import FAILED, FINISHED, INTERRUPTED
 from nemo_like.driver.stopping import sigterm_as_interrupt
+from nemo_like.observability.options import shipped_loggers
 from nemo_like.sweep.job import Job, JobResult, read_results
 
 _DEFAULT_METRIC = "validation/accuracy"
@@ -61,7 +62,7 @@ def _task(program: Path, config: Path) -> Callable[[DictConfig], float | None]:
             number=hydra_cfg.job.num,
             command=[sys.executable, str(program), "--config", str(config), *search_path],
             arguments=list(hydra_cfg.overrides.task),
-            names=_names(cfg.logger.wandb, directory),
+            names=_names(cfg.logger, directory),
             directory=directory,
             log=None if is_one_at_a_time else directory.with_name(f"{directory.name}.log"),
             metric=OmegaConf.select(cfg, "checkpointing.metric_name") or _DEFAULT_METRIC,
@@ -72,11 +73,14 @@ def _task(program: Path, config: Path) -> Callable[[DictConfig], float | None]:
     return task
 
 
-def _names(wandb: DictConfig, directory: Path) -> list[str]:
-    """Return arguments that show a sweep's jobs together in W&B, where the configuration has no names."""
-    sweep = directory.parent.name
-    names = {"group": sweep, "name": f"{sweep}-{directory.name}"}
-    return [f"logger.wandb.{key}='{name}'" for key, name in names.items() if wandb[key] is None]
+def _names(logger: DictConfig, directory: Path) -> list[str]:
+    """Return arguments that show a sweep's jobs together in loggers, where the configuration has no names."""
+    found: list[str] = []
+    for name, kind in shipped_loggers().items():
+        if kind.names_in_sweep is not None:
+            names = kind.names_in_sweep(directory.parent.name, directory.name).items()
+            found += [f"logger.{name}.{key}='{value}'" for key, value in names if logger[name][key] is None]
+    return found
 
 
 def print_table(results: Sequence[JobResult], directory: Path) -> None:

@@ -44,7 +44,7 @@ def main() -> int:
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     options = parser.parse_args()
-    cfg = load_config(options.config, options.overrides)
+    cfg = load_config(options.config, [*options.overrides, "logger.wandb.mode=disabled"])
     validate(cfg)
     with tempfile.TemporaryDirectory() as directory:
         result = measure(cfg, Path(directory), options.rounds, options.steps)
@@ -54,7 +54,6 @@ def main() -> int:
 
 def measure(cfg: Config, directory: Path, num_rounds: int, steps_per_turn: int) -> dict[str, object]:
     """Alternate turns of both sides, each turn's first step left out as warm-up."""
-    cfg.logger.wandb.mode = type(cfg.logger.wandb.mode).disabled
     run_directory = RunDirectory.create(str(directory), "bench")
     ours: list[dict[str, float]] = []
     plain: list[dict[str, float]] = []

@@ -1,8 +1,9 @@
 """A package with one kind of each, one file for each, in a whole run: an environment, a loss, an estimator, a
-filter and a data source."""
+filter, a data source and a logger."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,44 @@ def doubles(cfg, split, environments):
 
 KIND = SourceKind(about="a number and itself", problems="one_of_each.doubles:doubles")
 """,
+    "lines.py": """
+import json
+from dataclasses import dataclass
+from typing import Annotated
+
+from nemo_like.config.keys import Key
+from nemo_like.observability.logger_kind import LoggerKind
+
+
+@dataclass(kw_only=True, slots=True)
+class LinesOptions:
+    file: Annotated[str, Key("in the run directory", "lines.json")]
+    fails_at: Annotated[int, Key("a step; 0: none", 0, at_least=0)]
+
+
+class LinesRecorder:
+    def __init__(self, options, run):
+        self.options, self.path, self.steps = options, run.directory.path / options.file, []
+
+    def log(self, step, metrics):
+        if step == self.options.fails_at:
+            raise RuntimeError("no paper left")
+        self.steps.append([step, metrics["train/reward"]])
+
+    def log_answers(self, step, answers):
+        pass
+
+    def close(self):
+        self.path.write_text(json.dumps({"steps": self.steps, "has_ended": True}))
+
+
+KIND = LoggerKind(
+    about="lines on paper",
+    options=LinesOptions,
+    start=LinesRecorder,
+    results=lambda options, run: {"lines": options.file},
+)
+""",
 }
 CONFIG = """
 defaults:
@@ -127,6 +166,10 @@ loss_fn: {kind: "one_of_each.tempered:KIND"}
 grpo:
   adv_estimator: {name: "one_of_each.centred:KIND"}
   sample_filters: ["one_of_each.brief:KIND"]
+logger:
+  own:
+    mine: {kind: "one_of_each.lines:KIND"}
+    torn: {kind: "one_of_each.lines:KIND", options: {file: torn.json, fails_at: 2}}
 """
 
 
@@ -158,6 +201,14 @@ def test_one_kind_of_each_of_ones_own_trains_together(
     assert min(run.metrics("train/grad_norm")) > 0
     written = (run.run_dir / "config.yaml").read_text()
     assert "strength: 0.5" in written and "scale: 5.0" in written
+    rewards = run.metrics("train/reward")
+    assert json.loads((run.run_dir / "lines.json").read_text()) == {
+        "steps": [[1, rewards[0]], [2, rewards[1]]],
+        "has_ended": True,
+    }
+    # One that raises is closed, ends nothing, and is told of.
+    assert json.loads((run.run_dir / "torn.json").read_text())["steps"] == [[1, rewards[0]]]
+    assert "warning: torn failed: RuntimeError: no paper left" in run.output
 
 
 @pytest.mark.parametrize(
@@ -170,6 +221,18 @@ def test_one_kind_of_each_of_ones_own_trains_together(
             "env.near.options.scael is not a key of the configuration; did you mean scale?",
         ),
         ("env.near.kind=one_of_each.tempered:KIND", "is no Kind of nemo_like.environments.kind"),
+        (
+            "logger.own.mine.options.fails_at=-1",
+            "logger.own.mine.options.fails_at=-1 must be at least 0",
+        ),
+        (
+            "logger.own.mine.options.flie=x",
+            "logger.own.mine.options.flie is not a key of the configuration; did you mean file?",
+        ),
+        (
+            "logger.own.mine.kind=wandb",
+            "logger.own.mine.kind=wandb is a shipped logger, whose keys are those of logger.wandb",
+        ),
         ("data.default.kind=one_of_each.no_such:KIND", "there is no module 'one_of_each.no_such'"),
     ],
 )

@@ -37,12 +37,13 @@ def test_what_is_read_otherwise_is_told_once(tmp_path: Path, capsys: pytest.Capt
     note.cache_clear()
     for _ in range(2):
         load_config(path)
-    frozen, routers, *of_loss = capsys.readouterr().err.splitlines()
+    frozen, routers, newer, *of_loss = capsys.readouterr().err.splitlines()
     assert frozen.startswith(
         f"note: {path}: of an earlier version, left out since a teacher does not train: "
     )
     assert "teacher.lora, " in frozen and frozen.count("teacher.") == 15
     assert routers.endswith("with the policy's routers: teacher.megatron_cfg.router_replay")
+    assert newer.endswith("logger.own is newer than this file, and has its default, {}")
     names = ("divergence", "top_k", "weight", "reward_weight")
     assert of_loss == [f"note: loss_fn.arguments.{name} is now loss_fn.{name}" for name in names]
 
@@ -74,6 +75,7 @@ def test_a_key_that_is_newer_than_a_runs_configuration_has_its_default(
 ) -> None:
     path = tmp_path / "config.yaml"
     earlier = yaml.safe_load((EARLIER[0].parent / "ppo_arithmetic_cpu.yaml").read_text())
+    earlier["logger"]["own"] = {}
     del earlier["grpo"]["max_staleness"]
     del earlier["value"]["megatron_cfg"]["moe_grouped_gemm"]
     del earlier["env"]["arithmetic"]["check_at_start"]

@@ -11,16 +11,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from nemo_like.observability.events import Event
 from nemo_like.observability.jsonl import read_metrics
 from nemo_like.observability.logger import RunLogger
-from nemo_like.observability.options import (
-    ConsoleMode,
-    LoggerConfig,
-    MlflowConfig,
-    ProfileConfig,
-    PrometheusConfig,
-    TensorboardConfig,
-    WandbConfig,
-    WandbMode,
-)
+from nemo_like.observability.logger_kinds.mlflow import MlflowConfig
+from nemo_like.observability.logger_kinds.prometheus import PrometheusConfig
+from nemo_like.observability.logger_kinds.tensorboard import TensorboardConfig
+from nemo_like.observability.logger_kinds.wandb import WandbConfig, WandbMode
+from nemo_like.observability.options import ConsoleMode, LoggerConfig, ProfileConfig
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer
 
@@ -51,6 +46,7 @@ def logger_config(directory, mode=WandbMode.disabled, tensorboard=False, mlflow=
         tensorboard=TensorboardConfig(enabled=tensorboard),
         mlflow=MlflowConfig(enabled=mlflow, tracking_uri=None, experiment_name="nemo-like-tests"),
         prometheus=PrometheusConfig(port=None, host="127.0.0.1"),
+        own={},
         trace_steps=[],
         profile=ProfileConfig(steps=[], processes=[]),
         nvtx_ranges=False,

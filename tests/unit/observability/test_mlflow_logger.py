@@ -4,8 +4,7 @@ import pytest
 from mlflow import MlflowClient
 
 from nemo_like.observability.background import BackgroundLogger
-from nemo_like.observability.mlflow_logger import MlflowRecorder, mlflow_name
-from nemo_like.observability.options import MlflowConfig
+from nemo_like.observability.logger_kinds.mlflow import MlflowConfig, MlflowRecorder, mlflow_name
 
 METRICS = {
     "train/env/sums/reward": 0.5,

@@ -12,9 +12,8 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from nemo_like.observability import prometheus_endpoint
-from nemo_like.observability.options import PrometheusConfig
-from nemo_like.observability.prometheus_endpoint import PrometheusRecorder
+from nemo_like.observability.logger_kinds import prometheus
+from nemo_like.observability.logger_kinds.prometheus import PrometheusConfig, PrometheusRecorder
 
 
 def free_address() -> PrometheusConfig:
@@ -56,7 +55,7 @@ def test_before_the_first_step_there_is_the_run(
 def test_a_client_that_asks_nothing_is_left_and_nobody_hears_of_it(
     address: PrometheusConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(prometheus_endpoint, "_MAX_SILENCE_S", 0.2)
+    monkeypatch.setattr(prometheus, "_MAX_SILENCE_S", 0.2)
     recorder = PrometheusRecorder(address, "demo", 80)
     for begun in (b"", b"GET / HTTP/1.1\r\n"):
         with socket.create_connection((address.host, address.port), timeout=30) as client:

@@ -11,9 +11,8 @@ import pytest
 from wandb.proto.wandb_internal_pb2 import Record
 
 from nemo_like.observability.background import BackgroundLogger
-from nemo_like.observability.options import WandbConfig, WandbMode
+from nemo_like.observability.logger_kinds.wandb import WandbConfig, WandbMode, WandbRecorder, end_processes
 from nemo_like.observability.summary import SampleAnswer
-from nemo_like.observability.wandb_logger import WandbRecorder, end_processes, new_run_id
 
 
 def config(mode, **keys):
@@ -38,7 +37,7 @@ def start(mode, directory, run_id, **keys):
 
 
 def test_offline_leaves_a_run_directory_with_what_was_logged(tmp_path):
-    logger = start(WandbMode.offline, tmp_path, new_run_id())
+    logger = start(WandbMode.offline, tmp_path, "1a2b3c4d")
     for step in range(3):
         logger.log(step, {"train/reward": step / 2})
     logger.log_answers(2, [SampleAnswer("21+43=", "650", "640", 0.0, False)])
@@ -57,7 +56,7 @@ def test_nothing_of_a_run_is_left_elsewhere_and_its_tables_lie_there_once(tmp_pa
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(home))
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    logger = start(WandbMode.offline, directory, new_run_id())
+    logger = start(WandbMode.offline, directory, "1a2b3c4d")
     for step in range(5):
         logger.log_answers(step, [SampleAnswer("21+43=", "650", "640", 0.0, False)])
     assert logger.finish(timeout_s=60.0) is None
@@ -109,7 +108,7 @@ def test_a_run_has_the_keys_that_group_it_with_others(tmp_path):
         "tags": ["qwen3-8b", "baseline"],
         "notes": "the first try",
     }
-    logger = start(WandbMode.offline, tmp_path, new_run_id(), **keys)
+    logger = start(WandbMode.offline, tmp_path, "1a2b3c4d", **keys)
     logger.log(1, {"train/reward": 0.5})
     assert logger.finish(timeout_s=60.0) is None
     run = next(record.run for record in stored_records(tmp_path) if record.HasField("run"))
@@ -129,7 +128,7 @@ def record_kinds(directory):
 
 def test_wandb_measures_the_machine_where_it_is_asked_to(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_X_STATS_SAMPLING_INTERVAL", "0.1")
-    logger = start(WandbMode.offline, tmp_path, new_run_id(), system_metrics=True)
+    logger = start(WandbMode.offline, tmp_path, "1a2b3c4d", system_metrics=True)
     logger.log(1, {"train/reward": 0.5})
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("wandb/*/*.wandb")) or "stats" not in record_kinds(tmp_path):
@@ -139,14 +138,14 @@ def test_wandb_measures_the_machine_where_it_is_asked_to(tmp_path, monkeypatch):
 
 
 def test_wandb_measures_the_machine_not_by_itself(tmp_path):
-    logger = start(WandbMode.offline, tmp_path, new_run_id())
+    logger = start(WandbMode.offline, tmp_path, "1a2b3c4d")
     logger.log(1, {"train/reward": 0.5})
     assert logger.finish(timeout_s=60.0) is None
     assert "stats" not in record_kinds(tmp_path)
 
 
 def test_a_step_before_the_latest_is_left_out_without_a_complaint(tmp_path, capfd):
-    logger = start(WandbMode.offline, tmp_path, new_run_id())
+    logger = start(WandbMode.offline, tmp_path, "1a2b3c4d")
     for step in (3, 2, 3, 4):
         logger.log(step, {"train/reward": 0.5})
         logger.log_answers(step, [])
@@ -159,7 +158,7 @@ def test_online_without_a_key_is_a_warning_that_says_what_to_do(tmp_path, monkey
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    problem = start(WandbMode.online, tmp_path, new_run_id()).finish(timeout_s=60.0)
+    problem = start(WandbMode.online, tmp_path, "1a2b3c4d").finish(timeout_s=60.0)
     assert problem is not None
     assert "run `wandb login` once, or set mode=offline" in problem
 
@@ -169,7 +168,7 @@ def test_neither_the_loggers_nor_their_back_ends_load_a_heavy_library(module, tm
     code = (
         "import pathlib, sys, wandb\n"
         "import nemo_like.observability.logger, nemo_like.observability.live_console\n"
-        "from nemo_like.observability.tensorboard_logger import TensorboardRecorder\n"
+        "from nemo_like.observability.logger_kinds.tensorboard import TensorboardRecorder\n"
         f"TensorboardRecorder(pathlib.Path({str(tmp_path)!r})).close()\n"
         f"sys.exit({module!r} in sys.modules)"
     )
@@ -179,7 +178,7 @@ def test_neither_the_loggers_nor_their_back_ends_load_a_heavy_library(module, tm
 HIT_SERVICE = """
 import pathlib, sys
 import psutil
-from nemo_like.observability.options import WandbMode
+from nemo_like.observability.logger_kinds.wandb import WandbMode
 from tests.unit.observability.test_wandb_logger import start
 
 logger = start(WandbMode.offline, pathlib.Path(sys.argv[1]), "abcdefgh")

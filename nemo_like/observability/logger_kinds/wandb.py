@@ -1,30 +1,59 @@
-"""Records a run in Weights & Biases (W&B). Mode ``offline`` needs no network."""
+"""Weights & Biases (W&B). Mode ``offline`` needs no network."""
 
 from __future__ import annotations
 
 import logging
+import netrc
 import os
 import tempfile
-import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from shlex import quote
+from typing import Annotated, Any
+from urllib.parse import urlparse
 
-import psutil
-
-from nemo_like.observability.options import WandbConfig, WandbMode
+from nemo_like.config.keys import Key
+from nemo_like.config.problems import Problem
+from nemo_like.observability.logger_kind import LoggedRun, LoggerKind
 from nemo_like.observability.summary import SampleAnswer
 
+_FORBIDDEN = "/\\#?%:"
+_MAX_NAME, _MAX_TAG = 128, 64
 
-def new_run_id() -> str:
-    """Return an id that W&B accepts for a new run."""
-    return uuid.uuid4().hex[:8]
+
+class WandbMode(Enum):
+    online = "online"
+    offline = "offline"
+    disabled = "disabled"
+
+
+@dataclass(kw_only=True, slots=True)
+class WandbConfig:
+    mode: Annotated[
+        WandbMode,
+        Key("online (needs an API key), offline (files in the run directory) or disabled", WandbMode.offline),
+    ]
+    project: Annotated[str, Key("in which the run is shown", "nemo_like")]
+    name: Annotated[str | None, Key("null: the name of the run directory", None)]
+    entity: Annotated[
+        str | None, Key("the team or user that owns the project; null: that of the API key", None)
+    ]
+    group: Annotated[str | None, Key("runs with the same group are shown together", None)]
+    job_type: Annotated[str | None, Key("what kind of run it is within its group, for example train", None)]
+    tags: Annotated[list[str], Key("e.g. [qwen3-8b, baseline]", [])]
+    notes: Annotated[str | None, Key("a text about the run", None)]
+    system_metrics: Annotated[
+        bool, Key("W&B's own measurements of the driver's node: CPUs, memory, disk, network, GPUs", True)
+    ]
 
 
 def end_processes() -> None:
     """Kill the W&B processes that this process started; a call that waits for one then ends with an error."""
+    import psutil
+
     for process in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
             if process.name().startswith("wandb"):
@@ -134,3 +163,66 @@ def _set_absent(**variables: str) -> list[str]:
     absent = [name for name in variables if name not in os.environ]
     os.environ.update({name: variables[name] for name in absent})
     return absent
+
+
+def _problems(at: str, wandb: WandbConfig) -> Iterator[Problem]:
+    if wandb.mode is WandbMode.online and not _has_key():
+        yield Problem(
+            key=f"{at}.mode=online",
+            rule="needs an API key, and neither WANDB_API_KEY nor a netrc file has one",
+            remedy=f"run `wandb login`, set WANDB_API_KEY, or use {at}.mode=offline",
+        )
+    found = sorted(set(wandb.project) & set(_FORBIDDEN))
+    if found or not 1 <= len(wandb.project) <= _MAX_NAME:
+        yield Problem(
+            key=f"{at}.project={wandb.project}",
+            rule=f"must have 1 to {_MAX_NAME} characters and none of {' '.join(_FORBIDDEN)}",
+            remedy=f"whose project it is says {at}.entity" if "/" in found else "",
+        )
+    for index, tag in enumerate(wandb.tags):
+        if not 1 <= len(tag) <= _MAX_TAG:
+            yield Problem(
+                key=f"{at}.tags[{index}]={tag}",
+                rule=f"must have 1 to {_MAX_TAG} characters",
+                remedy=f"longer texts belong in {at}.notes",
+            )
+    for name in ("group", "job_type"):
+        value = getattr(wandb, name)
+        if value is not None and not 1 <= len(value) <= _MAX_NAME:
+            rule = f"must have 1 to {_MAX_NAME} characters"
+            yield Problem(key=f"{at}.{name}={value}", rule=rule, remedy="null leaves it out")
+
+
+def _has_key() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    path = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    try:
+        return path.is_file() and netrc.netrc(str(path)).authenticators(host) is not None
+    except netrc.NetrcParseError:
+        return False
+
+
+def _results(wandb: WandbConfig, run: LoggedRun) -> dict[str, str]:
+    path = run.directory.wandb_path
+    if wandb.mode is WandbMode.offline:
+        how = f"upload: wandb sync {quote(str(path))}/offline-run-*"
+    else:
+        how = f"run {run.run_id} of {wandb.project}"
+    return {"W&B files": f"{path} ({how})"}
+
+
+KIND = LoggerKind(
+    about="Weights & Biases",
+    label="W&B",
+    options=WandbConfig,
+    start=lambda wandb, run: WandbRecorder(wandb, run.directory.path, run.resolved_config, run.run_id),
+    is_on=lambda wandb: wandb.mode is not WandbMode.disabled,
+    place=1,
+    problems=_problems,
+    continues=True,
+    give_up=end_processes,
+    results=_results,
+    names_in_sweep=lambda sweep, job: {"group": sweep, "name": f"{sweep}-{job}"},
+)

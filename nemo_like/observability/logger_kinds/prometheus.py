@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
+from nemo_like.config.keys import Key
+from nemo_like.config.problems import Problem
+from nemo_like.observability.logger_kind import LoggerKind
 from nemo_like.observability.metric_meanings import meaning_of
-from nemo_like.observability.options import PrometheusConfig
 from nemo_like.observability.summary import SampleAnswer
 
 if TYPE_CHECKING:
@@ -27,6 +32,17 @@ _OF_THE_RUN = {
     "latest_step_timestamp_seconds": "when it ended, seconds since 1970 by the clock of the driver's node",
     "latest_validation_step": "the step after which the latest validation was",
 }
+
+
+@dataclass(kw_only=True, slots=True)
+class PrometheusConfig:
+    port: Annotated[int | None, Key("e.g. 9400; null: off", None)]
+    host: Annotated[
+        str,
+        Key(
+            "of the driver's node; 0.0.0.0: all its addresses, and whoever reaches them may read", "127.0.0.1"
+        ),
+    ]
 
 
 class PrometheusRecorder:
@@ -109,3 +125,53 @@ def _end_silence(server: WSGIServer) -> None:
             tell(request, client_address)
 
     server.handle_error = handle_error  # type: ignore[method-assign]
+
+
+def _problems(at: str, prometheus: PrometheusConfig) -> Iterator[Problem]:
+    if prometheus.port is not None and not _is_port(prometheus.port):
+        yield Problem(
+            key=f"{at}.port={prometheus.port}",
+            rule="must be from 1 to 65535",
+            remedy="null switches it off",
+        )
+
+
+def _machine_problems(at: str, prometheus: PrometheusConfig) -> Iterator[Problem]:
+    """Yield a problem when nobody can listen at Prometheus' address, which is tried."""
+    if prometheus.port is None or not _is_port(prometheus.port):
+        return
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(
+            prometheus.host, prometheus.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind) as probe:
+            # As the endpoint does: connections of a run that just ended are in nobody's way.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen()
+    except OSError as error:
+        port, host = f"{at}.port={prometheus.port}", f"{at}.host={prometheus.host}"
+        if error.errno == errno.EADDRINUSE:
+            rule, remedy = f"is in use on {prometheus.host}", "another run may have it; choose another port"
+            yield Problem(key=port, rule=rule, remedy=remedy)
+        elif error.errno == errno.EACCES:
+            yield Problem(key=port, rule="may not be used by this user", remedy="choose one above 1023")
+        else:
+            rule = f"is no address of this machine: {error.strerror or error}"
+            yield Problem(key=host, rule=rule, remedy="127.0.0.1 is for this machine alone, 0.0.0.0 for all")
+
+
+def _is_port(number: int) -> bool:
+    return 1 <= number <= 65535
+
+
+KIND = LoggerKind(
+    about="http://HOST:PORT/metrics has the latest metrics, for as long as the run lasts",
+    label="Prometheus",
+    options=PrometheusConfig,
+    start=lambda prometheus, run: PrometheusRecorder(prometheus, run.directory.name, run.max_num_steps),
+    is_on=lambda prometheus: prometheus.port is not None,
+    place=4,
+    problems=_problems,
+    machine_problems=_machine_problems,
+)

@@ -1,12 +1,21 @@
-"""Records a run in TensorBoard's event files, without TensorFlow or torch."""
+"""TensorBoard's event files, written without TensorFlow or torch."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from nemo_like.config.keys import Key
+from nemo_like.observability.logger_kind import LoggerKind
 from nemo_like.observability.summary import SampleAnswer
+
+
+@dataclass(kw_only=True, slots=True)
+class TensorboardConfig:
+    enabled: Annotated[bool, Key("event files in RUN_DIR/tensorboard", False)]
 
 
 class TensorboardRecorder:
@@ -31,3 +40,13 @@ class TensorboardRecorder:
 
     def close(self) -> None:
         self._writer.close()
+
+
+KIND = LoggerKind(
+    about="event files for TensorBoard",
+    label="TensorBoard",
+    options=TensorboardConfig,
+    start=lambda _, run: TensorboardRecorder(run.directory.tensorboard_path),
+    is_on=lambda tensorboard: tensorboard.enabled,
+    place=2,
+)
