@@ -41,7 +41,7 @@ def _naming_key(group: type) -> str | None:
     found = (
         name
         for name, (annotation, key) in keys(group).items()
-        if annotation is str and key.kinds and not key.kinds.into
+        if annotation is str and key.kinds and key.kinds.has_keys and not key.kinds.into
     )
     return next(found, None)
 

@@ -56,7 +56,7 @@ def _of_named(
     if kinds.earlier:
         for sentence in load_by_path(kinds.earlier).replace(tree):
             note(sentence)
-    if kinds.problem(name, tree[name]) is not None:
+    if not kinds.has_keys or kinds.problem(name, tree[name]) is not None:
         return []
     options: type = kinds.load(tree[name]).options
     if kinds.into:

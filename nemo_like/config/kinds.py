@@ -35,7 +35,8 @@ class Kinds:
 
     ``package`` has the shipped ones, and ``what`` is the thing's name in messages. ``described_by`` is the
     import path of the class whose objects describe kinds; such an object has ``options``, the class of the
-    kind's own keys. They stand in the group ``into`` beside the key that names the kind, or beside that key.
+    kind's own keys. They stand in the group ``into`` beside the key that names the kind, or beside that key;
+    unless ``has_keys``, there are none.
 
     Where ``of_function`` is the import path of what describes a function, given its path, a user's own may be
     a plain function too, which is not imported for that; what describes a kind is then called ``KIND``.
@@ -46,6 +47,7 @@ class Kinds:
     what: str
     described_by: str
     into: str = ""
+    has_keys: bool = True
     of_function: str = ""
     earlier: str = ""
 
@@ -88,7 +90,7 @@ class Kinds:
     def options_in(self, name: object) -> type | None:
         """Return the class of the keys of the kind ``name`` which stand beside the key that names it; None
         where they have a group of their own, or there is no such kind."""
-        if self.into or not isinstance(name, str) or self.problem("", name) is not None:
+        if self.into or not self.has_keys or not isinstance(name, str) or self.problem("", name) is not None:
             return None
         options: type = self.load(name).options
         return options

@@ -9,7 +9,12 @@ from typing import Annotated, Any
 from nemo_like.config.keys import Key
 from nemo_like.config.kinds import Kinds
 
-SOURCE_KINDS = Kinds("nemo_like.data.source_kinds", "kind of source", "nemo_like.data.source_kind:SourceKind")
+SOURCE_KINDS = Kinds(
+    "nemo_like.data.source_kinds",
+    "kind of source",
+    "nemo_like.data.source_kind:SourceKind",
+    has_keys=False,
+)
 
 
 @dataclass(kw_only=True, slots=True)

@@ -22,7 +22,6 @@ class SourceKind:
         key that is needed is null, or when the data do not fit.
     stream: import path of ``(cfg) -> (where, example), ...``, for sources of which a scan need not read all.
     rules: yields what is wrong with a source of a full key.
-    options: the class of ``data.train[...]``.
     reads_records: records have the fields that ``prompt_key`` and others name.
     reads_parts: ``split`` chooses rows of it.
     is_table: its records are rows of an Arrow table.
@@ -36,7 +35,6 @@ class SourceKind:
     problems: str
     stream: str | None = None
     rules: Callable[[str, DatasetConfig], Iterator[Problem]] | None = None
-    options: type = DatasetConfig
     reads_records: bool = False
     reads_parts: bool = False
     is_table: bool = False

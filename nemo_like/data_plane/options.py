@@ -10,7 +10,10 @@ from nemo_like.config.keys import Key
 from nemo_like.config.kinds import Kinds
 
 STORAGE_KINDS = Kinds(
-    "nemo_like.data_plane.storage_kinds", "storage", "nemo_like.data_plane.storage_kind:StorageKind"
+    "nemo_like.data_plane.storage_kinds",
+    "storage",
+    "nemo_like.data_plane.storage_kind:StorageKind",
+    has_keys=False,
 )
 
 

@@ -23,7 +23,6 @@ class StorageKind:
     problems: yields which keys of ``data_plane`` do not fit together.
     machine_problems: yields what it needs and this machine lacks.
     has_units: ``num_storage_units`` processes of its own hold the bytes.
-    options: the class of ``data_plane``.
     """
 
     about: str
@@ -32,7 +31,6 @@ class StorageKind:
     problems: Callable[[DataPlaneConfig], Iterator[Problem]] | None = None
     machine_problems: Callable[[DataPlaneConfig], Iterator[Problem]] | None = None
     has_units: bool = True
-    options: type = DataPlaneConfig
 
 
 def storage_kind_of(name: str) -> StorageKind:

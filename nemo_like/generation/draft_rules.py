@@ -11,7 +11,7 @@ from nemo_like.generation.options import GenerationConfig
 from nemo_like.generation.speculation import ARGUMENT, KEY, DraftMethod, Speculation, speculation
 from nemo_like.models.model_arithmetic import CPU_BLOCK_TOKENS, kv_bytes_per_token, value_bytes
 from nemo_like.models.model_info import ModelInfo, read_model_info
-from nemo_like.policy.options import Device, PolicyBackend, PolicyConfig
+from nemo_like.policy.options import Device, PolicyConfig
 
 _METHODS = {
     Device.cpu: (DraftMethod.ngram, DraftMethod.draft_model),
@@ -73,7 +73,7 @@ def cache_problems(generation: GenerationConfig, policy: PolicyConfig, model: Mo
     models = [model]
     if drafts.model is not None:
         try:
-            models.append(read_model_info(drafts.model, PolicyBackend.fsdp))
+            models.append(read_model_info(drafts.model, None))
         except ConfigError as error:
             yield from error.problems
             return

@@ -12,10 +12,10 @@ from typing import Any
 
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.models.parameter_counts import ParameterCounts
-from nemo_like.policy.options import PolicyBackend, ValueConfig, WorkerGroupConfig
+from nemo_like.policy.options import BACKEND_KINDS, ValueConfig, WorkerGroupConfig
 
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
-# Models with a vision tower, which policy.backend=fsdp trains.
+# Models with a vision tower.
 IMAGE_TEXT_MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl")
 # The keys of config.json for the tokens that stand where an image or a video is. In a response such a token
 # would stand for a picture that is not there, so it is neither sampled nor scored.
@@ -49,7 +49,6 @@ _USUAL_NORM_EPSILON = 1e-6
 _USUAL_ROPE_THETA = 10000.0
 # The one rope scaling that Megatron-core implements, that of Llama 3.1 (the factor is free).
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-_UNSUPPORTED_FEATURES = ("attention_bias", "mlp_bias", "use_sliding_window")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,11 +163,12 @@ def _as_critic(model: ModelInfo) -> ModelInfo:
     return replace(critic, num_stored_scalars=stored)
 
 
-def read_model_info(model_name: str, backend: PolicyBackend, group: str = "policy") -> ModelInfo:
+def read_model_info(model_name: str, backend: str | None, group: str = "policy") -> ModelInfo:
     """Read a model's sizes from ``config.json`` in the directory ``model_name``.
 
-    Raises ConfigError when the file is missing or broken, or when it is for Megatron-core and describes a
-    model that is not supported there. ``group`` names the worker group of whose keys the error tells.
+    Raises ConfigError when the file is missing or broken, or when it describes a model that the training
+    ``backend`` does not support; None is for a model that nothing trains. ``group`` names the worker group of
+    whose keys the error tells.
     """
     path = Path(model_name) / "config.json"
     if not path.is_file():
@@ -183,44 +183,28 @@ def read_model_info(model_name: str, backend: PolicyBackend, group: str = "polic
         raise _error(group, model_name, "has a config.json that is not a JSON object", "")
     model_type = content.get("model_type")
     if "vision_config" in content:
-        _check_vision_tower(group, model_name, str(model_type), backend)
+        _check_vision_tower(group, model_name, str(model_type))
         content = _of_language_model(content)
     content = _with_usual_names(content)
-    if backend is PolicyBackend.megatron and model_type not in SUPPORTED_MODEL_TYPES:
-        supported = ", ".join(SUPPORTED_MODEL_TYPES)
-        remedy = f"supported are {supported}; {group}.backend=fsdp trains others too"
-        raise _error(group, model_name, f"is a model of type {model_type!r}", remedy)
+    refusal = None if backend is None else BACKEND_KINDS.load(backend).refusal
+    if refusal is not None and (told := refusal(group, content)) is not None:
+        raise _error(group, model_name, *told)
     required = _REQUIRED + (_REQUIRED_OF_MIXTURES if model_type == "qwen3_moe" else ())
     bad = [name for name in required if not _is_size(content.get(name))]
     if bad:
         raise _error(
             group, model_name, f"has a config.json without a positive integer for {', '.join(bad)}", ""
         )
-    for name in _UNSUPPORTED_FEATURES:
-        if backend is PolicyBackend.megatron and content.get(name):
-            raise _error(
-                group, model_name, f"has {name}=true, which is not supported", "use a checkpoint without it"
-            )
-    if backend is PolicyBackend.megatron and _has_layers_without_experts(content):
-        rule = "has layers without experts (mlp_only_layers or decoder_sparse_step), which is not supported"
-        raise _error(group, model_name, rule, "use a checkpoint with experts in every layer")
-    rope = _rope(content)
-    if backend is PolicyBackend.megatron and rope is None:
-        rule = f"has rope scaling {_rope_settings(content)}, which is not supported"
-        raise _error(group, model_name, rule, "use a checkpoint with none, or with that of Llama 3.1")
     is_known = model_type in SUPPORTED_MODEL_TYPES
     return _model_info(content, None if is_known else count_stored_scalars(Path(model_name)))
 
 
-def _check_vision_tower(group: str, model_name: str, model_type: str, backend: PolicyBackend) -> None:
-    """Raise ConfigError unless a model of this type, which has a vision tower, can be trained."""
-    rule = f"has a vision tower (it is of type {model_type!r})"
+def _check_vision_tower(group: str, model_name: str, model_type: str) -> None:
+    """Raise ConfigError unless a model of this type, which has a vision tower, is known."""
     if model_type not in IMAGE_TEXT_MODEL_TYPES:
+        rule = f"has a vision tower (it is of type {model_type!r}) that is not supported"
         supported = f"use one of type {' or '.join(IMAGE_TEXT_MODEL_TYPES)}, or a model of text alone"
-        raise _error(group, model_name, f"{rule} that is not supported", supported)
-    if backend is PolicyBackend.megatron:
-        rule += f", which {group}.backend=megatron does not train"
-        raise _error(group, model_name, rule, f"set {group}.backend=fsdp")
+        raise _error(group, model_name, rule, supported)
 
 
 def _of_language_model(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,10 +215,6 @@ def _of_language_model(content: Mapping[str, Any]) -> dict[str, Any]:
     of_text = dict(content.get("text_config") or {})
     of_text.pop("model_type", None)
     return {**of_text, **content}
-
-
-def _has_layers_without_experts(content: Mapping[str, Any]) -> bool:
-    return bool(content.get("mlp_only_layers")) or content.get("decoder_sparse_step", 1) != 1
 
 
 def count_stored_scalars(path: Path) -> int:
@@ -272,17 +252,17 @@ def _with_usual_names(content: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _rope_settings(content: Mapping[str, Any]) -> Mapping[str, Any]:
+def rope_settings(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the rope settings under transformers 5's key, or under that of earlier versions."""
     return content.get("rope_parameters") or content.get("rope_scaling") or {}
 
 
-def _rope(content: Mapping[str, Any]) -> tuple[float, float | None] | None:
+def rope(content: Mapping[str, Any]) -> tuple[float, float | None] | None:
     """Return theta and the factor of Llama 3.1's scaling, or (theta, None) for a model without scaling.
 
     Returns None for another kind of scaling.
     """
-    settings = _rope_settings(content)
+    settings = rope_settings(content)
     theta = float(settings.get("rope_theta", content.get("rope_theta", _USUAL_ROPE_THETA)))
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind == "default":
@@ -293,7 +273,7 @@ def _rope(content: Mapping[str, Any]) -> tuple[float, float | None] | None:
 
 
 def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> ModelInfo:
-    theta, scaling_factor = _rope(content) or (_USUAL_ROPE_THETA, None)
+    theta, scaling_factor = rope(content) or (_USUAL_ROPE_THETA, None)
     num_heads = content["num_attention_heads"]
     is_mixture = content["model_type"] == "qwen3_moe"
     return ModelInfo(

@@ -23,6 +23,7 @@ from nemo_like.plan.places import Place, placement, reward_models
 from nemo_like.plan.policy_memory import PolicyMemory, layer_bytes, policy_memory
 from nemo_like.plan.roles import Role, worker_groups
 from nemo_like.plan.run_models import RunModels
+from nemo_like.policy.backend_kind import backend_kind_of
 from nemo_like.policy.layout import is_one_engine, parks_optimizer
 from nemo_like.policy.options import Device, WorkerGroupConfig
 from nemo_like.policy.parallelism import shards_optimizer
@@ -386,14 +387,19 @@ def _remedies(cfg: Config, stage: Stage, held: Sequence[Holding]) -> Iterator[st
             yield "activation_checkpointing=true or micro-batches of fewer tokens"
         elif what in ("gradients", "optimizer") and stage is not own.training:
             yield f"{name}.offload_optimizer_for_logprob=true"
-        elif what == "optimizer" and not shards_optimizer(group):
-            yield f"{name}.megatron_cfg.use_distributed_optimizer=true"
+        elif what == "optimizer" and (sharding := _unused_sharding(group)):
+            yield f"{name}.{sharding}=true"
         elif what == "weights" and is_idle:
             yield f"{name}.offload_parameters_between_phases=true"
         elif what in ("gradients", "weights", "start"):
             yield "a larger tensor- or pipeline-parallel size"
         elif what.startswith("KV"):
             yield "a lower generation.vllm_cfg.gpu_memory_utilization"
+
+
+def _unused_sharding(group: WorkerGroupConfig) -> str:
+    """Return the key that would spread the optimizer's state over ranks; empty where it is spread already."""
+    return "" if shards_optimizer(group) else backend_kind_of(group).optimizer_sharding
 
 
 def gpu_stages(cfg: Config) -> tuple[Stage, ...]:

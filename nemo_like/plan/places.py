@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from nemo_like.cluster.options import Placement
 from nemo_like.config.problems import ConfigError, Problem
@@ -22,8 +23,9 @@ from nemo_like.environments.registry import needs_gpu
 from nemo_like.generation.options import WeightTransport
 from nemo_like.plan.derived import shares_gpus, weight_transport
 from nemo_like.plan.roles import Role, RoleNeeds, actor_name, roles, worker_groups
+from nemo_like.policy.backend_kind import axis_size, backend_kind_of
 from nemo_like.policy.layout import stage_size
-from nemo_like.policy.options import Device, PolicyBackend, WorkerGroupConfig
+from nemo_like.policy.options import Device, WorkerGroupConfig
 from nemo_like.rollout.tasks import used_environments
 
 
@@ -69,7 +71,7 @@ def weight_replicas(cfg: Config, places: Sequence[Place]) -> tuple[int, ...]:
     if transport not in (WeightTransport.shared_memory, WeightTransport.cuda_ipc) or not workers.count:
         return (0,)
     node_of = {place.actor: place.node for place in places}
-    num_stages, group = _num_stages(cfg.policy), _tensor_group(cfg.policy)
+    num_stages, group = axis_size(cfg.policy, "pp"), _tensor_group(cfg.policy)
     whole: dict[int, int] = {}  # node: the first replica that is on it
     for replica in range(cfg.policy.data_parallel_size):
         senders = (stage * workers.count // num_stages + replica * group for stage in range(num_stages))
@@ -193,7 +195,7 @@ def _first_ranks(cfg: Config, group: WorkerGroupConfig, num_workers: int, size: 
     """
     firsts = list(range(0, num_workers, size))
     if shares_gpus(cfg):
-        per_stage = num_workers // _num_stages(group)
+        per_stage = num_workers // axis_size(group, "pp")
         firsts.sort(key=lambda first: (first % per_stage, first))
     return firsts
 
@@ -251,32 +253,21 @@ def _node_group(cfg: Config, role: Role) -> int:
     group = worker_groups(cfg)[role]
     size = _tensor_group(group)
     _check_fits(cfg, _tensor_key(role.group, group), size)
-    if group.backend is PolicyBackend.fsdp:
-        return size
-    with_experts = math.lcm(size, group.megatron_cfg.expert_model_parallel_size)
+    with_experts = math.lcm(size, axis_size(group, "ep"))
     fits = with_experts <= cfg.cluster.gpus_per_node and stage_size(group) % with_experts == 0
     return with_experts if fits else size
 
 
 def _tensor_group(policy: WorkerGroupConfig) -> int:
     """Return how many consecutive workers of a group wait for each other in every layer."""
-    if policy.backend is PolicyBackend.fsdp:
-        return policy.fsdp_cfg.tensor_parallel_size
-    megatron = policy.megatron_cfg
-    return megatron.tensor_model_parallel_size * megatron.context_parallel_size
-
-
-def _num_stages(policy: WorkerGroupConfig) -> int:
-    return 1 if policy.backend is PolicyBackend.fsdp else policy.megatron_cfg.pipeline_model_parallel_size
+    return axis_size(policy, "tp") * axis_size(policy, "cp")
 
 
 def _tensor_key(name: str, group: WorkerGroupConfig) -> str:
-    if group.backend is PolicyBackend.fsdp:
-        return f"{name}.fsdp_cfg.tensor_parallel_size={group.fsdp_cfg.tensor_parallel_size}"
-    megatron = group.megatron_cfg
-    contexts = megatron.context_parallel_size
-    by = f" x context_parallel_size={contexts}" if contexts > 1 else ""
-    return f"{name}.megatron_cfg.tensor_model_parallel_size={megatron.tensor_model_parallel_size}{by}"
+    axes, contexts = backend_kind_of(group).axes, axis_size(group, "cp")
+    key = axes.get("tp", "data_parallel_size")
+    by = f" x {axes['cp'].rpartition('.')[2]}={contexts}" if contexts > 1 else ""
+    return f"{name}.{key}={attrgetter(key)(group)}{by}"
 
 
 def _check_fits(cfg: Config, key: str, size: int) -> None:

@@ -25,15 +25,13 @@ from nemo_like.plan.memory_timetable import (
 from nemo_like.plan.places import Place, gpus_by_node, placement
 from nemo_like.plan.roles import Role, RoleNeeds, ray_cpus, roles
 from nemo_like.plan.run_models import RunModels
+from nemo_like.policy.backend_kind import axis_size, backend_kind_of
 from nemo_like.policy.layout import adapters_of, dynamic_length_multiple, is_one_engine, length_multiple
 from nemo_like.policy.options import (
-    PolicyBackend,
-    Precision,
     TrainedGroupConfig,
     ValueConfig,
     WorkerGroupConfig,
 )
-from nemo_like.policy.parallelism import shards_optimizer
 
 
 def updates_per_step(cfg: Config) -> int:
@@ -54,20 +52,16 @@ def weight_bytes(cfg: Config, model: ModelInfo) -> int:
 def checkpoint_bytes(policy: TrainedGroupConfig, model: ModelInfo) -> int:
     """Estimate the bytes of a checkpoint: what trains and, in float32, master weights and two moments.
 
-    What trains is the weights, or with LoRA the adapters, which are in float32. It is not stored besides the
-    master weights with FSDP, and in float32 with an optimizer that is not distributed.
+    What trains is the weights, or with LoRA the adapters, which are in float32. Not every backend stores it
+    besides the master weights.
     """
-    lora = adapters_of(policy)
+    lora, num_trained, trained_bytes = adapters_of(policy), model.num_parameters, _weight_bytes(policy, model)
     if lora is not None:
-        num_trained, is_float32 = num_adapter_parameters(model, lora), True
+        num_trained = num_adapter_parameters(model, lora)
         trained_bytes = 4 * num_trained
-    else:
-        num_trained, is_float32 = model.num_parameters, policy.precision is Precision.float32
-        trained_bytes = _weight_bytes(policy, model)
-    is_fsdp = policy.backend is PolicyBackend.fsdp
-    if is_fsdp or (is_float32 and not shards_optimizer(policy)):
-        return 12 * num_trained
-    return 12 * num_trained + trained_bytes
+    stores_weights = backend_kind_of(policy).stores_weights
+    is_stored = stores_weights is not None and stores_weights(policy)
+    return 12 * num_trained + trained_bytes * is_stored
 
 
 def _weight_bytes(policy: WorkerGroupConfig, model: ModelInfo) -> int:
@@ -231,18 +225,16 @@ def _layout(policy: WorkerGroupConfig) -> str:
     """Return the sizes of the axes in words: "TP2 x PP1 x DP4" or "FSDP TP2 x DP4, LoRA of rank 16"."""
     lora = adapters_of(policy)
     adapters = "" if lora is None else f", LoRA of rank {lora.rank}"
-    if policy.backend is PolicyBackend.fsdp:
-        tensor_size = policy.fsdp_cfg.tensor_parallel_size
-        return f"FSDP TP{tensor_size} x DP{policy.data_parallel_size}{adapters}"
-    megatron = policy.megatron_cfg
-    contexts, experts = megatron.context_parallel_size, megatron.expert_model_parallel_size
+    kind, experts = backend_kind_of(policy), axis_size(policy, "ep")
+    contexts, stages = axis_size(policy, "cp"), axis_size(policy, "pp")
     sizes = [
-        f"TP{megatron.tensor_model_parallel_size}",
+        f"TP{axis_size(policy, 'tp')}",
         *([f"CP{contexts}"] if contexts > 1 else []),
-        f"PP{megatron.pipeline_model_parallel_size}",
+        *([f"PP{stages}"] if kind.has_stages else []),
         f"DP{policy.data_parallel_size}",
     ]
-    return " x ".join(sizes) + (f", experts over {experts}" if experts > 1 else "") + adapters
+    spread = f", experts over {experts}" if experts > 1 else ""
+    return kind.layout_prefix + " x ".join(sizes) + spread + adapters
 
 
 def process_table(roles: Mapping[Role, RoleNeeds], num_cpus: int, num_gpus: int) -> list[str]:

@@ -3,11 +3,13 @@ load."""
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.policy.backend_kind import backend_kind_of
 from nemo_like.policy.interface import WorkerPlace
 from nemo_like.policy.options import Device, PolicyConfig
 from nemo_like.policy.parallelism import parallel_layout
@@ -48,8 +50,13 @@ def export_checkpoint(cfg: PolicyConfig, loss: LossConfig, checkpoint: Path, out
 def _become_one_process(cfg: PolicyConfig) -> None:
     cfg.device = Device.cpu
     cfg.data_parallel_size = 1
-    megatron = cfg.megatron_cfg
-    megatron.tensor_model_parallel_size = megatron.pipeline_model_parallel_size = 1
-    megatron.context_parallel_size = megatron.expert_model_parallel_size = 1
-    megatron.sequence_parallel = False
-    cfg.fsdp_cfg.tensor_parallel_size = 1
+    kind = backend_kind_of(cfg)
+    for key in kind.axes.values():
+        _set(cfg, key, 1)
+    if kind.sequence_parallel:
+        _set(cfg, kind.sequence_parallel, False)
+
+
+def _set(cfg: PolicyConfig, key: str, value: object) -> None:
+    part, _, leaf = key.rpartition(".")
+    setattr(attrgetter(part)(cfg), leaf, value)

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.config.problems import Problem
-from nemo_like.policy.layout import adapters_of, dynamic_length_multiple, length_multiple, parks_optimizer
+from nemo_like.policy.backend_kind import axis_size, backend_kind_of
+from nemo_like.policy.layout import dynamic_length_multiple, length_multiple, parks_optimizer
 from nemo_like.policy.options import (
     Device,
     DynamicBatchingConfig,
-    PolicyBackend,
     Precision,
     ScoringBatchesConfig,
     ScoringPackingConfig,
@@ -25,7 +25,6 @@ def group_problems(name: str, group: WorkerGroupConfig, grpo: GRPOConfig) -> Ite
 
     The caller has checked that every number of the group is within its limits.
     """
-    yield from _sequence_parallel(name, group)
     yield from _context_parallel(name, group)
     yield from _micro_batching(name, group)
     if group.sequence_packing.share_prompts:
@@ -36,24 +35,8 @@ def group_problems(name: str, group: WorkerGroupConfig, grpo: GRPOConfig) -> Ite
 
 
 def _offload(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
-    is_parked = parks_optimizer(group)
-    is_megatron = group.backend is PolicyBackend.megatron
-    if is_parked and is_megatron and adapters_of(group) is not None:
-        yield Problem(
-            key=f"{name}.offload_optimizer_for_logprob=true",
-            rule=f"is not for {name}.lora.enabled=true with {name}.backend=megatron: the optimizer of "
-            "adapters is small and has no weights of its own",
-            remedy="set it to false",
-        )
-    elif is_parked and is_megatron and group.precision is not Precision.bfloat16:
-        yield Problem(
-            key=f"{name}.offload_optimizer_for_logprob=true",
-            rule=f"needs {name}.precision=bfloat16 with {name}.backend=megatron: in float32 the optimizer "
-            "has no weights of its own",
-            remedy="set it to false",
-        )
     moved = {
-        "offload_optimizer_for_logprob": is_parked,
+        "offload_optimizer_for_logprob": parks_optimizer(group),
         "offload_parameters_between_phases": group.offload_parameters_between_phases,
     }
     for key, is_moved in moved.items():
@@ -63,17 +46,6 @@ def _offload(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
                 rule=f"needs {name}.device=cuda, where there is a host to move to",
                 remedy="set it to false",
             )
-
-
-def _sequence_parallel(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
-    megatron = group.megatron_cfg
-    is_used = group.backend is PolicyBackend.megatron
-    if is_used and megatron.sequence_parallel and megatron.tensor_model_parallel_size == 1:
-        yield Problem(
-            key=f"{name}.megatron_cfg.sequence_parallel=true",
-            rule=f"needs {name}.megatron_cfg.tensor_model_parallel_size above 1",
-            remedy="set it to false",
-        )
 
 
 def _context_parallel(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
@@ -112,11 +84,11 @@ def _prompt_sharing(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
             rule=f"needs {name}.sequence_packing.enabled=true: prompts are shared in rows of several samples",
             remedy="set that to true, or this to false",
         )
-    if group.megatron_cfg.context_parallel_size > 1:
+    if axis_size(group, "cp") > 1:
+        contexts = backend_kind_of(group).axes["cp"]
         yield Problem(
             key=key,
-            rule=f"needs {name}.megatron_cfg.context_parallel_size=1: a prompt that is cut over ranks has no "
-            "one place",
+            rule=f"needs {name}.{contexts}=1: a prompt that is cut over ranks has no one place",
             remedy="set it to false; long prompts can be cut or shared",
         )
     if group.device is Device.cuda and group.precision is not Precision.bfloat16:

@@ -24,13 +24,14 @@ import torch.distributed as dist
 from nemo_like.batch.columns import Declaration
 from nemo_like.batch.meta import KVBatchMeta, Schedule
 from nemo_like.cluster.gloo import one_gloo_device
-from nemo_like.cluster.imports import lasting_imports
+from nemo_like.cluster.imports import load_target
 from nemo_like.data_plane.connection import connect
 from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.policy.backend_kind import backend_kind_of
 from nemo_like.policy.batch_keeper import BatchKeeper
 from nemo_like.policy.interface import TrainingBackend, WorkerPlace
 from nemo_like.policy.objective import Objective
-from nemo_like.policy.options import Device, PolicyBackend, ReplicaFetch, WorkerGroupConfig
+from nemo_like.policy.options import Device, ReplicaFetch, WorkerGroupConfig
 from nemo_like.policy.replica import Replica
 from nemo_like.weight_transport.process_groups import Rendezvous, file_store, joined_store
 
@@ -108,17 +109,11 @@ class GroupWorker(ABC):
         return joined_store(host, port, timeout_s)
 
     def _build_backend(self) -> TrainingBackend:
-        # Each backend takes seconds to import, so only the one that is used is loaded.
-        if self.cfg.backend is PolicyBackend.fsdp:
-            with lasting_imports():
-                from nemo_like.policy.fsdp.backend import FSDPBackend
-
-            return FSDPBackend(self.cfg, self._objective, self.coordinates)
-        # Megatron-core loads W&B, which takes half a second, for logs of its own.
-        with lasting_imports(without=["wandb"]):
-            from nemo_like.policy.megatron.backend import MegatronBackend
-
-        return MegatronBackend(self.cfg, self._objective, self.coordinates)
+        kind = backend_kind_of(self.cfg)
+        backend: TrainingBackend = load_target(kind.backend, kind.imported_without)(
+            self.cfg, self._objective, self.coordinates
+        )
+        return backend
 
     @property
     def _fetches(self) -> bool:

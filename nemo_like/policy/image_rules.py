@@ -8,6 +8,7 @@ from nemo_like.config.problems import Problem
 from nemo_like.data.options import DataConfig
 from nemo_like.data.sources import data_sources
 from nemo_like.models.model_info import IMAGE_TEXT_MODEL_TYPES, ModelInfo
+from nemo_like.policy.backend_kind import axis_size, backend_kind_of
 from nemo_like.policy.options import PolicyConfig
 
 
@@ -31,8 +32,9 @@ def image_problems(policy: PolicyConfig, data: DataConfig, model: ModelInfo) -> 
 def _with_vision_tower(policy: PolicyConfig) -> Iterator[Problem]:
     """Yield a problem for each key that is not for a model with a vision tower."""
     rule = "is not for a model with a vision tower"
-    if (size := policy.fsdp_cfg.tensor_parallel_size) > 1:
-        yield Problem(key=f"policy.fsdp_cfg.tensor_parallel_size={size}", rule=rule, remedy="set it to 1")
+    for axis, key in backend_kind_of(policy).axes.items():
+        if (size := axis_size(policy, axis)) > 1:
+            yield Problem(key=f"policy.{key}={size}", rule=rule, remedy="set it to 1")
     if policy.lora.enabled:
         remedy = "set it to false; policy.freeze_vision_tower=true trains the language model alone"
         yield Problem(key="policy.lora.enabled=true", rule=rule, remedy=remedy)

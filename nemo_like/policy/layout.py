@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TypeGuard
 
+from nemo_like.policy.backend_kind import axis_size, backend_kind_of, sequence_parts
 from nemo_like.policy.options import (
     LoraConfig,
-    PolicyBackend,
     TeacherConfig,
     TeacherScoring,
     TrainedGroupConfig,
@@ -29,8 +29,9 @@ def recomputes_layers(group: WorkerGroupConfig) -> bool:
     """Return whether the backend of a group that trains computes each layer again in the backward pass."""
     if not isinstance(group, TrainedGroupConfig):
         return False
-    own = group.fsdp_cfg if group.backend is PolicyBackend.fsdp else group.megatron_cfg
-    return own.activation_checkpointing
+    own = getattr(group, backend_kind_of(group).part, None)
+    is_on: bool = getattr(own, "activation_checkpointing", False)
+    return is_on
 
 
 def replays_routes(group: WorkerGroupConfig) -> bool:
@@ -44,16 +45,13 @@ def parks_optimizer(group: WorkerGroupConfig) -> bool:
 
 
 def stage_size(policy: WorkerGroupConfig) -> int:
-    """Return how many ranks one pipeline stage has, TP x CP x DP, with Megatron-core."""
-    megatron = policy.megatron_cfg
-    return megatron.tensor_model_parallel_size * megatron.context_parallel_size * policy.data_parallel_size
+    """Return how many ranks one pipeline stage has, TP x CP x DP."""
+    return axis_size(policy, "tp") * axis_size(policy, "cp") * policy.data_parallel_size
 
 
 def policy_world_size(policy: WorkerGroupConfig) -> int:
-    """Return the number of policy workers: TP x CP x PP x DP, or TP x DP with FSDP."""
-    if policy.backend is PolicyBackend.fsdp:
-        return policy.fsdp_cfg.tensor_parallel_size * policy.data_parallel_size
-    return stage_size(policy) * policy.megatron_cfg.pipeline_model_parallel_size
+    """Return the number of policy workers: TP x CP x PP x DP."""
+    return stage_size(policy) * axis_size(policy, "pp")
 
 
 def length_multiple(policy: WorkerGroupConfig) -> int:
@@ -62,11 +60,8 @@ def length_multiple(policy: WorkerGroupConfig) -> int:
     Context parallelism cuts a sequence into two pieces for each of its ranks, and sequence parallelism cuts
     what a rank has evenly over the TP ranks.
     """
-    megatron = policy.megatron_cfg
-    if policy.backend is not PolicyBackend.megatron:
-        return 1
-    pieces = 2 * megatron.context_parallel_size if megatron.context_parallel_size > 1 else 1
-    return pieces * (megatron.tensor_model_parallel_size if megatron.sequence_parallel else 1)
+    contexts = axis_size(policy, "cp")
+    return (2 * contexts if contexts > 1 else 1) * sequence_parts(policy)
 
 
 def dynamic_length_multiple(policy: WorkerGroupConfig) -> int:

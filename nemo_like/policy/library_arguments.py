@@ -20,8 +20,9 @@ from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.config import fields
 from nemo_like.config.problems import Problem
 from nemo_like.generation.options import GenerationConfig
+from nemo_like.policy.backend_kind import backend_kind_of
 from nemo_like.policy.layout import recomputes_layers
-from nemo_like.policy.options import MegatronConfig, PolicyBackend, WorkerGroupConfig
+from nemo_like.policy.options import WorkerGroupConfig
 
 
 class Library(Enum):
@@ -199,18 +200,12 @@ def passed_to_engines(generation: GenerationConfig) -> list[PassedArguments]:
 
 def passed_to_workers(name: str, group: WorkerGroupConfig) -> list[PassedArguments]:
     """Return what the workers of the group ``name`` pass on, where they pass anything."""
-    megatron = group.megatron_cfg
-    if group.backend is PolicyBackend.fsdp:
-        passed = {"fsdp_cfg.model_kwargs": (Library.transformers, group.fsdp_cfg.model_kwargs)}
-    else:
-        passed = {"megatron_cfg.model_kwargs": (Library.megatron_model, megatron.model_kwargs)}
-        if isinstance(megatron, MegatronConfig):
-            of_optimizer = Library.megatron_optimizer, megatron.optimizer_kwargs
-            passed["megatron_cfg.optimizer_kwargs"] = of_optimizer
+    kind = backend_kind_of(group)
+    own = getattr(group, kind.part, None)
     return [
-        PassedArguments(f"{name}.{key}", library, values)
-        for key, (library, values) in passed.items()
-        if values
+        PassedArguments(f"{name}.{kind.part}.{key}", library, values)
+        for key, library in kind.passes_on.items()
+        if (values := getattr(own, key, None))  # a group that does not train has no optimizer
     ]
 
 

@@ -8,6 +8,14 @@ from enum import Enum
 from typing import Annotated, Any, ClassVar
 
 from nemo_like.config.keys import Key
+from nemo_like.config.kinds import Kinds
+
+BACKEND_KINDS = Kinds(
+    "nemo_like.policy.backend_kinds",
+    "training backend",
+    "nemo_like.policy.backend_kind:BackendKind",
+    has_keys=False,
+)
 
 
 class Device(Enum):
@@ -20,11 +28,6 @@ class Device(Enum):
 class Precision(Enum):
     float32 = "float32"
     bfloat16 = "bfloat16"
-
-
-class PolicyBackend(Enum):
-    megatron = "megatron"  # Megatron-core, for the models it has a conversion for
-    fsdp = "fsdp"  # PyTorch's fully_shard (FSDP2), for causal language models of transformers, and for images
 
 
 class ReferencePlacement(Enum):
@@ -245,9 +248,11 @@ class WorkerGroupConfig:
         str, Key("Hugging Face checkpoint directory; megatron: Llama, Qwen2, Qwen3 or Qwen3-MoE")
     ]
     backend: Annotated[
-        PolicyBackend,
+        str,
         Key(
-            "or fsdp: PyTorch's FSDP2, for any causal language model of transformers", PolicyBackend.megatron
+            "or fsdp: PyTorch's FSDP2, for any causal language model of transformers",
+            "megatron",
+            kinds=BACKEND_KINDS,
         ),
     ]
     device: Annotated[Device, Key("cpu (gloo) or cuda (NCCL)", Device.cpu)]

@@ -13,8 +13,9 @@ from nemo_like.batch.micro_batches import (
 )
 from nemo_like.batch.prompt_sharing import PromptSharing
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
+from nemo_like.policy.backend_kind import axis_size, backend_kind_of
 from nemo_like.policy.layout import dynamic_length_multiple, length_multiple
-from nemo_like.policy.options import MicroBatchOrder, PolicyBackend, TrainedGroupConfig, WorkerGroupConfig
+from nemo_like.policy.options import MicroBatchOrder, TrainedGroupConfig, WorkerGroupConfig
 
 # The data-parallel replicas whose weights are sent, unless engines on several nodes have one each.
 FIRST_REPLICA = (0,)
@@ -22,15 +23,8 @@ FIRST_REPLICA = (0,)
 
 def parallel_layout(cfg: WorkerGroupConfig) -> ParallelLayout:
     """Return how many ranks the configured policy has on each axis."""
-    if cfg.backend is PolicyBackend.fsdp:
-        return ParallelLayout(tp=cfg.fsdp_cfg.tensor_parallel_size, cp=1, dp=cfg.data_parallel_size, pp=1)
-    return ParallelLayout(
-        tp=cfg.megatron_cfg.tensor_model_parallel_size,
-        cp=cfg.megatron_cfg.context_parallel_size,
-        dp=cfg.data_parallel_size,
-        pp=cfg.megatron_cfg.pipeline_model_parallel_size,
-        ep=cfg.megatron_cfg.expert_model_parallel_size,
-    )
+    tp, cp, pp, ep = (axis_size(cfg, axis) for axis in ("tp", "cp", "pp", "ep"))
+    return ParallelLayout(tp=tp, cp=cp, dp=cfg.data_parallel_size, pp=pp, ep=ep)
 
 
 def shards_optimizer(cfg: WorkerGroupConfig) -> bool:
@@ -47,11 +41,11 @@ def gathers_weights(
 ) -> bool:
     """Return whether this worker takes part when the weight senders of these replicas gather weights.
 
-    With FSDP every worker does. With Megatron-core only the ranks in a sender's own groups do: its
+    With some backends every worker does. With others only the ranks in a sender's own groups do: its
     tensor-parallel group holds the parts of each tensor, its expert-parallel group the experts.
     """
     layout = coordinates.layout
-    return cfg.backend is PolicyBackend.fsdp or any(
+    return backend_kind_of(cfg).all_gather_weights or any(
         is_beside_sender(coordinates, size, replicas) for size in (layout.tp, layout.ep)
     )
 

@@ -36,8 +36,9 @@ from nemo_like.generation.speculation import ARGUMENT
 from nemo_like.models.model_info import model_of, shipped_shape
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.roles import worker_groups
-from nemo_like.policy.library_arguments import PassedArguments, passed_to_engines, passed_to_workers
-from nemo_like.policy.options import Device, LoraConfig, PolicyBackend
+from nemo_like.policy.backend_kind import backend_kind_of
+from nemo_like.policy.library_arguments import Library, PassedArguments, passed_to_engines, passed_to_workers
+from nemo_like.policy.options import Device, LoraConfig
 from nemo_like.policy.policy_columns import (
     dumped_columns,
     model_reads,
@@ -171,7 +172,8 @@ def _checks(cfg: Config, machine: Machine, declared: list[Declaration]) -> Itera
         yield _Check(start, partial(_scored, env, options))
     yield from _passed_on(cfg, machine)
     lora, name = cfg.policy.lora, cfg.policy.model_name
-    if cfg.policy.backend is PolicyBackend.fsdp and lora.enabled and not cfg.rollout.generate_only:
+    adapter_problem = backend_kind_of(cfg.policy).adapter_problem
+    if adapter_problem is not None and lora.enabled and not cfg.rollout.generate_only:
         directory = name if Path(name).is_dir() else str(shipped_shape(name))
         start = partial(ChildCall, adapter_problem, directory, lora, timeout_s=_IMPORT_TIME_S)
         yield _Check(start, partial(_adapted, name, lora))
@@ -187,10 +189,10 @@ def _passed_on(cfg: Config, machine: Machine) -> Iterator[_Check]:
         yield _Check(start, partial(_taken, passed, "vllm", is_judged=is_here))
     for role, group in worker_groups(cfg).items():
         for passed in passed_to_workers(role.group, group):
-            is_fsdp = group.backend is PolicyBackend.fsdp
-            if is_fsdp and not Path(group.model_name).is_dir():
+            is_of_transformers = passed.library is Library.transformers
+            if is_of_transformers and not Path(group.model_name).is_dir():
                 continue
-            library = "transformers" if is_fsdp else "megatron-core"
+            library = "transformers" if is_of_transformers else "megatron-core"
             start = partial(ChildCall, worker_argument_problem, group, passed, timeout_s=_IMPORT_TIME_S)
             yield _Check(start, partial(_taken, passed, library, is_judged=True))
 
@@ -356,22 +358,6 @@ def reward_model_problem(options: ModelOptions) -> str | None:
 
     try:
         ConversationEncoder(options)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def adapter_problem(model_directory: str, lora: LoraConfig) -> str | None:
-    """Return why LoRA adapters cannot be put beside the layers that ``lora`` names; None when they can.
-
-    Builds the model without weights and tries. Runs in a child process.
-    """
-    from nemo_like.policy.fsdp.lora import add_adapters
-    from nemo_like.policy.fsdp.model import empty_model
-
-    model = empty_model(Path(model_directory))
-    try:
-        add_adapters(model, lora)
     except ValueError as error:
         return str(error)
     return None

@@ -160,7 +160,7 @@ class Backend:
 
     def __init__(self, cfg: Config) -> None:
         self._cfg = cfg.policy
-        kind = FSDPBackend if cfg.policy.backend.value == "fsdp" else MegatronBackend
+        kind = FSDPBackend if cfg.policy.backend == "fsdp" else MegatronBackend
         objective = PolicyObjective(cfg.loss_fn, temperature=1.0)
         self._policy = kind(cfg.policy, objective, parallel_layout(cfg.policy).coordinates(0))
 

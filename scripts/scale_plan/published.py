@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.models.model_info import ModelInfo, read_model_info, shipped_shape
-from nemo_like.policy.options import PolicyBackend
 from scripts.scale_plan.hardware import GPUS, Assumptions, Gpu
 from scripts.scale_plan.lengths import Lengths
 from scripts.scale_plan.step import StepCost, step_cost
@@ -73,7 +72,7 @@ class PublishedTraining:
 
 def shape(name: str) -> ModelInfo:
     """Return the sizes of a model whose config.json is shipped with the recipes or with this script."""
-    return read_model_info(str(shipped_shape(name) or _SHAPES / name), PolicyBackend.megatron)
+    return read_model_info(str(shipped_shape(name) or _SHAPES / name), "megatron")
 
 
 def published_steps(assumptions: Assumptions) -> list[PublishedStep]:

@@ -11,7 +11,7 @@ from nemo_like.models.model_info import ModelInfo
 from nemo_like.plan.derived import shares_gpus
 from nemo_like.plan.plan import updates_per_step
 from nemo_like.policy.layout import policy_world_size
-from nemo_like.policy.options import PolicyBackend, PolicyConfig
+from nemo_like.policy.options import PolicyConfig
 from scripts.scale_plan.hardware import Assumptions
 from scripts.scale_plan.lengths import Lengths
 
@@ -108,7 +108,7 @@ def scaled(
     the number of replicas and of engines changes. Raises LayoutError where that is no layout.
     """
     recipe_gpus = cfg.cluster.num_nodes * cfg.cluster.gpus_per_node
-    if not recipe_gpus or cfg.policy.backend is not PolicyBackend.megatron:
+    if not recipe_gpus or cfg.policy.backend != "megatron":
         raise LayoutError("only recipes of Megatron-core on GPUs are planned")
     engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
     train_gpus = num_gpus * policy_world_size(cfg.policy) // recipe_gpus

@@ -41,7 +41,6 @@ from nemo_like.policy.options import (
     MegatronConfig,
     MicroBatchOrder,
     OptimizerConfig,
-    PolicyBackend,
     PolicyConfig,
     Precision,
     ReferencePlacement,
@@ -148,10 +147,10 @@ def policy_config(
     offloads: bool = False,
     device: Device = Device.cpu,
     precision: Precision = Precision.float32,
-    backend: PolicyBackend = PolicyBackend.megatron,
+    backend: str = "megatron",
     adapts: tuple[str, ...] = (),
 ) -> PolicyConfig:
-    is_fsdp = backend is PolicyBackend.fsdp
+    is_fsdp = backend == "fsdp"
     return PolicyConfig(
         model_name=str(model),
         backend=backend,

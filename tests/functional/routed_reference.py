@@ -14,7 +14,7 @@ from nemo_like.algorithms.options import SurrogateLossConfig
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.routed_experts import routed_experts_column
 from nemo_like.models.model_info import read_model_info
-from nemo_like.policy.options import PolicyBackend, PolicyConfig
+from nemo_like.policy.options import PolicyConfig
 from tests.functional.dense_reference import DenseReference
 from tests.functional.policy_fixtures import GROUP_SIZE, random_batch
 
@@ -47,7 +47,7 @@ class RoutedReference(DenseReference):
 
     def __init__(self, cfg: PolicyConfig, loss: SurrogateLossConfig, temperature: float) -> None:
         super().__init__(cfg, loss, temperature)
-        column = routed_experts_column(read_model_info(cfg.model_name, PolicyBackend.megatron))
+        column = routed_experts_column(read_model_info(cfg.model_name, "megatron"))
         assert column == COLUMN
         self.num_different = self.num_compared = 0
         self._routes: Tensor | None = None  # [T, layers, k]

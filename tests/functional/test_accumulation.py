@@ -25,7 +25,7 @@ from nemo_like.batch.tags import KL_SCALE
 from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.driver.stages import with_idle
-from nemo_like.policy.options import PolicyBackend, PolicyConfig
+from nemo_like.policy.options import PolicyConfig
 from nemo_like.policy.parallelism import parallel_layout
 from nemo_like.policy.policy_columns import scored_columns
 from nemo_like.policy.results import TrainUpdate
@@ -48,7 +48,7 @@ TOLERANCE = 1e-6
 
 PACKED, DYNAMIC = {"micro_batching": MicroBatching.packed}, {"micro_batching": MicroBatching.dynamic}
 SHARED = {"micro_batching": MicroBatching.shared}
-FSDP = {"backend": PolicyBackend.fsdp}
+FSDP = {"backend": "fsdp"}
 MIXTURE = {"model_type": "qwen3_moe"}
 ADAPTERS = {"adapts": ("all-linear",)}
 SEQUENCE_PARALLEL = {"tp": 2, "sequence_parallel": True}

@@ -22,7 +22,7 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import merge
 from nemo_like.policy.objective import PolicyObjective
-from nemo_like.policy.options import LRDecayStyle, PolicyBackend, PolicyConfig
+from nemo_like.policy.options import LRDecayStyle, PolicyConfig
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.conformance import generate, ours, reference
 from tests.functional.dense_reference import with_all_rows
@@ -46,9 +46,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "TP2 with sequence parallelism": {"tp": 2, "sequence_parallel": True},
     "PP2": {"pp": 2, "micro_batch_size": 1},
     "CP2": {"cp": 2, "micro_batching": MicroBatching.packed},
-    "FSDP": {"backend": PolicyBackend.fsdp},
-    "FSDP2 over two": {"dp": 2, "backend": PolicyBackend.fsdp, "micro_batching": MicroBatching.packed},
-    "FSDP2 with TP2": {"tp": 2, "backend": PolicyBackend.fsdp},
+    "FSDP": {"backend": "fsdp"},
+    "FSDP2 over two": {"dp": 2, "backend": "fsdp", "micro_batching": MicroBatching.packed},
+    "FSDP2 with TP2": {"tp": 2, "backend": "fsdp"},
 }
 QUICK_LAYOUTS = ("DP2", "FSDP2 over two")
 # Updates of the quick cases, one after the other.

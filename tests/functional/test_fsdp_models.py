@@ -30,7 +30,7 @@ from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.batch.micro_batches import sequence_packing
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
-from nemo_like.policy.options import PolicyBackend, PolicyConfig
+from nemo_like.policy.options import PolicyConfig
 from tests.functional.dense_reference import DenseReference
 from tests.functional.policy_fixtures import PAD_ID, VOCAB_SIZE, loss_config, policy_config, random_batch
 from tests.functional.worlds import run_world
@@ -138,7 +138,7 @@ def batch() -> dict[str, Any]:
 def cfgs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, PolicyConfig]:
     return {
         name: policy_config(
-            save_model(config(), tmp_path_factory.mktemp("model") / "checkpoint"), backend=PolicyBackend.fsdp
+            save_model(config(), tmp_path_factory.mktemp("model") / "checkpoint"), backend="fsdp"
         )
         for name, config in MODELS.items()
     }
@@ -178,7 +178,7 @@ def test_weights_travel_under_the_names_of_the_checkpoint(
 
 def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path, batch: dict[str, Any]) -> None:
     config = Gemma2Config(**SIZES, final_logit_softcapping=2.0)
-    cfg = policy_config(save_model(config, tmp_path / "checkpoint"), backend=PolicyBackend.fsdp)
+    cfg = policy_config(save_model(config, tmp_path / "checkpoint"), backend="fsdp")
     layout = ParallelLayout(tp=1, cp=1, dp=1, pp=1)
     with pytest.raises(AssertionError, match="does not compute its logits as a multiple of hidden states"):
         run_world(score_and_train, layout, {"Gemma 2": cfg}, loss_config(), batch)

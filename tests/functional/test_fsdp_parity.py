@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nemo_like.policy.options import PolicyBackend, PolicyConfig
+from nemo_like.policy.options import PolicyConfig
 from tests.functional.policy_fixtures import policy_config
 from tests.functional.test_policy_parity import (
     ADAPTERS,
@@ -56,7 +56,7 @@ class FsdpCase(Case):
     fsdp: dict[str, Any] = field(default_factory=dict)
 
     def config(self, model: Path) -> PolicyConfig:
-        cfg = policy_config(model, backend=PolicyBackend.fsdp, **self.layout, **self.options)
+        cfg = policy_config(model, backend="fsdp", **self.layout, **self.options)
         return replace(cfg, fsdp_cfg=replace(cfg.fsdp_cfg, **self.fsdp))
 
 

@@ -12,7 +12,7 @@ from nemo_like.batch.columns import PREV_LOGPROBS
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.policy.options import PolicyBackend, PolicyConfig
+from nemo_like.policy.options import PolicyConfig
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from tests.functional.policy_fixtures import (
     loss_config,
@@ -42,9 +42,7 @@ def train(coordinates: Coordinates, cfg: PolicyConfig) -> tuple[int, float]:
 
 
 def test_gradients_are_summed_over_the_ranks_once_per_update_where_that_is_asked_for(tmp_path: Path) -> None:
-    cfg = policy_config(
-        make_checkpoint(tmp_path / "model"), dp=2, backend=PolicyBackend.fsdp, micro_batch_size=1
-    )
+    cfg = policy_config(make_checkpoint(tmp_path / "model"), dp=2, backend="fsdp", micro_batch_size=1)
     once = replace(cfg, fsdp_cfg=replace(cfg.fsdp_cfg, reduce_gradients_once=True))
     (often, norm), _ = run_world(train, parallel_layout(cfg), cfg)
     (seldom, same_norm), _ = run_world(train, parallel_layout(once), once)

@@ -17,7 +17,7 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.driver.stages import with_idle
 from nemo_like.observability.metrics import Metric, merge
-from nemo_like.policy.options import PolicyBackend, PolicyConfig
+from nemo_like.policy.options import PolicyConfig
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.functional.policy_fixtures import (
     MicroBatching,
@@ -37,7 +37,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "DP2, prompts shared": {"dp": 2, "micro_batching": MicroBatching.shared},
     "FSDP2 over two, dynamic": {
         "dp": 2,
-        "backend": PolicyBackend.fsdp,
+        "backend": "fsdp",
         "micro_batching": MicroBatching.dynamic,
     },
 }

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText
 
-from nemo_like.policy.options import PolicyBackend, PolicyConfig
+from nemo_like.policy.options import PolicyConfig
 from tests.functional.image_models import DenseImageReference, image_batch, make_checkpoint
 from tests.functional.policy_fixtures import policy_config
 from tests.functional.test_policy_parity import (
@@ -55,7 +55,7 @@ class ImageCase(Case):
     fsdp: dict[str, Any] = field(default_factory=dict)
 
     def config(self, model: Path) -> PolicyConfig:
-        cfg = policy_config(model, backend=PolicyBackend.fsdp, **self.layout, **self.options)
+        cfg = policy_config(model, backend="fsdp", **self.layout, **self.options)
         return replace(cfg, freeze_vision_tower=self.freezes, fsdp_cfg=replace(cfg.fsdp_cfg, **self.fsdp))
 
 

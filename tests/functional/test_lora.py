@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.meta import Schedule
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.policy.options import PolicyBackend, PolicyConfig, Precision
+from nemo_like.policy.options import PolicyConfig, Precision
 from nemo_like.policy.parallelism import parallel_layout
 from tests.functional.dense_reference import DenseReference
 from tests.functional.policy_fixtures import (
@@ -31,7 +31,7 @@ from tests.functional.worlds import run_world
 NUM_SAMPLES, NUM_PHASES = 8, 4
 TEMPERATURE = 0.8
 TARGETS = ("q_proj", "down_proj")
-FSDP = {"backend": PolicyBackend.fsdp}
+FSDP = {"backend": "fsdp"}
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def train_adapters(
     from nemo_like.policy.megatron.backend import MegatronBackend
     from nemo_like.policy.objective import PolicyObjective
 
-    backend = FSDPBackend if cfg.backend is PolicyBackend.fsdp else MegatronBackend
+    backend = FSDPBackend if cfg.backend == "fsdp" else MegatronBackend
     policy = backend(cfg, PolicyObjective(loss, TEMPERATURE), coordinates)
     positions = list(range(coordinates.dp, NUM_SAMPLES, coordinates.layout.dp))
     columns = {

@@ -24,7 +24,7 @@ from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.group import with_epochs
 from nemo_like.policy.objective import PolicyObjective
-from nemo_like.policy.options import PolicyBackend, PolicyConfig
+from nemo_like.policy.options import PolicyConfig
 from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.functional.dense_reference import dense_kl, with_all_rows
 from tests.functional.policy_fixtures import (
@@ -102,7 +102,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "DP2, prompts shared": {"dp": 2, "micro_batching": MicroBatching.shared},
     "TP2 x DP2": {"tp": 2, "dp": 2, "sequence_parallel": True},
     "PP2": {"pp": 2, "micro_batch_size": 3},
-    "FSDP2 over two": {"dp": 2, "backend": PolicyBackend.fsdp},
+    "FSDP2 over two": {"dp": 2, "backend": "fsdp"},
 }
 QUICK = ("DP2, prompts shared", "FSDP2 over two")
 

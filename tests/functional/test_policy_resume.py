@@ -26,7 +26,7 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.models.model_info import read_model_info
 from nemo_like.plan.plan import checkpoint_bytes
-from nemo_like.policy.options import PolicyBackend, PolicyConfig, Precision
+from nemo_like.policy.options import PolicyConfig, Precision
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.worker import PolicyWorker
 from tests.functional.policy_fixtures import (
@@ -44,7 +44,7 @@ Whole = Callable[[str, Path], tuple[Path, list[float]]]
 BATCH = random_batch(16)
 WRITING = CheckpointWriting.background
 REPLICATED = {"use_distributed_optimizer": False}
-FSDP = {"backend": PolicyBackend.fsdp}
+FSDP = {"backend": "fsdp"}
 ADAPTERS = {"adapts": ("all-linear",)}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},

@@ -26,7 +26,7 @@ from nemo_like.generation.interface import GenerationError, GroupRequest, GroupR
 from nemo_like.generation.route_recorder import RouteRecorder
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.models.model_info import read_model_info
-from nemo_like.policy.options import Device, PolicyBackend
+from nemo_like.policy.options import Device
 from nemo_like.rollout.flatten import flatten
 from tests.functional.generation_fixtures import (
     MAX_LENGTH,
@@ -109,7 +109,7 @@ class Engine:
 
 def start(path: Path, **options: Any) -> Iterator[Engine]:
     checkpoint = make_checkpoint(path, tied=False, num_experts=NUM_EXPERTS, num_layers=NUM_LAYERS)
-    column = routed_experts_column(read_model_info(str(checkpoint), PolicyBackend.megatron))
+    column = routed_experts_column(read_model_info(str(checkpoint), "megatron"))
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     cluster = Cluster()
     try:

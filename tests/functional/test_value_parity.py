@@ -31,7 +31,6 @@ from nemo_like.policy.group import with_epochs
 from nemo_like.policy.options import (
     LRDecayStyle,
     OptimizerConfig,
-    PolicyBackend,
     PolicyConfig,
     SchedulerConfig,
     ValueConfig,
@@ -74,7 +73,7 @@ HUGE = 1e6
 PACKED, DYNAMIC = {"micro_batching": MicroBatching.packed}, {"micro_batching": MicroBatching.dynamic}
 SHARED = {"micro_batching": MicroBatching.shared}
 SEQUENCE_PARALLEL = {"tp": 2, "sequence_parallel": True}
-FSDP = {"backend": PolicyBackend.fsdp}
+FSDP = {"backend": "fsdp"}
 MIXTURE = {"model_type": "qwen3_moe"}
 
 

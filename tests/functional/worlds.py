@@ -19,7 +19,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from nemo_like.cluster.coordinates import ParallelLayout
-from nemo_like.policy.options import Device, PolicyBackend
+from nemo_like.policy.options import BACKEND_KINDS, Device
 
 _WARM = "tests.functional.warm_ranks"
 _COLLECTIVE_TIMEOUT = datetime.timedelta(seconds=60)
@@ -36,7 +36,7 @@ class WorldPool:
         self._device = device
         self._context: Any = multiprocessing.get_context("forkserver" if device is Device.cpu else "spawn")
         if device is Device.cpu:
-            backends = [f"nemo_like.policy.{backend.value}.backend" for backend in PolicyBackend]
+            backends = [f"nemo_like.policy.{backend}.backend" for backend in BACKEND_KINDS.names()]
             self._context.set_forkserver_preload(
                 [*backends, "tests.functional.policy_fixtures", __name__, _WARM]
             )

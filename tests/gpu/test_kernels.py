@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch.nn.attention import varlen
 
 from nemo_like.cluster.coordinates import Coordinates
-from nemo_like.policy.options import Device, PolicyBackend, Precision
+from nemo_like.policy.options import Device, Precision
 from nemo_like.policy.parallelism import parallel_layout
 from tests.functional.policy_fixtures import (
     MicroBatching,
@@ -69,7 +69,7 @@ class Case:
 WITHOUT_TE = {(MEGATRON, "HAVE_TE"): False}
 GROUPED = {"moe_grouped_gemm": True, **PACKED}
 SEQUENTIAL = {"moe_grouped_gemm": False, **PACKED}
-FSDP_PACKED = {"backend": PolicyBackend.fsdp, **PACKED}
+FSDP_PACKED = {"backend": "fsdp", **PACKED}
 LOOP = {(MEGATRON, "has_varlen_kernel"): no, (FSDP, "has_varlen_kernel"): no}
 STAND_IN = {
     (MEGATRON, "has_varlen_kernel"): yes,

@@ -19,7 +19,7 @@ from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.policy.fsdp.backend import FSDPBackend
-from nemo_like.policy.options import Device, PolicyBackend, PolicyConfig, Precision
+from nemo_like.policy.options import Device, PolicyConfig, Precision
 from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.worker import PolicyWorker
 from tests.functional.policy_fixtures import (
@@ -86,13 +86,13 @@ def held_bytes(worker: PolicyWorker) -> int:
 @pytest.mark.parametrize(
     ("backend", "precision"),
     [
-        (PolicyBackend.megatron, Precision.float32),
-        (PolicyBackend.megatron, Precision.bfloat16),
-        (PolicyBackend.fsdp, Precision.float32),
+        ("megatron", Precision.float32),
+        ("megatron", Precision.bfloat16),
+        ("fsdp", Precision.float32),
     ],
 )
 def test_what_leaves_the_device_between_phases_trains_as_what_stays(
-    backend: PolicyBackend, precision: Precision, device: Device, tmp_path: Path
+    backend: str, precision: Precision, device: Device, tmp_path: Path
 ) -> None:
     model = make_checkpoint(tmp_path / "model")
     logprobs, exported = [], []
@@ -100,7 +100,7 @@ def test_what_leaves_the_device_between_phases_trains_as_what_stays(
         cfg = policy_config(model, backend=backend, device=device, precision=precision)
         cfg.offload_parameters_between_phases = leaves
         # In float32 Megatron-core's optimizer works on the model's own weights.
-        shares_weights = backend is PolicyBackend.megatron and precision is Precision.float32
+        shares_weights = backend == "megatron" and precision is Precision.float32
         cfg.offload_optimizer_for_logprob = leaves and not shares_weights
         path = tmp_path / f"leaves-{leaves}"
         (report,) = run_world(two_steps, parallel_layout(cfg), cfg, path, device=device)

@@ -15,7 +15,7 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.generation.interface import GroupRequest, GroupResult
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.models.model_info import read_model_info
-from nemo_like.policy.options import Device, PolicyBackend
+from nemo_like.policy.options import Device
 from tests.functional.generation_fixtures import TIMEOUT_S, collector_spec, make_checkpoint
 from tests.gpu.engine_fixtures import bf16_engine_spec
 
@@ -28,7 +28,7 @@ PROMPT = tuple(range(2, 50))
 @pytest.mark.usefixtures("private_ray")
 def test_vllms_own_option_returns_what_the_routers_chose(tmp_path: Path) -> None:
     checkpoint = make_checkpoint(tmp_path, tied=False, num_experts=8, num_layers=3)
-    column = routed_experts_column(read_model_info(str(checkpoint), PolicyBackend.megatron))
+    column = routed_experts_column(read_model_info(str(checkpoint), "megatron"))
     cluster = Cluster()
     try:
         engine = cluster.start(bf16_engine_spec(checkpoint, "routed", Device.cuda, routed_experts=column))

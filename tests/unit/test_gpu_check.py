@@ -25,7 +25,7 @@ from nemo_like.observability.trace import Span as RecordedSpan
 from nemo_like.observability.trace import chrome_trace
 from nemo_like.plan.memory_timetable import Holding, MemoryTimetable
 from nemo_like.plan.roles import Role
-from nemo_like.policy.options import Device, PolicyBackend, Precision
+from nemo_like.policy.options import Device, Precision
 from scripts import gpu_check
 from scripts.gpu_check_parts import (
     commands,
@@ -78,7 +78,7 @@ def settings(tmp_path: Path) -> Settings:
 
 def test_stages_have_seconds_tokens_and_shares_of_peak(tmp_path: Path) -> None:
     write_config(tmp_path, "0.6B")
-    model = read_model_info(str(tmp_path), PolicyBackend.megatron)
+    model = read_model_info(str(tmp_path), "megatron")
     stages = figures.stage_figures([STEP], model, peak=1e12)
     assert stages["weight_sync"] == {"seconds": 0.5}
     assert stages["generation"] == {"seconds": 4.0, "tokens_per_s": 200.0}  # 800 of responses
@@ -89,7 +89,7 @@ def test_stages_have_seconds_tokens_and_shares_of_peak(tmp_path: Path) -> None:
 
 def test_samples_that_were_left_out_do_not_count_and_leave_no_share_of_peak(tmp_path: Path) -> None:
     write_config(tmp_path, "tiny")
-    model = read_model_info(str(tmp_path), PolicyBackend.megatron)
+    model = read_model_info(str(tmp_path), "megatron")
     stages = figures.stage_figures([STEP | {"train/num_skipped_samples": 4.0}], model, peak=1e12)
     assert stages["policy_training"] == {"seconds": 2.0, "tokens_per_s": 300.0}
 
@@ -539,7 +539,7 @@ def test_the_model_is_the_largest_that_fits(tmp_path: Path, free_gib: int | None
 def test_the_models_have_their_sizes(tmp_path: Path) -> None:
     for size, billions in (("1.7B", 1.72), ("0.6B", 0.60)):
         write_config(tmp_path, size)
-        info = read_model_info(str(tmp_path), PolicyBackend.megatron)
+        info = read_model_info(str(tmp_path), "megatron")
         assert info.num_parameters == pytest.approx(billions * 1e9, rel=0.01)
     assert SHAPES["tiny"]["vocab_size"] == 512
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.data_plane.options import STORAGE_KINDS
-from nemo_like.policy.options import PolicyBackend
+from nemo_like.policy.options import BACKEND_KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = (
@@ -30,7 +30,7 @@ RUNS = (
     "a run that `ray job submit` starts",
 )
 BACKENDS = (
-    *(f"policy.backend={backend.value}" for backend in PolicyBackend),
+    *(f"policy.backend={backend}" for backend in BACKEND_KINDS.names()),
     *(f"data_plane.backend={backend}" for backend in STORAGE_KINDS.names()),
 )
 

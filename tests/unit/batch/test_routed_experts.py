@@ -9,9 +9,8 @@ from nemo_like.batch.columns import Layout
 from nemo_like.batch.routed_experts import replayed_columns, routed_experts_column
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import read_model_info, shipped_shape
-from nemo_like.policy.options import PolicyBackend
 
-SHAPE = read_model_info(str(shipped_shape("Qwen3-30B-A3B")), PolicyBackend.megatron)
+SHAPE = read_model_info(str(shipped_shape("Qwen3-30B-A3B")), "megatron")
 
 
 @pytest.mark.parametrize(("num_experts", "dtype"), [(8, "uint8"), (255, "uint8"), (256, "int16")])

@@ -237,7 +237,7 @@ def test_verls_files_are_sources_with_names_of_their_own(
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     cfg = loaded(tmp_path, converted(tmp_path, VERL))
-    assert cfg.policy.backend.name == "fsdp"
+    assert cfg.policy.backend == "fsdp"
     assert [(source.name, source.path) for source in cfg.data.train] == [
         ("gsm8k", "/home/me/gsm8k/train.parquet"),
         ("math", "/home/me/math/train.parquet"),

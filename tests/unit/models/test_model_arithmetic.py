@@ -16,12 +16,11 @@ from nemo_like.models.model_arithmetic import (
     weights_read,
 )
 from nemo_like.models.model_info import ModelInfo, read_model_info
-from nemo_like.policy.options import PolicyBackend
 from tests.unit.config.checkpoints import REPOSITORY
 
 
 def shape(name: str) -> ModelInfo:
-    return read_model_info(str(REPOSITORY / "recipes" / "shapes" / name), PolicyBackend.megatron)
+    return read_model_info(str(REPOSITORY / "recipes" / "shapes" / name), "megatron")
 
 
 def tiny(tmp_path: Path, **changes: object) -> ModelInfo:
@@ -38,7 +37,7 @@ def tiny(tmp_path: Path, **changes: object) -> ModelInfo:
         "max_position_embeddings": 64,
     }
     (tmp_path / "config.json").write_text(json.dumps(config | changes))
-    return read_model_info(str(tmp_path), PolicyBackend.fsdp)  # takes models of any type
+    return read_model_info(str(tmp_path), "fsdp")  # takes models of any type
 
 
 def tiny_mixture(tmp_path: Path) -> ModelInfo:

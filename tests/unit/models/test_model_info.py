@@ -8,7 +8,7 @@ import pytest
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.models.model_info import ModelInfo, has_vision_tower, read_model_info
-from nemo_like.policy.options import PolicyBackend
+from nemo_like.policy.options import BACKEND_KINDS
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -38,7 +38,7 @@ def checkpoint(path: Path, **changes: Any) -> Path:
 
 
 def described(path: Path) -> ModelInfo:
-    return read_model_info(str(path), PolicyBackend.megatron)
+    return read_model_info(str(path), "megatron")
 
 
 def test_qwen3_has_query_key_norms_and_a_head_size_of_its_own(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
 
 def test_another_backend_trains_models_whatever_their_rope(tmp_path: Path) -> None:
     path = checkpoint(tmp_path, rope_scaling={"type": "yarn", "factor": 4.0})
-    assert read_model_info(str(path), PolicyBackend.fsdp).rope_scaling_factor is None
+    assert read_model_info(str(path), "fsdp").rope_scaling_factor is None
 
 
 def vision_language(path: Path, model_type: str = "qwen2_5_vl", **changes: Any) -> Path:
@@ -137,7 +137,7 @@ def vision_language(path: Path, model_type: str = "qwen2_5_vl", **changes: Any) 
 
 
 def test_an_image_text_model_has_the_sizes_of_its_language_model(tmp_path: Path) -> None:
-    model = read_model_info(str(vision_language(tmp_path)), PolicyBackend.fsdp)
+    model = read_model_info(str(vision_language(tmp_path)), "fsdp")
     assert (model.model_type, model.hidden_size, model.num_layers) == ("qwen2_5_vl", 64, 2)
     assert (model.has_vision_tower, model.has_tied_embeddings) == (True, True)
     assert model.placeholder_ids == (90, 91)
@@ -148,7 +148,7 @@ def test_sizes_beside_the_vision_config_are_those_of_the_language_model_too(tmp_
     path = vision_language(
         tmp_path, text_config=None, **{k: v for k, v in QWEN3.items() if k != "model_type"}
     )
-    assert read_model_info(str(path), PolicyBackend.fsdp).hidden_size == 64
+    assert read_model_info(str(path), "fsdp").hidden_size == 64
 
 
 def test_megatron_refuses_a_vision_tower_by_name(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_megatron_refuses_a_vision_tower_by_name(tmp_path: Path) -> None:
 
 def test_an_unknown_vision_tower_is_refused_by_every_backend(tmp_path: Path) -> None:
     path = vision_language(tmp_path, "gemma3")
-    for backend in PolicyBackend:
+    for backend in BACKEND_KINDS.names():
         with pytest.raises(
             ConfigError, match=r"of type 'gemma3'\) that is not supported; use one of type qwen2"
         ):

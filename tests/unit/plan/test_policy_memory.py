@@ -16,7 +16,6 @@ import pytest
 from nemo_like.configuration import load_config
 from nemo_like.models.model_info import ModelInfo, model_of, read_model_info
 from nemo_like.plan.policy_memory import PolicyMemory, policy_memory
-from nemo_like.policy.options import PolicyBackend
 from tests.unit.config.checkpoints import DEMO
 
 MEGATRON = "policy.megatron_cfg"
@@ -48,7 +47,7 @@ Memory = Callable[..., PolicyMemory]
 def memory(tmp_path: Path) -> Memory:
     def of(*overrides: str, shape: dict = SHAPE, rank: int = 0) -> PolicyMemory:
         (tmp_path / "config.json").write_text(json.dumps(shape))
-        model: ModelInfo = read_model_info(str(tmp_path), PolicyBackend.megatron)
+        model: ModelInfo = read_model_info(str(tmp_path), "megatron")
         cfg = load_config(DEMO, [f"policy.model_name={tmp_path}", "policy.data_parallel_size=1", *overrides])
         return policy_memory(cfg.policy, model, rank)
 
@@ -126,7 +125,7 @@ def test_a_teacher_has_no_gradients_and_no_optimizer_and_its_weights_in_its_own_
     tmp_path: Path,
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE))
-    model = read_model_info(str(tmp_path), PolicyBackend.megatron)
+    model = read_model_info(str(tmp_path), "megatron")
     given = ["teacher=default", f"teacher.model_name={tmp_path}", "teacher.precision=bfloat16"]
     for backend in ("megatron", "fsdp"):
         cfg = load_config(DEMO, [f"policy.model_name={tmp_path}", f"teacher.backend={backend}", *given])

@@ -9,7 +9,6 @@ import pytest
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import read_model_info
-from nemo_like.policy.options import PolicyBackend
 from nemo_like.rules.checkpoint_rules import checkpoint_problems
 from nemo_like.rules.rules import validate
 from tests.unit.config.checkpoints import write_checkpoint
@@ -91,7 +90,7 @@ def write_gpt2(directory: Path) -> Path:
 
 def test_fsdp_reads_a_model_of_any_type(demo: Demo, tmp_path: Path) -> None:
     path = write_gpt2(tmp_path / "gpt2")
-    model = read_model_info(str(path), PolicyBackend.fsdp)
+    model = read_model_info(str(path), "fsdp")
     assert (model.hidden_size, model.intermediate_size, model.num_heads, model.num_kv_heads) == (
         128,
         512,

@@ -6,7 +6,7 @@ import pytest
 
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import shipped_shape
-from nemo_like.preflight import kernels
+from nemo_like.policy.backend_kinds import megatron
 from nemo_like.preflight.kernels import missing_kernels
 
 GPU = ("policy.device=cuda", "policy.precision=bfloat16", "cluster.placement=separate")
@@ -14,7 +14,7 @@ GPU = ("policy.device=cuda", "policy.precision=bfloat16", "cluster.placement=sep
 
 @pytest.fixture
 def without_transformer_engine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    monkeypatch.setattr(megatron, "find_spec", lambda name: None)
 
 
 @pytest.mark.usefixtures("without_transformer_engine")
@@ -33,7 +33,7 @@ def test_the_cpu_and_fsdp_lack_nothing(demo: Callable[..., Config], other: tuple
 def test_who_has_transformer_engine_hears_nothing(
     demo: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "find_spec", lambda name: object())
+    monkeypatch.setattr(megatron, "find_spec", lambda name: object())
     assert list(missing_kernels(demo(*GPU))) == []
 
 

@@ -11,14 +11,13 @@ import pytest
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import ModelInfo, read_model_info
 from nemo_like.policy.image_rules import image_problems
-from nemo_like.policy.options import PolicyBackend
 
 Demo = Callable[..., Config]
 
 
 @pytest.fixture
 def of_text(checkpoint: Path) -> ModelInfo:
-    return read_model_info(str(checkpoint), PolicyBackend.fsdp)
+    return read_model_info(str(checkpoint), "fsdp")
 
 
 def problems(cfg: Config, model: ModelInfo) -> list[str]:
@@ -40,7 +39,7 @@ def test_images_for_a_model_of_text_are_an_error_before_anything_starts(
 def test_a_model_with_a_vision_tower_refuses_what_it_was_not_made_for(demo: Demo, of_text: ModelInfo) -> None:
     model = replace(of_text, model_type="qwen3_vl")
     assert problems(demo("policy.freeze_vision_tower=true"), model) == []
-    cfg = demo("policy.fsdp_cfg.tensor_parallel_size=2", "policy.lora.enabled=true")
+    cfg = demo("policy=fsdp", "policy.fsdp_cfg.tensor_parallel_size=2", "policy.lora.enabled=true")
     parallel, lora = problems(cfg, model)
     assert parallel == (
         "policy.fsdp_cfg.tensor_parallel_size=2 is not for a model with a vision tower; set it to 1"

@@ -1,0 +1,1 @@
+"""The shipped training backends: one module each, whose name is ``policy.backend``."""

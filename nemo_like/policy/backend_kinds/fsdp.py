@@ -1,0 +1,96 @@
+"""PyTorch's fully_shard (FSDP2), for causal language models of transformers, and for images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from nemo_like.config.problems import Problem
+from nemo_like.models.adapter_layers import num_adapter_parameters
+from nemo_like.models.model_info import ModelInfo
+from nemo_like.policy.backend_kind import BackendKind
+from nemo_like.policy.held_memory import FLOAT32, MOMENTS, HeldMemory, weight_bytes_of
+from nemo_like.policy.layout import adapters_of
+from nemo_like.policy.library_arguments import Library
+from nemo_like.policy.options import Device, LoraConfig, TrainedGroupConfig, WorkerGroupConfig
+
+_GATHERED_LAYERS = 2  # one is gathered while the one before it computes
+
+
+def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
+    fsdp = group.fsdp_cfg
+    if fsdp.cpu_offload and group.device is Device.cpu:
+        yield Problem(
+            key=f"{name}.fsdp_cfg.cpu_offload=true",
+            rule=f"moves nothing with {name}.device=cpu",
+            remedy="set it to false",
+        )
+    for key in ("offload_parameters_between_phases", "offload_optimizer_for_logprob"):
+        if fsdp.cpu_offload and getattr(group, key):
+            yield Problem(
+                key=f"{name}.{key}=true",
+                rule=f"moves nothing with {name}.fsdp_cfg.cpu_offload=true: all of it is on the host already",
+                remedy="set it to false",
+            )
+
+
+def _held(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> HeldMemory:
+    """Return what a rank of FSDP holds: a part of what trains, in float32, a part of what is frozen, in the
+    group's precision, and a few whole layers at a time."""
+    tp = policy.fsdp_cfg.tensor_parallel_size
+    ranks = tp * policy.data_parallel_size
+    counts = model.parameters
+    trained, frozen, lora = model.num_parameters, 0, adapters_of(policy)
+    if not isinstance(policy, TrainedGroupConfig):
+        trained, frozen = 0, model.num_parameters
+    elif lora is not None:
+        trained, frozen = num_adapter_parameters(model, lora), model.num_parameters
+    whole_layers = (_GATHERED_LAYERS * counts.layer + counts.input_embeddings) * weight_bytes_of(policy) // tp
+    weights = (trained * FLOAT32 + frozen * weight_bytes_of(policy)) // ranks
+    gradients, moments = trained * FLOAT32 // ranks, trained * MOMENTS // ranks
+    stored = trained * (FLOAT32 + MOMENTS) // ranks
+    reduces_once = isinstance(policy, TrainedGroupConfig) and policy.fsdp_cfg.reduce_gradients_once
+    whole_gradients = trained * FLOAT32 // tp * reduces_once
+    if policy.fsdp_cfg.cpu_offload:
+        on_host = weights + gradients + moments
+        return HeldMemory(
+            whole_layers=whole_layers, whole_gradients=whole_gradients, stored=stored, on_host=on_host
+        )
+    return HeldMemory(
+        weights=weights,
+        gradients=gradients,
+        optimizer=moments,
+        starting=moments,
+        whole_layers=whole_layers,
+        whole_gradients=whole_gradients,
+        stored=stored,
+    )
+
+
+def adapter_problem(model_directory: str, lora: LoraConfig) -> str | None:
+    """Return why LoRA adapters cannot be put beside the layers that ``lora`` names; None when they can.
+
+    Builds the model without weights and tries. Runs in a child process.
+    """
+    from nemo_like.policy.fsdp.lora import add_adapters
+    from nemo_like.policy.fsdp.model import empty_model
+
+    model = empty_model(Path(model_directory))
+    try:
+        add_adapters(model, lora)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+KIND = BackendKind(
+    about="PyTorch's FSDP2, for any causal language model of transformers",
+    backend="nemo_like.policy.fsdp.backend:FSDPBackend",
+    part="fsdp_cfg",
+    axes={"tp": "fsdp_cfg.tensor_parallel_size"},
+    layout_prefix="FSDP ",
+    passes_on={"model_kwargs": Library.transformers},
+    held_memory=_held,
+    problems=_problems,
+    adapter_problem=adapter_problem,
+)

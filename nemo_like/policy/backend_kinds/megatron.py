@@ -1,0 +1,258 @@
+"""Megatron-core, for the models that it has a conversion for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from nemo_like.config.problems import Problem
+from nemo_like.models.adapter_layers import (
+    ADAPTABLE_LAYERS,
+    ALL_LINEAR,
+    ATTENTION_LAYERS,
+    FEED_FORWARD_LAYERS,
+    adapted_layers,
+    adapts_all_linear,
+    num_adapter_parameters,
+)
+from nemo_like.models.division import must_divide, nearest_divisors
+from nemo_like.models.model_info import (
+    SUPPORTED_MODEL_TYPES,
+    ModelInfo,
+    read_model_info,
+    rope,
+    rope_settings,
+)
+from nemo_like.policy.backend_kind import BackendKind
+from nemo_like.policy.held_memory import FLOAT32, MOMENTS, HeldMemory, weight_bytes_of
+from nemo_like.policy.layout import adapters_of, parks_optimizer, replays_routes, stage_size
+from nemo_like.policy.library_arguments import Library
+from nemo_like.policy.options import LoraConfig, Precision, TrainedGroupConfig, WorkerGroupConfig
+from nemo_like.policy.parallelism import shards_optimizer
+
+_UNSUPPORTED_FEATURES = ("attention_bias", "mlp_bias", "use_sliding_window")
+
+
+def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
+    megatron, lora = group.megatron_cfg, adapters_of(group)
+    if megatron.sequence_parallel and megatron.tensor_model_parallel_size == 1:
+        yield Problem(
+            key=f"{name}.megatron_cfg.sequence_parallel=true",
+            rule=f"needs {name}.megatron_cfg.tensor_model_parallel_size above 1",
+            remedy="set it to false",
+        )
+    if parks_optimizer(group) and lora is not None:
+        yield Problem(
+            key=f"{name}.offload_optimizer_for_logprob=true",
+            rule=f"is not for {name}.lora.enabled=true with {name}.backend=megatron: the optimizer of "
+            "adapters is small and has no weights of its own",
+            remedy="set it to false",
+        )
+    elif parks_optimizer(group) and group.precision is not Precision.bfloat16:
+        yield Problem(
+            key=f"{name}.offload_optimizer_for_logprob=true",
+            rule=f"needs {name}.precision=bfloat16 with {name}.backend=megatron: in float32 the optimizer "
+            "has no weights of its own",
+            remedy="set it to false",
+        )
+    if lora is not None:
+        yield from _adapters(name, lora)
+
+
+def _adapters(name: str, lora: LoraConfig) -> Iterator[Problem]:
+    """Yield a problem where a layer that no model has shall be adapted."""
+    unknown = [layer for layer in lora.target_modules if layer not in ADAPTABLE_LAYERS]
+    if unknown and not adapts_all_linear(lora):
+        close = get_close_matches(unknown[0], ADAPTABLE_LAYERS, n=1)
+        yield Problem(
+            key=f"{name}.lora.target_modules=[{', '.join(lora.target_modules)}]",
+            rule=f"names {', '.join(unknown)}, and {name}.backend=megatron has adapters for "
+            f"{', '.join(ADAPTABLE_LAYERS)}, or for [{ALL_LINEAR}]",
+            remedy=f"did you mean {close[0]}?" if close else "",
+        )
+
+
+def _model_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+    yield from _experts(name, group, model)
+    yield from _adapted_experts(name, group, model)
+
+
+def _experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+    megatron = group.megatron_cfg
+    key, ep = f"{name}.megatron_cfg.expert_model_parallel_size", megatron.expert_model_parallel_size
+    if model.num_experts is None:
+        if ep > 1:
+            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
+            yield Problem(key=f"{key}={ep}", rule=rule, remedy="set it to 1")
+        if megatron.moe_grouped_gemm:
+            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
+            key = f"{name}.megatron_cfg.moe_grouped_gemm=true"
+            yield Problem(key=key, rule=rule, remedy="set it to null")
+        if replays_routes(group):
+            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
+            yield Problem(key=f"{name}.megatron_cfg.router_replay=true", rule=rule, remedy="set it to false")
+        return
+    yield from must_divide(key, ep, {"experts": model.num_experts})
+    ranks = stage_size(group)
+    if ep >= 1 and ranks % ep:
+        yield Problem(
+            key=f"{key}={ep}",
+            rule=f"must divide the TP x CP x DP = {ranks} ranks of a pipeline stage",
+            remedy=f"try {nearest_divisors(ranks, ep)}",
+        )
+    if megatron.tensor_model_parallel_size > 1 and not megatron.sequence_parallel:
+        yield Problem(
+            key=f"{name}.megatron_cfg.sequence_parallel=false",
+            rule="must be true for a mixture of experts with tensor parallelism: else every tensor-parallel "
+            "rank would compute every expert on every token",
+            remedy="set it to true",
+        )
+
+
+def _adapted_experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+    lora = adapters_of(group)
+    experts = [layer for layer in adapted_layers(lora) if layer in FEED_FORWARD_LAYERS] if lora else []
+    if lora and model.num_experts is not None and experts:
+        yield Problem(
+            key=f"{name}.lora.target_modules=[{', '.join(lora.target_modules)}]",
+            rule=f"asks for adapters beside {', '.join(experts)}, which are experts in this mixture and get "
+            f"none with {name}.backend=megatron",
+            remedy=f"name layers of the attention: [{', '.join(ATTENTION_LAYERS)}]",
+        )
+
+
+def _held(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> HeldMemory:
+    """Return what a rank of Megatron-core holds: experts are divided over EP, everything else over TP."""
+    megatron, counts = policy.megatron_cfg, model.parameters
+    tp, pp, ep = (
+        megatron.tensor_model_parallel_size,
+        megatron.pipeline_model_parallel_size,
+        megatron.expert_model_parallel_size,
+    )
+    stage, num_layers = rank // stage_size(policy), counts.num_layers // pp
+    others = num_layers * counts.layer_without_experts
+    if stage == 0:
+        others += counts.input_embeddings
+    if stage == pp - 1:
+        others += counts.output_layer + counts.final_norm
+        if model.has_tied_embeddings and pp > 1:
+            others += counts.input_embeddings  # the last stage has a copy
+    others //= tp
+    experts = num_layers * counts.experts // ep
+    weights = (others + experts) * weight_bytes_of(policy)
+    if not isinstance(policy, TrainedGroupConfig):
+        return HeldMemory(weights=weights)
+    trained_others, trained_experts, lora = others, experts, adapters_of(policy)
+    if lora is not None:
+        trained_others, trained_experts = num_adapter_parameters(model, lora) // (tp * pp), 0
+    # What trains in float32, as adapters always do, is its own master.
+    is_float32 = policy.precision is Precision.float32 or lora is not None
+    per_parameter = MOMENTS + (0 if is_float32 else FLOAT32)
+    copies = stage_size(policy) // tp if shards_optimizer(policy) else 1
+    expert_copies = stage_size(policy) // ep if shards_optimizer(policy) else 1
+    adapters = trained_others if lora is not None else 0
+    gradients = (trained_others + trained_experts) * FLOAT32
+    updated = trained_others // copies + trained_experts // expert_copies
+    # Weights of a sharded optimizer move into one buffer, while those that were loaded are still there.
+    # Master weights are made beside the gradients, and moments when gradients may have left.
+    is_moved = shards_optimizer(policy) and lora is None
+    moved = (trained_others + trained_experts) * weight_bytes_of(policy) * is_moved
+    masters = updated * (per_parameter - MOMENTS)
+    stored, gathered = _in_checkpoint(policy, rank, trained_others, trained_experts)
+    return HeldMemory(
+        weights=weights + adapters * FLOAT32,
+        gradients=gradients,
+        optimizer=per_parameter * updated,
+        starting=max(gradients + max(moved, masters), per_parameter * updated),
+        stored=stored,
+        gathered=gathered,
+    )
+
+
+def _in_checkpoint(policy: WorkerGroupConfig, rank: int, others: int, experts: int) -> tuple[int, int]:
+    """Return what a rank of Megatron-core writes of a checkpoint, and what it gathers for it.
+
+    The first rank of each data-parallel group writes, and gathers an optimizer that is sharded: for each
+    trained parameter its master and two moments. The first ranks of experts and of everything else differ.
+    """
+    megatron, index = policy.megatron_cfg, rank % stage_size(policy)
+    written = others * (index < megatron.tensor_model_parallel_size)
+    written += experts * (index < megatron.expert_model_parallel_size)
+    is_float32 = policy.precision is Precision.float32 or adapters_of(policy) is not None
+    weights = written * (FLOAT32 if is_float32 else weight_bytes_of(policy))
+    if shards_optimizer(policy):
+        return weights, written * (FLOAT32 + MOMENTS)
+    return weights + written * (MOMENTS + (0 if is_float32 else FLOAT32)), 0
+
+
+def _stores_weights(group: TrainedGroupConfig) -> bool:
+    is_float32 = group.precision is Precision.float32 or adapters_of(group) is not None
+    return shards_optimizer(group) or not is_float32
+
+
+def _missing_kernels(policy: WorkerGroupConfig) -> Iterator[str]:
+    """Yield what training lacks without Transformer Engine. No package is imported for that."""
+    if find_spec("transformer_engine") is not None:
+        return
+    yield (
+        "Transformer Engine is not installed, so Megatron-core's own layers train: norms, rotary positions "
+        "and SwiGLU pass over the activations more often, which takes time and memory; "
+        "scripts/setup.sh --gpu installs it where there is a C++ compiler"
+    )
+    if policy.precision is Precision.float32 and _has_experts(policy):
+        yield (
+            "policy.precision=float32 has no grouped matrix product without Transformer Engine, so a "
+            "mixture's experts run one after the other, each on few tokens; policy.precision=bfloat16 has one"
+        )
+
+
+def _has_experts(policy: WorkerGroupConfig) -> bool:
+    is_here = (Path(policy.model_name) / "config.json").is_file()
+    return is_here and read_model_info(policy.model_name, policy.backend).num_experts is not None
+
+
+def _refusal(name: str, content: Mapping[str, Any]) -> tuple[str, str] | None:
+    if "vision_config" in content:
+        rule = f"has a vision tower (it is of type {content['model_type']!r}), which {name}.backend=megatron"
+        return f"{rule} does not train", f"set {name}.backend=fsdp"
+    if content.get("model_type") not in SUPPORTED_MODEL_TYPES:
+        remedy = f"supported are {', '.join(SUPPORTED_MODEL_TYPES)}; {name}.backend=fsdp trains others too"
+        return f"is a model of type {content.get('model_type')!r}", remedy
+    for feature in _UNSUPPORTED_FEATURES:
+        if content.get(feature):
+            return f"has {feature}=true, which is not supported", "use a checkpoint without it"
+    if content.get("mlp_only_layers") or content.get("decoder_sparse_step", 1) != 1:
+        rule = "has layers without experts (mlp_only_layers or decoder_sparse_step), which is not supported"
+        return rule, "use a checkpoint with experts in every layer"
+    if rope(content) is None:
+        rule = f"has rope scaling {rope_settings(content)}, which is not supported"
+        return rule, "use a checkpoint with none, or with that of Llama 3.1"
+    return None
+
+
+KIND = BackendKind(
+    about="Megatron-core, for the models that it has a conversion for",
+    backend="nemo_like.policy.megatron.backend:MegatronBackend",
+    imported_without=["wandb"],  # which takes half a second, for logs of Megatron-core's own
+    part="megatron_cfg",
+    axes={
+        "tp": "megatron_cfg.tensor_model_parallel_size",
+        "cp": "megatron_cfg.context_parallel_size",
+        "pp": "megatron_cfg.pipeline_model_parallel_size",
+        "ep": "megatron_cfg.expert_model_parallel_size",
+    },
+    sequence_parallel="megatron_cfg.sequence_parallel",
+    all_gather_weights=False,
+    has_stages=True,
+    passes_on={"model_kwargs": Library.megatron_model, "optimizer_kwargs": Library.megatron_optimizer},
+    held_memory=_held,
+    stores_weights=_stores_weights,
+    optimizer_sharding="megatron_cfg.use_distributed_optimizer",
+    refusal=_refusal,
+    problems=_problems,
+    model_problems=_model_problems,
+    missing_kernels=_missing_kernels,
+)
