@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import Protocol
 
 from nemo_like.observability.summary import SampleAnswer
@@ -76,7 +76,8 @@ class BackgroundLogger:
         self._has_waited = True
         self._thread.join(timeout_s)
         if self._thread.is_alive():
-            self._give_up()
+            with suppress(Exception):
+                self._give_up()
             self._thread.join(_GIVEN_UP_S)
             return f"{self._name} did not finish within {timeout_s:.1f} s; the end of the run may lack there"
         return (

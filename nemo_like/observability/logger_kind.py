@@ -32,7 +32,7 @@ class LoggerKind:
     label: what messages call it; else its name in the configuration.
     options: the class of its keys.
     start: makes its recorder, on a thread of its own.
-    is_on: returns whether its keys ask for it; None: always.
+    is_on: returns whether its keys ask for it; None: always, as a user's own is that is named.
     place: the lowest comes first in ``logger``; a shipped logger has one.
     problems: yields which of its keys do not fit, or what package or credentials are missing.
     machine_problems: yields what keeps this machine from it; tried out.

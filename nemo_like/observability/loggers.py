@@ -30,8 +30,14 @@ class ChosenLogger:
         )
 
     def results(self, run: LoggedRun) -> Mapping[str, str]:
-        """Return where it keeps the run's metrics, by what the summary calls that."""
-        return {} if self.kind.results is None else self.kind.results(self.options, run)
+        """Return where it keeps the run's metrics, by what the summary calls that.
+
+        What the user's code raises, the summary tells in that place: the run has ended well.
+        """
+        try:
+            return {} if self.kind.results is None else self.kind.results(self.options, run)
+        except Exception as error:
+            return {self.kind.label or self.name: f"unknown: {type(error).__name__}: {error}"}
 
 
 def chosen_loggers(cfg: LoggerConfig) -> Iterator[ChosenLogger]:

@@ -17,6 +17,9 @@ from nemo_like.batch.tags import tags_read_by
 from nemo_like.config.import_path import load_by_path
 from nemo_like.configuration import Config
 from nemo_like.environments.registry import kind_of, options_of
+from nemo_like.plan.roles import worker_groups
+from nemo_like.policy.backend_kind import backend_kind_of
+from nemo_like.policy.options import BACKEND_KINDS
 from nemo_like.rollout.tasks import used_environments
 
 # What may stand for a parameter of each annotated type.
@@ -36,6 +39,7 @@ class TargetKind(Enum):
     environment = 3  # (**arguments), which returns an object with the method step
     loss = 4  # (tokens, cfg, **arguments)
     sample_filter = 5  # (samples, cfg)
+    training_backend = 6  # (cfg, objective, coordinates)
 
     @property
     def positional(self) -> tuple[str, ...]:
@@ -46,6 +50,7 @@ class TargetKind(Enum):
             TargetKind.loss: ("tokens", "cfg"),
             TargetKind.advantage_estimator: ("inputs", "cfg"),
             TargetKind.sample_filter: ("samples", "cfg"),
+            TargetKind.training_backend: ("cfg", "objective", "coordinates"),
         }[self]
 
 
@@ -93,6 +98,10 @@ def targets_of(cfg: Config) -> Iterator[Target]:
     if LOSS_KINDS.is_own(loss.kind) or cfg.teacher is not None:
         arguments = dict(of_loss.own_keys(loss))
         yield Target("loss_fn.kind", of_loss.function, TargetKind.loss, arguments, "loss_fn")
+    for role, group in worker_groups(cfg).items():
+        if BACKEND_KINDS.is_own(group.backend):
+            path, key = backend_kind_of(group).backend, f"{role.group}.backend"
+            yield Target(key, path, TargetKind.training_backend, {}, role.group)
 
 
 def inspected(target: Target) -> Inspected:

@@ -1,5 +1,5 @@
 """A package with one kind of each, one file for each, in a whole run: an environment, a loss, an estimator, a
-filter, a data source and a logger."""
+filter, a data source, a logger and a training backend."""
 
 from __future__ import annotations
 
@@ -115,6 +115,32 @@ def doubles(cfg, split, environments):
 
 KIND = SourceKind(about="a number and itself", problems="one_of_each.doubles:doubles")
 """,
+    "trainer.py": """
+from dataclasses import replace
+
+from nemo_like.policy.backend_kinds import fsdp
+
+KIND = replace(fsdp.KIND, about="FSDP2, and a count of updates", backend="one_of_each.counting:Counting")
+""",
+    "untrained.py": """
+from dataclasses import replace
+
+from nemo_like.policy.backend_kinds import fsdp
+
+KIND = replace(fsdp.KIND, backend="one_of_each.counting:Counted")
+""",
+    # What is heavy, which the workers alone import.
+    "counting.py": """
+from nemo_like.observability.metrics import mean
+from nemo_like.policy.fsdp.backend import FSDPBackend
+
+
+class Counting(FSDPBackend):
+    def train(self, batch, schedule, watch=None):
+        before = self.num_updates
+        metrics = super().train(batch, schedule, watch)
+        return {**metrics, "counted_updates": mean(self.num_updates - before)}
+""",
     "lines.py": """
 import json
 from dataclasses import dataclass
@@ -162,6 +188,7 @@ env:
   near: {kind: "one_of_each.near:KIND"}
 data:
   default: {kind: "one_of_each.doubles:KIND", env: near}
+policy: {backend: "one_of_each.trainer:KIND"}
 loss_fn: {kind: "one_of_each.tempered:KIND"}
 grpo:
   adv_estimator: {name: "one_of_each.centred:KIND"}
@@ -199,6 +226,7 @@ def test_one_kind_of_each_of_ones_own_trains_together(
     assert all(0 < reward < 1 for reward in run.metrics("train/reward"))
     assert run.metrics("train/num_filtered") == [16, 16]
     assert min(run.metrics("train/grad_norm")) > 0
+    assert run.metrics("train/counted_updates") == [1, 1]
     written = (run.run_dir / "config.yaml").read_text()
     assert "strength: 0.5" in written and "scale: 5.0" in written
     rewards = run.metrics("train/reward")
@@ -233,6 +261,16 @@ def test_one_kind_of_each_of_ones_own_trains_together(
             "logger.own.mine.kind=wandb",
             "logger.own.mine.kind=wandb is a shipped logger, whose keys are those of logger.wandb",
         ),
+        (
+            "policy.backend=one_of_each.counting:Counting",
+            "is no BackendKind of nemo_like.policy.backend_kind",
+        ),
+        ("policy.backend=one_of_each.untrained:KIND", "module 'one_of_each.counting' has no 'Counted'"),
+        (
+            "policy.megatron_cfg.tensor_model_parallel_size=2",
+            "is for policy.backend=megatron, but that is one_of_each.trainer:KIND",
+        ),
+        ("policy.fsdp_cfg.tensor_parallel_size=3", "policy.fsdp_cfg.tensor_parallel_size=3 must divide"),
         ("data.default.kind=one_of_each.no_such:KIND", "there is no module 'one_of_each.no_such'"),
     ],
 )

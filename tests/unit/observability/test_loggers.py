@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 
 from nemo_like.config.problems import ConfigError
-from nemo_like.observability.loggers import chosen_loggers
-from nemo_like.observability.options import shipped_loggers
+from nemo_like.observability.logger_kind import LoggerKind
+from nemo_like.observability.loggers import ChosenLogger, chosen_loggers
+from nemo_like.observability.options import LoggerConfig, shipped_loggers
 
 OFF = "logger.wandb.mode=disabled"
 TENSORBOARD = "nemo_like.observability.logger_kinds.tensorboard:KIND"
@@ -26,6 +27,14 @@ def test_only_what_is_switched_on_is_chosen_and_ones_own_come_last(demo):
     )
     assert (own.name, own.key) == ("mine", "logger.own.mine.options")
     assert not own.options.enabled  # its default; to be named is enough
+
+
+def test_results_that_raise_are_told_in_the_summary(demo):
+    def results(options, run):
+        raise KeyError("no shelf")
+
+    kind = LoggerKind(about="a shelf", options=LoggerConfig, start=lambda *_: None, results=results)
+    assert ChosenLogger("mine", "", kind, None).results(None) == {"mine": "unknown: KeyError: 'no shelf'"}
 
 
 def test_what_names_no_logger_is_refused(demo):
