@@ -92,6 +92,11 @@ class Objective(ABC):
         Each call records into ``metrics``, and into ``watch`` where there are tripwires.
         """
 
+    def compares_in(self, metrics: TrainMetrics) -> bool:
+        """Return whether the next update of ``metrics`` compares trainer and engine: where no earlier phase
+        scored the tokens, and while the weights are still those that sampled."""
+        return not self.is_scored_before and metrics.num_updates == 0
+
     def share_of(self, update: GlobalBatch) -> float:
         """Return what the loss of ``update.unnormalised()`` is multiplied by to be that of ``update``."""
         return _counts_of(update).share(is_token_level=self.is_token_level)
@@ -138,9 +143,7 @@ class PolicyObjective(Objective):
         compute, own = CheckedLoss(cfg, is_accumulated=is_accumulated), own_reads(cfg)
         counts = _counts_of(update)
         advantages = TokenAdvantages(batch, cfg)
-        # Where no earlier phase scored the tokens, trainer and engine are compared while the weights are
-        # still those that sampled.
-        compares_here = not self.is_scored_before and metrics.num_updates == 0
+        compares_here = self.compares_in(metrics)
 
         def loss(scores: TokenScores, inputs: ModelInputs) -> Tensor:
             tokens = _loss_tokens(scores, inputs, batch, counts, cfg)

@@ -8,6 +8,7 @@ tensor-parallel axis  DTensor, by the model's own plan
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from nemo_like.batch.meta import GlobalBatch, Schedule
+from nemo_like.batch.meta import MicroBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.models.model_info import placeholder_ids
 from nemo_like.observability.metrics import Metric
-from nemo_like.policy.accumulation import check_accumulated, normalise_accumulated
 from nemo_like.policy.adapters import ADAPTER_DIRECTORY, ADAPTER_DTYPE, adapter_config, write_adapters
 from nemo_like.policy.batch import PolicyBatch, empty_outputs, keep_outputs
 from nemo_like.policy.checkpoint_writer import CheckpointWriter
@@ -48,19 +48,17 @@ from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, logit_s
 from nemo_like.policy.hf_checkpoint import value_head
 from nemo_like.policy.kept_weights import KeptWeights
 from nemo_like.policy.layout import adapters_of
-from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.objective import LossFunction, Objective
 from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
 from nemo_like.policy.parallelism import FIRST_REPLICA
 from nemo_like.policy.parking import HostParking, stays_on_device
-from nemo_like.policy.scoring_backend import ScoringBackend
 from nemo_like.policy.temperature import asked_for_entropy
-from nemo_like.policy.train_metrics import TrainMetrics
-from nemo_like.policy.update_watch import Internals, UpdateWatch
+from nemo_like.policy.update_watch import Internals
+from nemo_like.policy.updating_backend import UpdatingBackend
 from nemo_like.weight_transport.buckets import TensorSpec
 
 
-class FSDPBackend(ScoringBackend):
+class FSDPBackend(UpdatingBackend):
     """One rank's part of the model of a worker group. torch.distributed must be initialised, with
     the coordinates' rank.
 
@@ -74,8 +72,6 @@ class FSDPBackend(ScoringBackend):
     def __init__(self, cfg: WorkerGroupConfig, objective: Objective, coordinates: Coordinates) -> None:
         self.cfg, self.objective, self.coordinates = cfg, objective, coordinates
         self.device = compute_device(cfg.device)
-        self.num_updates = 0
-        self._accumulated: TrainMetrics | None = None  # of the gradients that are held for the next update
         self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
         layout = coordinates.layout
@@ -159,79 +155,36 @@ class FSDPBackend(ScoringBackend):
 
     # Training
 
-    def accumulate(self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None) -> None:
-        """Add the gradient of the loss of all global batches of the schedule, not normalised, to what this
-        rank holds for the first update of the next ``train``. ``watch`` sees every loss."""
-        self._place_images(batch)
-        if self._accumulated is None:
-            self._accumulated = self._new_metrics()
-        with self._weights_in_use():
-            for update in schedule.global_batches:
-                loss = self.objective.of_update(batch, update.unnormalised(), self._accumulated, watch)
-                self._backward(batch, schedule, update, loss)
+    def _gradients_in_use(self) -> AbstractContextManager[None]:
+        return self._weights_in_use()
 
-    def drop_accumulated(self) -> None:
-        """Forget what was accumulated for the next ``train``."""
-        if self._accumulated is not None:
-            self._accumulated = None
-            self._optimizer.drop_gradients()
+    def _optimizer_in_use(self) -> AbstractContextManager[None]:
+        return self._moments_in_use()
 
-    def train(
-        self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
-    ) -> dict[str, Metric]:
-        """Make one optimizer update per global batch of the schedule; return this replica's part of the
-        metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
-        compute it.
-
-        After ``accumulate``, the first global batch has no micro-batches, and the counts of all that was
-        accumulated. Raises RuntimeError when it has some then, or has none without it.
-        """
-        check_accumulated(schedule, is_held=self._accumulated is not None)
-        metrics, self._accumulated = self._accumulated or self._new_metrics(), None
-        self._place_images(batch)
-        with self._weights_in_use(), self._moments_in_use():
-            if watch is not None:
-                watch.begin(self._internals())
-            for update in schedule.global_batches:
-                self._update(batch, schedule, update, metrics, watch)
-            if watch is not None:
-                watch.end(self._internals())
-        return metrics.result()
-
-    def _update(
-        self,
-        batch: PolicyBatch,
-        schedule: Schedule,
-        update: GlobalBatch,
-        metrics: TrainMetrics,
-        watch: UpdateWatch | None,
+    def _compute_gradients(
+        self, batch: PolicyBatch, schedule: Schedule, specs: Sequence[MicroBatch], loss: LossFunction
     ) -> None:
-        """Make one optimizer update, on one global batch, and record it in ``metrics``."""
-        if update.micro_batches:
-            loss = self.objective.of_update(batch, update, metrics, watch)
-            self._backward(batch, schedule, update, loss)
-        else:
-            share = normalise_accumulated(self.objective, update, metrics, watch)
-            self._optimizer.scale_gradients(share)
-        self.num_updates += 1
-        rate = learning_rate(self.num_updates, self._training.optimizer.lr, self._training.scheduler)
-        metrics.add_update(grad_norm=self._optimizer.step(rate), learning_rate=rate)
-
-    def _backward(
-        self, batch: PolicyBatch, schedule: Schedule, update: GlobalBatch, loss: LossFunction
-    ) -> None:
-        """Add the gradient of the loss of the update's micro-batches to the gradients there are."""
-        for spec in update.micro_batches:
-            is_last = spec is update.micro_batches[-1]
-            reduce_gradients(self._model, is_last or not self._training.fsdp_cfg.reduce_gradients_once)
+        self._place_images(batch)
+        for spec in specs:
+            reduce_gradients(
+                self._model, spec is specs[-1] or not self._training.fsdp_cfg.reduce_gradients_once
+            )
             inputs = batch.micro_batch(spec, schedule)
             loss(self._model.scores(inputs), inputs).backward()
 
-    def _new_metrics(self) -> TrainMetrics:
-        return TrainMetrics(self.device, self.coordinates.layout.dp, self.objective.own_means)
+    # An update frees its gradients, so what is computed next is added to what was accumulated, or to nothing.
+    _accumulate_gradients = _compute_gradients
+
+    def _normalise_gradients(self, share: float) -> None:
+        self._optimizer.scale_gradients(share)
+
+    def _drop_gradients(self) -> None:
+        self._optimizer.drop_gradients()
+
+    def _step(self, rate: float) -> float:
+        return self._optimizer.step(rate)
 
     def _internals(self) -> Internals:
-        """Return what this rank holds of weights and optimizer, which must be in use."""
         return Internals(
             weights=self._local_parts(),
             first_moments=self._optimizer.first_moments(),

@@ -20,12 +20,11 @@ from torch import Tensor
 
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.token_values import TokenValues
-from nemo_like.batch.meta import GlobalBatch, Schedule
+from nemo_like.batch.meta import MicroBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.models.adapter_layers import adapted_layers
 from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.metrics import Metric
-from nemo_like.policy.accumulation import check_accumulated, normalise_accumulated
 from nemo_like.policy.adapters import (
     ADAPTER_DIRECTORY,
     ADAPTER_DTYPE,
@@ -41,7 +40,6 @@ from nemo_like.policy.hf_checkpoint import HFCheckpoint, value_head
 from nemo_like.policy.interface import is_weight_sender
 from nemo_like.policy.kept_weights import KeptWeights
 from nemo_like.policy.layout import adapters_of, length_multiple, recomputes_layers, replays_routes
-from nemo_like.policy.learning_rate import learning_rate
 from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
 from nemo_like.policy.megatron.convert import (
     Cut,
@@ -65,18 +63,18 @@ from nemo_like.policy.megatron.optimizer import adam_state, begin, build_optimiz
 from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.megatron.router_replay import RouteReplay
-from nemo_like.policy.objective import Objective
+from nemo_like.policy.objective import LossFunction, Objective
 from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
 from nemo_like.policy.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
 from nemo_like.policy.parking import HostParking, stays_on_device
-from nemo_like.policy.scoring_backend import ScoringBackend
 from nemo_like.policy.temperature import asked_for_entropy
 from nemo_like.policy.train_metrics import TrainMetrics
-from nemo_like.policy.update_watch import Internals, UpdateWatch
+from nemo_like.policy.update_watch import Internals
+from nemo_like.policy.updating_backend import UpdatingBackend
 from nemo_like.weight_transport.buckets import TensorSpec
 
 
-class MegatronBackend(ScoringBackend):
+class MegatronBackend(UpdatingBackend):
     """One rank's part of the model of a worker group. torch.distributed must be initialised, with
     the coordinates' rank.
 
@@ -89,8 +87,6 @@ class MegatronBackend(ScoringBackend):
     def __init__(self, cfg: WorkerGroupConfig, objective: Objective, coordinates: Coordinates) -> None:
         self.cfg, self.objective, self.coordinates = cfg, objective, coordinates
         self.device = compute_device(cfg.device)
-        self.num_updates = 0
-        self._accumulated: TrainMetrics | None = None  # of the gradients that are held for the next update
         self._parking: HostParking | None = None  # of the optimizer's state, if that leaves the device
         self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
@@ -189,92 +185,60 @@ class MegatronBackend(ScoringBackend):
 
     # Training
 
-    def accumulate(self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None) -> None:
-        """Add the gradient of the loss of all global batches of the schedule, not normalised, to what this
-        rank holds for the first update of the next ``train``. ``watch`` sees every loss."""
+    @contextlib.contextmanager
+    def _gradients_in_use(self) -> Iterator[None]:
         with self._megatron(), self._weights_in_use():
-            if self._accumulated is None:
-                if self._training.offload_optimizer_for_logprob:
-                    # Gradients stay on the device till they are used, wherever the optimizer is meanwhile.
-                    self._ddp.restore_grad_buffers()
-                self._clear_gradients()
-                self._accumulated = self._new_metrics()
-            for update in schedule.global_batches:
-                objective = self.objective.of_update(batch, update.unnormalised(), self._accumulated, watch)
-                with self._comparing_routers(self._accumulated):
-                    self._pipeline.accumulate(batch, schedule, update.micro_batches, objective)
+            yield
 
-    def drop_accumulated(self) -> None:
-        """Forget what was accumulated for the next ``train``."""
-        if self._accumulated is None:
-            return
-        self._accumulated = None
+    def _optimizer_in_use(self) -> AbstractContextManager[None]:
+        return self._optimizer_on_device()
+
+    def _begin_accumulation(self) -> None:
+        if self._training.offload_optimizer_for_logprob:
+            # Gradients stay on the device till they are used, wherever the optimizer is meanwhile.
+            self._ddp.restore_grad_buffers()
+        self._clear_gradients()
+
+    def _compute_gradients(
+        self, batch: PolicyBatch, schedule: Schedule, specs: Sequence[MicroBatch], loss: LossFunction
+    ) -> None:
+        self._clear_gradients()
+        self._pipeline.forward_backward(batch, schedule, specs, loss)
+
+    def _accumulate_gradients(
+        self, batch: PolicyBatch, schedule: Schedule, specs: Sequence[MicroBatch], loss: LossFunction
+    ) -> None:
+        self._pipeline.accumulate(batch, schedule, specs, loss)
+
+    def _normalise_gradients(self, share: float) -> None:
+        self._pipeline.reduce_accumulated(share)
+
+    def _drop_gradients(self) -> None:
         self._expert_load.forget()
         self._replay.forget()
         if self._training.offload_optimizer_for_logprob:
             with self._megatron():
                 self._ddp.offload_grad_buffers()
 
-    def train(
-        self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
-    ) -> dict[str, Metric]:
-        """Make one optimizer update per global batch of the schedule; return this replica's part of the
-        metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
-        compute it.
+    def _step(self, rate: float) -> float:
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        _, grad_norm, _ = self._optimizer.step()
+        return grad_norm
 
-        After ``accumulate``, the first global batch has no micro-batches, and the counts of all that was
-        accumulated. Raises RuntimeError when it has some then, or has none without it.
-        """
-        check_accumulated(schedule, is_held=self._accumulated is not None)
-        metrics, self._accumulated = self._accumulated or self._new_metrics(), None
-        with self._megatron(), self._weights_in_use():
-            with self._optimizer_on_device():
-                if watch is not None:
-                    watch.begin(self._internals())
-                for update in schedule.global_batches:
-                    self._update(batch, schedule, update, metrics, watch)
-                if watch is not None:
-                    watch.end(self._internals())
+    def _comparing_routers(self) -> AbstractContextManager[None]:
+        return self._replay.comparing()
+
+    def _result(self, metrics: TrainMetrics) -> dict[str, Metric]:
+        with self._megatron():
             for tensor in metrics.tensors:
                 self._send_from_last_stage(tensor)
             load = self._expert_load.result(self.coordinates.layout.dp)
         return metrics.result() | load | self.routing_metrics()
 
-    def _update(
-        self,
-        batch: PolicyBatch,
-        schedule: Schedule,
-        update: GlobalBatch,
-        metrics: TrainMetrics,
-        watch: UpdateWatch | None,
-    ) -> None:
-        """Make one optimizer update, on one global batch, and record it in ``metrics``."""
-        if update.micro_batches:
-            objective = self.objective.of_update(batch, update, metrics, watch)
-            self._clear_gradients()
-            with self._comparing_routers(metrics):
-                self._pipeline.forward_backward(batch, schedule, update.micro_batches, objective)
-        else:
-            share = normalise_accumulated(self.objective, update, metrics, watch)
-            self._pipeline.reduce_accumulated(share)
-        self.num_updates += 1
-        rate = learning_rate(self.num_updates, self._training.optimizer.lr, self._training.scheduler)
-        for group in self._optimizer.param_groups:
-            group["lr"] = rate
-        _, grad_norm, _ = self._optimizer.step()
-        metrics.add_update(grad_norm=grad_norm, learning_rate=rate)
-
-    def _new_metrics(self) -> TrainMetrics:
-        return TrainMetrics(self.device, self.coordinates.layout.dp, self.objective.own_means)
-
     def _clear_gradients(self) -> None:
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
-
-    def _comparing_routers(self, metrics: TrainMetrics) -> AbstractContextManager[None]:
-        """Compare routers where no earlier phase did, while the weights are still those that sampled."""
-        is_first = not self.objective.is_scored_before and metrics.num_updates == 0
-        return self._replay.comparing() if is_first else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _optimizer_on_device(self) -> Iterator[None]:
@@ -301,7 +265,6 @@ class MegatronBackend(ScoringBackend):
         self._parking = HostParking(tensors_beside_model(self._optimizer, self._all_parameters()))
 
     def _internals(self) -> Internals:
-        """Return what this rank holds of weights and optimizer, which must be in use."""
         adam = adam_state(self._optimizer)
         return Internals(
             weights=self._all_parameters(),

@@ -1,8 +1,9 @@
-"""A loss that is computed in parts, by counts of 1, and normalised at the end is that of the whole update."""
+"""What backends share of training: an update in parts, normalised at the end, is the update of the whole."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,17 +19,19 @@ from nemo_like.algorithms.options import KLType, LossConfig
 from nemo_like.algorithms.token_values import TokenValues
 from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
+from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.configuration import load_config
-from nemo_like.policy.accumulation import check_accumulated, normalise_accumulated
 from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.objective import Objective, PolicyObjective
-from nemo_like.policy.train_metrics import TrainMetrics
-from nemo_like.policy.update_watch import UpdateWatch
+from nemo_like.policy.learning_rate import learning_rate
+from nemo_like.policy.objective import LossFunction, Objective, PolicyObjective
+from nemo_like.policy.update_watch import Internals, UpdateWatch
+from nemo_like.policy.updating_backend import UpdatingBackend, check_accumulated
 from nemo_like.policy.value_objective import ValueObjective
 from nemo_like.tripwires.measured import Measured
 from tests.unit.algorithms.loss_cases import CONFIG, GSPO, of_kind
 
 CPU = torch.device("cpu")
+ALONE = ParallelLayout(tp=1, cp=1, dp=1, pp=1).coordinates(0)
 CRITIC = load_config(Path(__file__).resolve().parents[3] / "configs/ppo_arithmetic_cpu.yaml").value
 assert CRITIC is not None
 LENGTHS = (3, 2, 5, 4, 2, 6)  # of which one is the prompt
@@ -38,6 +41,7 @@ WHOLE = GlobalBatch(
     num_tokens=2 + 4 + 3 + 1 + 5,
     micro_batches=(MicroBatch((0, 1, 2), 5), MicroBatch((3, 4, 5), 6)),
 )
+NONE = replace(WHOLE, micro_batches=())
 FULL = replace(
     CONFIG, reference_policy_kl_penalty=0.1, use_importance_sampling_correction=True, entropy_coef=0.01
 )
@@ -74,18 +78,28 @@ def batch_of(samples: Sequence[int]) -> PolicyBatch:
     )
 
 
-class Updating:
-    """Computes losses of one update, and keeps what they are differentiated by, by the token's id."""
+class ByHand(UpdatingBackend):
+    """A model of one rank that gives every token the same, and keeps the gradients by the token's id."""
 
-    def __init__(self, objective: Objective, loss: LossConfig) -> None:
-        self.objective, self.metrics = objective, TrainMetrics(CPU, 1, objective.own_means)
-        self.watch = UpdateWatch(loss)
+    def __init__(self, objective: Objective) -> None:
+        self.cfg = self._training = CRITIC
+        self.objective, self.coordinates, self.device = objective, ALONE, CPU
         self.gradients = torch.zeros(sum(LENGTHS))
+        self.rates: list[float] = []
 
-    def compute(self, batch: PolicyBatch, update: GlobalBatch) -> None:
-        loss = self.objective.of_update(batch, update, self.metrics, self.watch)
-        for spec in update.micro_batches:
-            inputs = batch.micro_batch(spec, Schedule((update,)))
+    def _of_tokens(self, *_: Any, **__: Any) -> list[torch.Tensor]:
+        return []
+
+    def _gradients_in_use(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    _optimizer_in_use = _gradients_in_use
+
+    def _compute_gradients(
+        self, batch: PolicyBatch, schedule: Schedule, specs: Sequence[MicroBatch], loss: LossFunction
+    ) -> None:
+        for spec in specs:
+            inputs = batch.micro_batch(spec, schedule)
             outputs = (-1 - 0.01 * (inputs.token_ids % 7)).requires_grad_()
             entropy = (0.5 + 0.01 * inputs.token_ids).requires_grad_()
             if isinstance(self.objective, ValueObjective):
@@ -95,27 +109,60 @@ class Updating:
             assert outputs.grad is not None
             self.gradients[inputs.token_ids] += outputs.grad
 
-    def result(self) -> dict[str, float]:
-        self.metrics.add_update(grad_norm=1.0, learning_rate=0.1)
-        return {name: metric.value for name, metric in self.metrics.result().items()}
+    _accumulate_gradients = _compute_gradients
+
+    def _normalise_gradients(self, share: float) -> None:
+        self.gradients *= share
+
+    def _drop_gradients(self) -> None:
+        self.gradients.zero_()
+
+    def _step(self, rate: float) -> float:
+        self.rates.append(rate)
+        return float(self.gradients.norm())
+
+    def _internals(self) -> Internals:
+        return Internals(
+            weights=[],
+            first_moments=[],
+            num_updates=self.num_updates,
+            optimizer_steps=[len(self.rates)],
+            learning_rate=self.rates[-1] if self.rates else 0.0,
+        )
+
+
+class Updating:
+    """One update of ``ByHand``, watched."""
+
+    def __init__(self, objective: Objective, loss: LossConfig) -> None:
+        self.backend, self.watch = ByHand(objective), UpdateWatch(loss)
+        self.result: dict[str, float] = {}
+
+    @property
+    def gradients(self) -> torch.Tensor:
+        return self.backend.gradients
+
+    def accumulate(self, part: Sequence[int]) -> None:
+        specs = tuple(MicroBatch((row,), max(LENGTHS)) for row in range(len(part)))
+        counted = GlobalBatch(num_samples=99, num_tokens=99, micro_batches=specs)
+        self.backend.accumulate(batch_of(part), Schedule((counted,)), self.watch)
+
+    def train(self, update: GlobalBatch) -> None:
+        metrics = self.backend.train(batch_of(range(6)), Schedule((update,)), self.watch)
+        self.result = {name: metric.value for name, metric in metrics.items()}
 
 
 def at_once(objective: Objective, loss: LossConfig) -> Updating:
     updating = Updating(objective, loss)
-    updating.compute(batch_of(range(6)), WHOLE)
+    updating.train(WHOLE)
     return updating
 
 
 def in_parts(objective: Objective, loss: LossConfig, parts: Sequence[Sequence[int]]) -> Updating:
     updating = Updating(objective, loss)
     for part in parts:
-        specs = tuple(MicroBatch((row,), max(LENGTHS)) for row in range(len(part)))
-        counted = GlobalBatch(num_samples=99, num_tokens=99, micro_batches=specs)
-        updating.compute(batch_of(part), counted.unnormalised())
-    share = normalise_accumulated(
-        objective, replace(WHOLE, micro_batches=()), updating.metrics, updating.watch
-    )
-    updating.gradients *= share
+        updating.accumulate(part)
+    updating.train(NONE)
     return updating
 
 
@@ -135,7 +182,7 @@ def test_any_cut_gives_gradient_metrics_and_losses_of_the_whole(name: str, parts
     objective = PolicyObjective(cfg, 1.0)
     expected, found = at_once(objective, cfg), in_parts(objective, cfg, parts)
     torch.testing.assert_close(found.gradients, expected.gradients, rtol=2e-6, atol=1e-7)
-    assert found.result() == pytest.approx(expected.result(), rel=2e-6)
+    assert found.result == pytest.approx(expected.result, rel=2e-6)
     measured = found.watch.measured()
     assert measured[Measured.num_trained_tokens] == WHOLE.num_tokens
     assert measured[Measured.loss_error] < 1e-5
@@ -148,19 +195,19 @@ def test_a_critics_loss_is_cut_in_the_same_way(parts: list[list[int]]) -> None:
     objective = ValueObjective(CRITIC)
     expected, found = at_once(objective, CONFIG), in_parts(objective, CONFIG, parts)
     torch.testing.assert_close(found.gradients, expected.gradients, rtol=2e-6, atol=1e-7)
-    assert found.result() == pytest.approx(expected.result(), rel=2e-6)
+    assert found.result == pytest.approx(expected.result, rel=2e-6)
 
 
 def test_a_share_that_is_not_the_counts_own_is_noticed() -> None:
     objective = PolicyObjective(CONFIG, 1.0)
     updating = Updating(objective, CONFIG)
-    updating.compute(batch_of(range(6)), WHOLE.unnormalised())
+    updating.accumulate(range(6))
     updating.watch.normalise(WHOLE, 1.01 / WHOLE.num_tokens)
     assert updating.watch.measured()[Measured.loss_gradient_error] > 5e-3
     assert updating.watch.measured()[Measured.loss_error] > 1e-3
 
 
-ONE, NONE = replace(WHOLE, micro_batches=(MicroBatch((0,), 3),)), replace(WHOLE, micro_batches=())
+ONE = replace(WHOLE, micro_batches=(MicroBatch((0,), 3),))
 
 
 def test_only_the_first_update_has_no_micro_batches_and_only_after_accumulation() -> None:
@@ -172,3 +219,24 @@ def test_only_the_first_update_has_no_micro_batches_and_only_after_accumulation(
         check_accumulated(Schedule((NONE,)), is_held=False)
     with pytest.raises(RuntimeError, match="only the first update"):
         check_accumulated(Schedule((NONE, NONE)), is_held=True)
+
+
+def test_a_dropped_part_leaves_nothing_to_the_next_update() -> None:
+    objective = PolicyObjective(FULL, 1.0)
+    updating = Updating(objective, FULL)
+    updating.accumulate([0, 3])
+    updating.backend.drop_accumulated()
+    updating.watch = UpdateWatch(FULL)
+    updating.train(WHOLE)
+    expected = at_once(objective, FULL)
+    torch.testing.assert_close(updating.gradients, expected.gradients)
+    assert updating.result == expected.result
+
+
+def test_the_learning_rate_follows_the_updates_of_all_phases() -> None:
+    backend = ByHand(ValueObjective(CRITIC))
+    for update in (WHOLE, WHOLE):
+        backend.train(batch_of(range(6)), Schedule((update, update)))
+    rates = [learning_rate(number, CRITIC.optimizer.lr, CRITIC.scheduler) for number in (1, 2, 3, 4)]
+    assert backend.rates == rates
+    assert backend.num_updates == 4
