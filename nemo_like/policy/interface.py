@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from nemo_like.algorithms.logprobs import TokenScores
     from nemo_like.policy.batch import PolicyBatch
     from nemo_like.policy.checkpoint_writer import CheckpointWriter
-    from nemo_like.policy.update_watch import UpdateWatch
+    from nemo_like.policy.update_watch import TrainingWatch
 
 # The tags that workers of the policy and of the critic read, where a batch has them. Those by which a batch
 # is scheduled travel with them.
@@ -86,11 +86,14 @@ class ScoringState(Protocol):
 
 
 class Trainer(Protocol):
-    """What trains on samples."""
+    """What trains on samples. The ``watch``, if there is one, sees weights and optimizer before and after a
+    training phase, and every loss on the ranks that compute it."""
 
-    def accumulate(self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None) -> None:
+    watch: TrainingWatch | None
+
+    def accumulate(self, batch: PolicyBatch, schedule: Schedule) -> None:
         """Add the gradient of the loss of all global batches of the schedule, not normalised, to what this
-        rank holds for the first update of the next ``train``. ``watch`` sees every loss.
+        rank holds for the first update of the next ``train``.
 
         Scoring in between leaves what is held as it is; loading a checkpoint drops it.
         """
@@ -98,12 +101,9 @@ class Trainer(Protocol):
     def drop_accumulated(self) -> None:
         """Forget what was accumulated for the next ``train``; other ranks need not call it too."""
 
-    def train(
-        self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
-    ) -> dict[str, Metric]:
+    def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
-        metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
-        compute it.
+        metrics.
 
         After ``accumulate``, the first global batch has no micro-batches, and the counts of all that was
         accumulated. Raises RuntimeError when it has some then, or has none without it.

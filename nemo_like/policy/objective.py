@@ -36,7 +36,6 @@ from nemo_like.policy.checked_loss import CheckedLoss, own_means, own_reads
 from nemo_like.policy.policy_columns import training_reads
 from nemo_like.policy.token_advantages import TokenAdvantages
 from nemo_like.policy.train_metrics import TrainMetrics
-from nemo_like.policy.update_watch import UpdateWatch
 
 # Returns a micro-batch's part of the loss, a scalar to differentiate. The parts of all micro-batches and
 # ranks are summed, and so are their gradients: nothing is averaged over ranks.
@@ -80,17 +79,9 @@ class Objective(ABC):
         return ()
 
     @abstractmethod
-    def of_update(
-        self,
-        batch: PolicyBatch,
-        update: GlobalBatch,
-        metrics: TrainMetrics,
-        watch: UpdateWatch | None = None,
-    ) -> LossFunction:
-        """Return the loss of one optimizer update; the backend calls it once per micro-batch.
-
-        Each call records into ``metrics``, and into ``watch`` where there are tripwires.
-        """
+    def of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
+        """Return the loss of one optimizer update; the backend calls it once per micro-batch. Each call
+        records into ``metrics``."""
 
     def compares_in(self, metrics: TrainMetrics) -> bool:
         """Return whether the next update of ``metrics`` compares trainer and engine: where no earlier phase
@@ -129,13 +120,7 @@ class PolicyObjective(Objective):
     def own_means(self) -> Sequence[str]:
         return own_means(self.loss)
 
-    def of_update(
-        self,
-        batch: PolicyBatch,
-        update: GlobalBatch,
-        metrics: TrainMetrics,
-        watch: UpdateWatch | None = None,
-    ) -> LossFunction:
+    def of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
         """Return the loss that ``loss_fn.kind`` names, checked. It raises LossFailed when that raises, or
         returns anything but well-formed LossTerms."""
         cfg = self.loss
@@ -154,8 +139,6 @@ class PolicyObjective(Objective):
             if compares_here and tokens.generation_logprobs is not None:
                 gaps = divergences(tokens.logprobs.detach(), tokens.generation_logprobs)
                 metrics.add_means({name: TokenMean(gap, tokens.mask) for name, gap in gaps.items()})
-            if watch is not None:
-                watch.add(batch, scores, inputs, update, terms.loss, metrics.num_updates)
             return terms.loss
 
         return loss

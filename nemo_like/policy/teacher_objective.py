@@ -10,7 +10,6 @@ from nemo_like.batch.meta import GlobalBatch
 from nemo_like.policy.batch import PolicyBatch
 from nemo_like.policy.objective import LossFunction, Objective
 from nemo_like.policy.train_metrics import TrainMetrics
-from nemo_like.policy.update_watch import UpdateWatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +28,6 @@ class TeacherObjective(Objective):
     def further_models(self) -> Sequence[str]:
         return self.further
 
-    def of_update(
-        self,
-        batch: PolicyBatch,
-        update: GlobalBatch,
-        metrics: TrainMetrics,
-        watch: UpdateWatch | None = None,
-    ) -> LossFunction:
+    def of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
         """Raise RuntimeError: a teacher has no loss."""
         raise RuntimeError("a teacher is frozen, so it cannot be asked to train")

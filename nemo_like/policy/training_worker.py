@@ -18,7 +18,6 @@ from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.operations import Operation
-from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
 from nemo_like.policy.checked_loss import LossFailed
 from nemo_like.policy.checkpoint_writer import CheckpointWriter, told_in_short
@@ -51,17 +50,14 @@ class TrainingWorker(GroupWorker):
         background write of the phase before failed, on this worker or on another.
         """
         batch = self._batches.batch(meta, self.training_reads())
-        watch, losses = self._watch, None
-        if watch is not None:
-            losses = watch.training(meta, batch)
+        if self._watch is not None:
+            self._watch.training(meta, batch)
         self._is_updating = True
         with span("compute"), Stopwatch() as compute, naming_samples(meta):
-            metrics = self._backend.train(batch, schedule_of(meta), losses)
+            metrics = self._backend.train(batch, schedule_of(meta))
         self.version += 1
         self._is_updating = False
-        measured: dict[str, Metric] = {}
-        if watch is not None and losses is not None:
-            measured = watch.trained(losses)
+        measured = {} if self._watch is None else self._watch.trained()
         operations = self._batches.finish(meta.partition)
         if not self.coordinates.is_leader:
             return None

@@ -6,9 +6,9 @@ once, after the last update      ──▶ the same from the columns by ``tripwi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from nemo_like.batch.columns import (
 from nemo_like.batch.meta import GlobalBatch
 from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK, TOKEN_SCALE, Tag
 from nemo_like.policy.batch import ModelInputs, PolicyBatch
+from nemo_like.policy.objective import LossFunction
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, kl_to_go, reference_terms
 
@@ -55,59 +56,60 @@ class _MicroBatch:
     gradients: dict[str, Tensor] = field(default_factory=dict)
 
 
+class TrainingWatch(Protocol):
+    """What watches a backend's training phases, if anything does."""
+
+    @property
+    def losses(self) -> UpdateWatch:
+        """What watches the losses of the phase under way, on the ranks that compute them."""
+
+    def begin(self, now: Internals) -> None:
+        """Look at what the backend holds before the first update of a phase."""
+
+    def end(self, now: Internals) -> None:
+        """Look at what the backend holds after the last update of a phase."""
+
+
 class UpdateWatch:
-    """Watches one training phase on one rank."""
+    """Watches the losses of one training phase on one rank."""
 
     def __init__(
         self,
         loss: LossConfig,
         *,
         sees_losses: bool = True,
-        on_begin: Callable[[Internals], None] | None = None,
-        on_end: Callable[[Internals], None] | None = None,
     ) -> None:
-        """Watch the losses, if it ``sees_losses``; ``on_begin`` and ``on_end`` look at weights and
-        optimizer."""
+        """Watch the losses, if it ``sees_losses``."""
         self.sees_losses = sees_losses
         self._cfg = loss
-        self._on_begin, self._on_end = on_begin, on_end
         self._micro_batches: list[_MicroBatch] = []
 
-    def begin(self, now: Internals) -> None:
-        """Look at what the backend holds before the first update."""
-        if self._on_begin is not None:
-            self._on_begin(now)
-
-    def end(self, now: Internals) -> None:
-        """Look at what the backend holds after the last update."""
-        if self._on_end is not None:
-            self._on_end(now)
-
-    def add(
-        self,
-        batch: PolicyBatch,
-        scores: TokenScores,
-        inputs: ModelInputs,
-        update: GlobalBatch,
-        loss: Tensor,
-        number: int,
-    ) -> None:
-        """Keep a micro-batch of update ``number``, counted from 0; to be called before the backward pass."""
+    def watched(
+        self, loss: LossFunction, batch: PolicyBatch, update: GlobalBatch, number: int
+    ) -> LossFunction:
+        """Return ``loss``, that of update ``number``, counted from 0, made to leave here what it sees and
+        gives; it is to be called before the backward pass."""
         if not self.sees_losses:
-            return
-        kept = _MicroBatch(
-            batch,
-            scores.logprobs.detach(),
-            None if scores.entropy is None else scores.entropy.detach(),
-            inputs,
-            update,
-            loss.detach(),
-            number,
-        )
-        for name, tensor in (("logprobs", scores.logprobs), ("entropy", scores.entropy)):
-            if tensor is not None and tensor.requires_grad:
-                tensor.register_hook(_keep_in(kept.gradients, name))
-        self._micro_batches.append(kept)
+            return loss
+
+        def watched(scores: TokenScores, inputs: ModelInputs) -> Tensor:
+            given = loss(scores, inputs)
+            kept = _MicroBatch(
+                batch,
+                scores.logprobs.detach(),
+                None if scores.entropy is None else scores.entropy.detach(),
+                inputs,
+                update,
+                given.detach(),
+                number,
+            )
+            for name, tensor in (("logprobs", scores.logprobs), ("entropy", scores.entropy)):
+                if tensor is not None and tensor.requires_grad:
+                    tensor.register_hook(_keep_in(kept.gradients, name))
+            self._micro_batches.append(kept)
+            return given
+
+        return watched
 
     @torch.no_grad()
     def normalise(self, update: GlobalBatch, share: float) -> None:

@@ -26,7 +26,7 @@ from nemo_like.policy.objective import LossFunction
 from nemo_like.policy.options import TrainedGroupConfig
 from nemo_like.policy.scoring_backend import ScoringBackend
 from nemo_like.policy.train_metrics import TrainMetrics
-from nemo_like.policy.update_watch import Internals, UpdateWatch
+from nemo_like.policy.update_watch import Internals, TrainingWatch
 
 
 class UpdatingBackend(ScoringBackend):
@@ -35,19 +35,20 @@ class UpdatingBackend(ScoringBackend):
     coordinates: Coordinates
     device: torch.device
     num_updates = 0
+    watch: TrainingWatch | None = None
     _training: TrainedGroupConfig
     _accumulated: TrainMetrics | None = None  # of the gradients that are held for the next update
 
-    def accumulate(self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None) -> None:
+    def accumulate(self, batch: PolicyBatch, schedule: Schedule) -> None:
         """Add the gradient of the loss of all global batches of the schedule, not normalised, to what this
-        rank holds for the first update of the next ``train``. ``watch`` sees every loss."""
+        rank holds for the first update of the next ``train``."""
         with self._gradients_in_use():
             if self._accumulated is None:
                 self._begin_accumulation()
                 self._accumulated = self._new_metrics()
             metrics = self._accumulated
             for update in schedule.global_batches:
-                loss = self.objective.of_update(batch, update.unnormalised(), metrics, watch)
+                loss = self._loss(batch, update.unnormalised(), metrics)
                 with self._comparing(metrics):
                     self._accumulate_gradients(batch, schedule, update.micro_batches, loss)
 
@@ -57,12 +58,9 @@ class UpdatingBackend(ScoringBackend):
             self._accumulated = None
             self._drop_gradients()
 
-    def train(
-        self, batch: PolicyBatch, schedule: Schedule, watch: UpdateWatch | None = None
-    ) -> dict[str, Metric]:
+    def train(self, batch: PolicyBatch, schedule: Schedule) -> dict[str, Metric]:
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
-        metrics. ``watch`` sees weights and optimizer before and after, and every loss on the ranks that
-        compute it.
+        metrics.
 
         After ``accumulate``, the first global batch has no micro-batches, and the counts of all that was
         accumulated. Raises RuntimeError when it has some then, or has none without it.
@@ -70,36 +68,38 @@ class UpdatingBackend(ScoringBackend):
         check_accumulated(schedule, is_held=self._accumulated is not None)
         metrics, self._accumulated = self._accumulated or self._new_metrics(), None
         with self._gradients_in_use(), self._optimizer_in_use():
-            if watch is not None:
-                watch.begin(self._internals())
+            if self.watch is not None:
+                self.watch.begin(self._internals())
             for update in schedule.global_batches:
-                self._update(batch, schedule, update, metrics, watch)
-            if watch is not None:
-                watch.end(self._internals())
+                self._update(batch, schedule, update, metrics)
+            if self.watch is not None:
+                self.watch.end(self._internals())
         return self._result(metrics)
 
     def _update(
-        self,
-        batch: PolicyBatch,
-        schedule: Schedule,
-        update: GlobalBatch,
-        metrics: TrainMetrics,
-        watch: UpdateWatch | None,
+        self, batch: PolicyBatch, schedule: Schedule, update: GlobalBatch, metrics: TrainMetrics
     ) -> None:
         """Make one optimizer update, on one global batch, and record it in ``metrics``."""
         if update.micro_batches:
-            loss = self.objective.of_update(batch, update, metrics, watch)
+            loss = self._loss(batch, update, metrics)
             with self._comparing(metrics):
                 self._compute_gradients(batch, schedule, update.micro_batches, loss)
         else:
             share = self.objective.share_of(update)
             metrics.scale_loss(share)
-            if watch is not None:
-                watch.normalise(update, share)
+            if self.watch is not None:
+                self.watch.losses.normalise(update, share)
             self._normalise_gradients(share)
         self.num_updates += 1
         rate = learning_rate(self.num_updates, self._training.optimizer.lr, self._training.scheduler)
         metrics.add_update(grad_norm=self._step(rate), learning_rate=rate)
+
+    def _loss(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
+        """Return the loss of one update, which is watched where anything watches."""
+        loss = self.objective.of_update(batch, update, metrics)
+        if self.watch is None:
+            return loss
+        return self.watch.losses.watched(loss, batch, update, metrics.num_updates)
 
     def _new_metrics(self) -> TrainMetrics:
         return TrainMetrics(self.device, self.coordinates.layout.dp, self.objective.own_means)

@@ -18,7 +18,6 @@ from nemo_like.policy.batch import ModelInputs, PolicyBatch
 from nemo_like.policy.objective import LossFunction, Objective
 from nemo_like.policy.options import ValueConfig
 from nemo_like.policy.train_metrics import TrainMetrics
-from nemo_like.policy.update_watch import UpdateWatch
 
 # The means that a critic's training reports besides its loss.
 VALUE_MEANS = ("mean", "clip_fraction", "error")
@@ -38,13 +37,7 @@ class ValueObjective(Objective):
     def own_means(self) -> Sequence[str]:
         return VALUE_MEANS
 
-    def of_update(
-        self,
-        batch: PolicyBatch,
-        update: GlobalBatch,
-        metrics: TrainMetrics,
-        watch: UpdateWatch | None = None,
-    ) -> LossFunction:
+    def of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
         """Return the value loss of one optimizer update; the backend calls it once per micro-batch."""
         counts = GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
 

@@ -109,6 +109,7 @@ class PolicyWorker(TrainingWorker):
         if self._tripwires is not Tripwires.off:
             reference = self._backend.reference_weights
             self._watch = WorkerWatch(self.cfg, self.loss, self.coordinates, reference, self._tripwires)
+            self._backend.watch = self._watch
         self._weight_sender: WeightSender | None = None
         if is_weight_sender(self.coordinates, self._weight_replicas):
             sender = self._weight_sender_source
@@ -179,9 +180,10 @@ class PolicyWorker(TrainingWorker):
         Raises DataPlaneError, before anything was added, as ``train`` does.
         """
         batch = self._batches.batch(meta, self.training_reads())
-        losses = None if self._watch is None else self._watch.training(meta, batch)
+        if self._watch is not None:
+            self._watch.training(meta, batch)
         with span("compute"), Stopwatch() as compute, naming_samples(meta):
-            self._backend.accumulate(batch, schedule_of(meta), losses)
+            self._backend.accumulate(batch, schedule_of(meta))
         return compute.seconds if self.coordinates.is_leader else None
 
     @breaking_down()

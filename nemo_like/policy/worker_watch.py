@@ -104,27 +104,29 @@ class WorkerWatch:
         is_equal = torch.equal(prev[mask], reference[mask])
         self._note(Measured.has_policy_as_reference, has_other_weights and is_equal)
 
-    def training(self, meta: KVBatchMeta, batch: PolicyBatch) -> UpdateWatch:
-        """Look at what will train, and return what watches the training phase.
+    def training(self, meta: KVBatchMeta, batch: PolicyBatch) -> None:
+        """Look at what will train.
 
-        The phase lasts until ``trained``: the parts of a batch that are accumulated one after the other, and
-        what trains then, have the same watch.
+        A training phase begins with the first call and lasts until ``trained``: the parts of a batch that are
+        accumulated one after the other, and what trains then, belong to the same phase.
         """
         self._note(Measured.num_wrong_samples, _num_wrong(meta, batch))
         moved = not torch.equal(weight_sample(self._reference()), self._reference_at_start)
         self._note(Measured.reference_moved, moved)
         if self._losses is None:
             self._num_phases += 1
-            self._losses = UpdateWatch(
-                self._loss,
-                sees_losses=is_due(self._num_phases, self._tripwires),
-                on_begin=self._begin,
-                on_end=self._end,
-            )
+            sees_losses = is_due(self._num_phases, self._tripwires)
+            self._losses = UpdateWatch(self._loss, sees_losses=sees_losses)
+
+    @property
+    def losses(self) -> UpdateWatch:
+        """What watches the losses of the training phase that has begun."""
+        assert self._losses is not None, "`training` comes first"
         return self._losses
 
-    def trained(self, losses: UpdateWatch) -> dict[str, Metric]:
+    def trained(self) -> dict[str, Metric]:
         """Return what all ranks measured since the phase before, and the replica's count of tokens."""
+        losses = self.losses
         found = self._found | losses.measured()
         self._found, self._losses = {}, None
         # Tokens are counted where losses are computed, and the leader may be on another pipeline stage.
@@ -139,20 +141,18 @@ class WorkerWatch:
             measured[Measured.num_trained_tokens] = summed(everywhere[len(_EXCHANGED) + own])
         return measured
 
-    def _note(self, name: Measured, value: float) -> None:
-        """Keep the greatest value that the parts of a step gave."""
-        self._found[name] = max(self._found.get(name, 0.0), float(value))
-
-    def _begin(self, now: Internals) -> None:
+    def begin(self, now: Internals) -> None:
+        """Look at what the backend holds before the first update of a phase."""
         before = weight_sample(now.weights)
         if self._weights is not None:
             self._found[Measured.weights_moved_elsewhere] = float(not torch.equal(before, self._weights))
         self._weights, self._num_updates = before, now.num_updates
         self._moments_norm = _norm(now.first_moments)
 
-    def _end(self, now: Internals) -> None:
+    def end(self, now: Internals) -> None:
+        """Look at what the backend holds after the last update of a phase."""
         after, before = weight_sample(now.weights), self._weights
-        assert before is not None, "_begin comes first"
+        assert before is not None, "`begin` comes first"
         self._weights = after
         kept = self._cfg.optimizer.adam_beta1 ** (now.num_updates - self._num_updates)
         # A mean of gradients, each at most max_grad_norm long, and of what was there before.
@@ -167,6 +167,10 @@ class WorkerWatch:
             Measured.weights_moved: _largest(after - before),
             Measured.largest_weight: _largest(after),
         }
+
+    def _note(self, name: Measured, value: float) -> None:
+        """Keep the greatest value that the parts of a step gave."""
+        self._found[name] = max(self._found.get(name, 0.0), float(value))
 
 
 @torch.no_grad()

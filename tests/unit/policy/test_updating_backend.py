@@ -131,11 +131,26 @@ class ByHand(UpdatingBackend):
         )
 
 
+class Watch:
+    """Watches one phase, and keeps what the backend shows of its inside."""
+
+    def __init__(self, loss: LossConfig) -> None:
+        self.losses = UpdateWatch(loss)
+        self.seen: list[Internals] = []
+
+    def begin(self, now: Internals) -> None:
+        self.seen.append(now)
+
+    end = begin
+
+
 class Updating:
-    """One update of ``ByHand``, watched."""
+    """One update of ``ByHand``."""
 
     def __init__(self, objective: Objective, loss: LossConfig) -> None:
-        self.backend, self.watch = ByHand(objective), UpdateWatch(loss)
+        self.backend, self.watch = ByHand(objective), Watch(loss)
+        if isinstance(objective, PolicyObjective):  # a critic is not watched
+            self.backend.watch = self.watch
         self.result: dict[str, float] = {}
 
     @property
@@ -145,10 +160,10 @@ class Updating:
     def accumulate(self, part: Sequence[int]) -> None:
         specs = tuple(MicroBatch((row,), max(LENGTHS)) for row in range(len(part)))
         counted = GlobalBatch(num_samples=99, num_tokens=99, micro_batches=specs)
-        self.backend.accumulate(batch_of(part), Schedule((counted,)), self.watch)
+        self.backend.accumulate(batch_of(part), Schedule((counted,)))
 
     def train(self, update: GlobalBatch) -> None:
-        metrics = self.backend.train(batch_of(range(6)), Schedule((update,)), self.watch)
+        metrics = self.backend.train(batch_of(range(6)), Schedule((update,)))
         self.result = {name: metric.value for name, metric in metrics.items()}
 
 
@@ -183,7 +198,7 @@ def test_any_cut_gives_gradient_metrics_and_losses_of_the_whole(name: str, parts
     expected, found = at_once(objective, cfg), in_parts(objective, cfg, parts)
     torch.testing.assert_close(found.gradients, expected.gradients, rtol=2e-6, atol=1e-7)
     assert found.result == pytest.approx(expected.result, rel=2e-6)
-    measured = found.watch.measured()
+    measured = found.watch.losses.measured()
     assert measured[Measured.num_trained_tokens] == WHOLE.num_tokens
     assert measured[Measured.loss_error] < 1e-5
     assert measured[Measured.loss_gradient_error] < 1e-5
@@ -202,9 +217,9 @@ def test_a_share_that_is_not_the_counts_own_is_noticed() -> None:
     objective = PolicyObjective(CONFIG, 1.0)
     updating = Updating(objective, CONFIG)
     updating.accumulate(range(6))
-    updating.watch.normalise(WHOLE, 1.01 / WHOLE.num_tokens)
-    assert updating.watch.measured()[Measured.loss_gradient_error] > 5e-3
-    assert updating.watch.measured()[Measured.loss_error] > 1e-3
+    updating.watch.losses.normalise(WHOLE, 1.01 / WHOLE.num_tokens)
+    assert updating.watch.losses.measured()[Measured.loss_gradient_error] > 5e-3
+    assert updating.watch.losses.measured()[Measured.loss_error] > 1e-3
 
 
 ONE = replace(WHOLE, micro_batches=(MicroBatch((0,), 3),))
@@ -226,7 +241,7 @@ def test_a_dropped_part_leaves_nothing_to_the_next_update() -> None:
     updating = Updating(objective, FULL)
     updating.accumulate([0, 3])
     updating.backend.drop_accumulated()
-    updating.watch = UpdateWatch(FULL)
+    updating.backend.watch = Watch(FULL)
     updating.train(WHOLE)
     expected = at_once(objective, FULL)
     torch.testing.assert_close(updating.gradients, expected.gradients)
@@ -240,3 +255,12 @@ def test_the_learning_rate_follows_the_updates_of_all_phases() -> None:
     rates = [learning_rate(number, CRITIC.optimizer.lr, CRITIC.scheduler) for number in (1, 2, 3, 4)]
     assert backend.rates == rates
     assert backend.num_updates == 4
+
+
+def test_the_watch_sees_what_a_phase_begins_and_ends_with() -> None:
+    updating = Updating(PolicyObjective(CONFIG, 1.0), CONFIG)
+    updating.accumulate(range(6))
+    assert updating.watch.seen == []
+    updating.train(NONE)
+    assert [one.num_updates for one in updating.watch.seen] == [0, 1]
+    assert [one.optimizer_steps for one in updating.watch.seen] == [[0], [1]]

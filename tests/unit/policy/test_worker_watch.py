@@ -56,10 +56,10 @@ def watch_of(*references: list[torch.Tensor], level: Tripwires = Tripwires.all) 
 def measured(before: Internals, after: Internals, watch: WorkerWatch | None = None) -> dict[str, float]:
     """What one training phase gives that began with ``before``."""
     watch = watch or watch_of()
-    losses = watch.training(META, batch())
-    losses.begin(before)
-    losses.end(after)
-    return {name: metric.value for name, metric in watch.trained(losses).items()}
+    watch.training(META, batch())
+    watch.begin(before)
+    watch.end(after)
+    return {name: metric.value for name, metric in watch.trained().items()}
 
 
 TRAINED = internals(
@@ -133,8 +133,8 @@ def test_another_reference_gives_other_logprobs(
 
 def test_samples_that_do_not_fit_their_tags_are_counted() -> None:
     watch = watch_of()
-    losses = watch.training(META.with_tags({"num_response_tokens": [1, 2]}), batch())
-    assert watch.trained(losses)[Measured.num_wrong_samples].value == 2
+    watch.training(META.with_tags({"num_response_tokens": [1, 2]}), batch())
+    assert watch.trained()[Measured.num_wrong_samples].value == 2
 
 
 def test_a_sample_of_weights_is_spread_over_every_tensor() -> None:
@@ -154,14 +154,18 @@ def test_cheap_tripwires_see_the_losses_of_some_phases() -> None:
 
 def test_parts_that_are_accumulated_belong_to_the_phase_that_trains_on_them() -> None:
     watch = watch_of(level=Tripwires.cheap)
-    losses = watch.training(META.with_tags({"num_response_tokens": [1, 2]}), batch())
-    assert watch.training(META, batch()) is losses
+    watch.training(META.with_tags({"num_response_tokens": [1, 2]}), batch())
+    losses = watch.losses
+    watch.training(META, batch())
+    assert watch.losses is losses
     nothing = PolicyBatch({"input_ids": np.zeros(0, np.int32), "response_mask": MASK[:0]}, [], {}, CPU)
-    assert watch.training(META.subset([]), nothing) is losses
-    losses.begin(internals())
-    losses.end(TRAINED)
-    assert watch.trained(losses)[Measured.num_wrong_samples].value == 2
-    assert watch.training(META, batch()) is not losses
+    watch.training(META.subset([]), nothing)
+    assert watch.losses is losses
+    watch.begin(internals())
+    watch.end(TRAINED)
+    assert watch.trained()[Measured.num_wrong_samples].value == 2
+    watch.training(META, batch())
+    assert watch.losses is not losses
 
 
 def test_an_abandoned_phase_leaves_nothing_and_does_not_count() -> None:
@@ -169,7 +173,8 @@ def test_an_abandoned_phase_leaves_nothing_and_does_not_count() -> None:
     for _ in range(2):
         measured(internals(), TRAINED, watch)
     for _ in range(5):
-        given_up = watch.training(META.with_tags({"num_response_tokens": [1, 2]}), batch())
+        watch.training(META.with_tags({"num_response_tokens": [1, 2]}), batch())
+        given_up = watch.losses
         watch.abandon()
     found = measured(internals(), TRAINED, watch)
     assert given_up.sees_losses
