@@ -136,9 +136,9 @@ from nemo_like.policy.fsdp.backend import FSDPBackend
 
 
 class Counting(FSDPBackend):
-    def train(self, batch, schedule, watch=None):
+    def train(self, batch, schedule):
         before = self.num_updates
-        metrics = super().train(batch, schedule, watch)
+        metrics = super().train(batch, schedule)
         return {**metrics, "counted_updates": mean(self.num_updates - before)}
 """,
     "lines.py": """

@@ -37,3 +37,13 @@ def test_every_column_and_tag_is_on_it() -> None:
     declared += [value for value in vars(tags).values() if isinstance(value, tags.Tag)]
     names = {one.name for one in declared} - {"answer_id"}  # of validation
     assert not {name for name in names if f"`{name}`" not in PAGE}
+
+
+@pytest.mark.parametrize(("heading", "most"), [("The way of a log-prob", 26), ("The way of a weight", 18)])
+def test_the_ways_are_not_longer_than_they_were(heading: str, most: int) -> None:
+    """Of alternatives in one row, such as two backends, one is on a way; they are joined by "or"."""
+    (section,) = re.findall(rf"^## {heading}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
+    rows = re.findall(r"^\| \d+ \| ([^|]*) \|", section, re.MULTILINE)
+    on_the_way = [len(re.findall(r"`[\w/]+\.py`", row.split(" or ")[0].split(", `cuda")[0])) for row in rows]
+    assert min(on_the_way) >= 1
+    assert sum(on_the_way) <= most
