@@ -29,7 +29,7 @@ _MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def engine_args(spec: EngineSpec) -> EngineArgs:
-    """Return the arguments of an engine, less those that VllmEngine sets for its own parts.
+    """Return the arguments of an engine, less those that ``complete_args`` sets for the engine's own parts.
 
     Raises TypeError where ``generation.vllm_kwargs`` has an argument that this vLLM does not know.
     """

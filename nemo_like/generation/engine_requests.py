@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 from vllm import RequestOutput, SamplingParams
+from vllm.inputs import tokens_input
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from nemo_like.batch.columns import POLICY_VERSIONS
+from nemo_like.data.images import decoded
 from nemo_like.generation.engine_journal import request_digest
 from nemo_like.generation.engine_routes import ResponseRoutes
 from nemo_like.generation.interface import (
@@ -93,6 +95,21 @@ def sampling_params(
         if sampling.structured_outputs is not None:
             params.structured_outputs = StructuredOutputsParams(**json.loads(sampling.structured_outputs))
     return params
+
+
+def as_prompt(request: GroupRequest, model: Any) -> Any:
+    """Return a prompt as vLLM takes it for the model of this configuration. Where the prompt has an image,
+    vLLM itself repeats the image's token."""
+    if not request.images:
+        return tokens_input(list(request.prompt_ids))
+    token = model.image_token_id
+    ids = [
+        one
+        for one, before in zip(request.prompt_ids, (None, *request.prompt_ids), strict=False)
+        if (one, before) != (token, token)
+    ]
+    images = [decoded(file) for file in request.images]
+    return {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
 
 
 def check_places(request: GroupRequest, output: RequestOutput) -> None:

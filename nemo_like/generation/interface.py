@@ -22,6 +22,8 @@ from nemo_like.weight_transport.buckets import TensorSpec
 from nemo_like.weight_transport.connections import Endpoint, Transfer
 
 if TYPE_CHECKING:
+    from nemo_like.generation.engine_journal import EngineJournal
+    from nemo_like.generation.prompt_scores import PromptScores
     from nemo_like.weight_transport.process_groups import GroupAddress
 
 
@@ -264,7 +266,10 @@ class GenerationEngine(Protocol):
     """One engine that samples responses. The sink gets each group's result when the group is finished."""
 
     def submit(self, requests: Sequence[GroupRequest], sampling: SamplingSettings, sink: ResultSink) -> None:
-        """Queue the requests and return at once."""
+        """Queue the requests; the sink gets each group's result after the engine step that finishes it.
+
+        Raises ValueError when a request cannot be served; then none of this call's requests is queued.
+        """
 
     def abort(self, request_ids: Sequence[str]) -> None:
         """Abort requests, so that their groups are never delivered. Unknown and finished ids are ignored."""
@@ -280,6 +285,35 @@ class GenerationEngine(Protocol):
 
         An engine generates while it holds everything, and loads weights unless it holds nothing. Raises
         RuntimeError for an engine that was not started to sleep, or that still generates.
+        """
+
+
+class JournalingEngine(Protocol):
+    """An engine that writes down what it does."""
+
+    def open_journal(self, journal: EngineJournal) -> None:
+        """Write a journal from now on, in place of an earlier one, and repeat the events of another first.
+
+        Its steps count from here. Raises RuntimeError while requests are unfinished, ValueError without
+        ``weight_updates``, JournalError when the journal to repeat cannot be read or is of an engine with
+        other settings, and DiskFull or OSError.
+        """
+
+    def flush_journal(self) -> None:
+        """Bring what the journal has so far to its file. Raises DiskFull or OSError."""
+
+
+class ScoringEngine(Protocol):
+    """An engine that says how likely given tokens are. Raises RuntimeError while requests are unfinished."""
+
+    def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-probs of all tokens but the first, at temperature 1, nats."""
+
+    def score(self, sequences: Sequence[Sequence[int]], top_k: int) -> PromptScores:
+        """Return the log-probs of all tokens of the sequences, at temperature 1, and the ``top_k`` tokens
+        that are most likely in their places.
+
+        A sequence has at least one token, and fewer than the engine's longest. Raises ValueError for another.
         """
 
 

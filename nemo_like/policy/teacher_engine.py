@@ -20,6 +20,7 @@ from nemo_like.data_plane.connection import connect, reconnected
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.generation.engine_spec import EngineSpec
+from nemo_like.generation.interface import ScoringEngine
 from nemo_like.generation.options import GenerationConfig
 from nemo_like.generation.speculation import ARGUMENT
 from nemo_like.generation.vllm_engine import VllmEngine
@@ -63,7 +64,7 @@ class TeacherEngine:
     def setup(self) -> None:
         """Start the engine and connect to the data plane; return when both are ready. Raises GenerationError
         when the engine does not start."""
-        self._engine = VllmEngine(
+        self._engine: ScoringEngine = VllmEngine(
             name="teacher",
             spec=EngineSpec(
                 model_name=self._cfg.model_name,

@@ -54,7 +54,7 @@ class CountingEngine(VllmEngine):
     def __init__(self, **kwargs: Any) -> None:
         self._counted = [0, 0]
         super().__init__(**kwargs)
-        self._call(self._watch)
+        self._thread.call(self._watch)
 
     def take_counts(self) -> tuple[int, int]:
         """Tokens of prompts and cached ones among them, since the last call."""
@@ -62,7 +62,7 @@ class CountingEngine(VllmEngine):
         return counted[0], counted[1]
 
     def _watch(self) -> None:
-        step = self._engine.step
+        step = self._vllm.llm.step
 
         def watched() -> Any:
             outputs = step()
@@ -72,7 +72,7 @@ class CountingEngine(VllmEngine):
                     self._counted[1] += one.num_cached_tokens or 0
             return outputs
 
-        self._engine.step = watched
+        self._vllm.llm.step = watched
 
 
 class Swapped:

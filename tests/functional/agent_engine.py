@@ -15,7 +15,7 @@ class LoggingEngine(VllmEngine):
     def __init__(self, **kwargs: Any) -> None:
         self._log: list[dict[str, Any]] = []
         super().__init__(**kwargs)
-        self._call(self._watch)
+        self._thread.call(self._watch)
 
     def take_log(self) -> list[dict[str, Any]]:
         """What vLLM returned since the last call: the tokens of each prompt and of its responses."""
@@ -24,17 +24,17 @@ class LoggingEngine(VllmEngine):
             taken, self._log = self._log, []
             return taken
 
-        return self._call(take)
+        return self._thread.call(take)
 
     def _watch(self) -> None:
-        step = self._engine.step
+        step = self._vllm.llm.step
 
         def watched() -> list[RequestOutput]:
             outputs = step()
             self._log += [_entry(one) for one in outputs if one.finished]
             return outputs
 
-        self._engine.step = watched  # type: ignore[method-assign]
+        self._vllm.llm.step = watched  # type: ignore[method-assign]
 
 
 def _entry(output: RequestOutput) -> dict[str, Any]:

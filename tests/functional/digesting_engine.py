@@ -15,7 +15,7 @@ class DigestingEngine(VllmEngine):
 
     def model_digest(self) -> str:
         """The digest of every parameter and buffer of every worker's model."""
-        digests = self._call(lambda: self._engine.collective_rpc(_model_digest))
+        digests = self._thread.call(lambda: self._vllm.llm.collective_rpc(_model_digest))
         return " ".join(digests)
 
 

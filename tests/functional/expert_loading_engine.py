@@ -27,7 +27,7 @@ class ExpertLoadingEngine(VllmEngine):
         """Load the checkpoint's weights, moved at random; return each worker's digest of its model, and how
         many tensors its loader was given one by one."""
         arguments = (checkpoint, seed, one_by_one, without)
-        loaded = self._call(lambda: self._engine.collective_rpc(_load, args=arguments))
+        loaded = self._thread.call(lambda: self._vllm.llm.collective_rpc(_load, args=arguments))
         return [digest for digest, _ in loaded], loaded[0][1]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
+from vllm import RequestOutput
 
 from nemo_like.generation.vllm_engine import VllmEngine
 
@@ -13,9 +15,20 @@ from nemo_like.generation.vllm_engine import VllmEngine
 class RaisingEngine(VllmEngine):
     """To be hosted in the place of ``VllmEngine``."""
 
-    def _step(self) -> None:
-        flag = Path(os.environ["OUT_OF_MEMORY_FLAG"])
-        if flag.exists():
-            flag.unlink()
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nThe rest follows.")
-        super()._step()
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._thread.call(self._watch)
+
+    def _watch(self) -> None:
+        step = self._vllm.llm.step
+
+        def raising() -> list[RequestOutput]:
+            flag = Path(os.environ["OUT_OF_MEMORY_FLAG"])
+            if flag.exists():
+                flag.unlink()
+                raise torch.OutOfMemoryError(
+                    "CUDA out of memory. Tried to allocate 2.00 GiB.\nThe rest follows."
+                )
+            return step()
+
+        self._vllm.llm.step = raising  # type: ignore[method-assign]

@@ -15,9 +15,12 @@ class PreemptingEngine(VllmEngine):
     def num_preemptions(self) -> int:
         return self._num_preemptions
 
-    def _start_engine(self) -> None:
-        super()._start_engine()
-        scheduler: Any = self._engine.engine_core.engine_core.scheduler
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._thread.call(self._watch)
+
+    def _watch(self) -> None:
+        scheduler: Any = self._vllm.llm.engine_core.engine_core.scheduler
         preempt = scheduler._preempt_request
 
         def counted(*args: Any, **kwargs: Any) -> None:

@@ -212,14 +212,15 @@ def memory_order_ignored(pack: Any) -> Any:
     Group.weight_sync,
     "An engine whose weight update failed reports success and serves its old weights as the new version.",
     "NVIDIA-NeMo/RL#398",
-    "nemo_like.generation.vllm_engine:VllmEngine._load_weights",
+    "nemo_like.generation.engine_weights:EngineWeights.load",
     "generation.num_engines=2",
 )
 def one_engine_stale(load_weights: Any) -> Any:
     def mutated(self: Any, version: int, groups: Any) -> int:
-        if self._policy_version < 0 or not self._name.endswith("1"):
+        weights = self._vllm.weights
+        if weights.policy_version < 0 or not self._vllm.name.endswith("1"):
             return load_weights(self, version, groups)
-        self._policy_version, self._paused_for = version, None
+        weights.policy_version, weights.paused_for = version, None
         return version
 
     return mutated
@@ -229,18 +230,18 @@ def one_engine_stale(load_weights: Any) -> Any:
     Group.weight_sync,
     "The engine's cache of prefixes holds keys and values that older weights computed.",
     "PrimeIntellect-ai/prime-rl#1650",
-    "nemo_like.generation.vllm_engine:VllmEngine._load_weights",
+    "nemo_like.generation.engine_weights:EngineWeights.load",
     "policy.max_total_sequence_length=128",
     "policy.sequence_packing.train_mb_tokens=128",
     f"data.default.prompt_template='{'a' * 64}{{prompt}}'",  # the cache is of blocks of 32 tokens
 )
 def prefix_cache_stale(load_weights: Any) -> Any:
     def mutated(self: Any, version: int, groups: Any) -> int:
-        self._engine.reset_prefix_cache = lambda *args, **options: True
+        self._vllm.llm.reset_prefix_cache = lambda *args, **options: True
         try:
             return load_weights(self, version, groups)
         finally:
-            del self._engine.reset_prefix_cache
+            del self._vllm.llm.reset_prefix_cache
 
     return mutated
 
@@ -320,7 +321,7 @@ def same_seeds_for_all_groups(response_seeds: Any) -> Any:
     Group.sampling,
     "The log-prob that comes with a token is that of its neighbour.",
     "NVIDIA-NeMo/RL#3297",
-    "nemo_like.generation.vllm_engine:as_response",
+    "nemo_like.generation.request_loop:as_response",
 )
 def logprob_of_another_token(response: Any) -> Any:
     def mutated(*args: Any, **options: Any) -> Any:
@@ -384,7 +385,7 @@ def zero_reward_taken_for_missing(flatten: Any) -> Any:
     Group.rollout,
     "A response that ran into the token limit is not recognised as truncated.",
     "THUDM/slime#203",
-    "nemo_like.generation.vllm_engine:as_response",
+    "nemo_like.generation.request_loop:as_response",
     *_TRUNCATES,
 )
 def truncation_not_noticed(response: Any) -> Any:

@@ -1,0 +1,136 @@
+"""How vLLM's engine is started, and what the parts of a ``VllmEngine`` share of it."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm import EngineArgs, LLMEngine
+from vllm.lora.request import LoRARequest
+
+from nemo_like.algorithms.options import WeightUpdates
+from nemo_like.batch.tags import AS_LOADED
+from nemo_like.cluster.gloo import one_gloo_device
+from nemo_like.cluster.stage import EngineHolds
+from nemo_like.generation.engine_args import engine_args
+from nemo_like.generation.engine_routes import EngineRoutes
+from nemo_like.generation.engine_spec import EngineSpec
+from nemo_like.generation.engine_thread import end_process
+from nemo_like.generation.options import KvCacheAfterUpdate
+from nemo_like.generation.shared_names import remove_names, track_names
+from nemo_like.generation.sleep import EngineMemory, has_sleep_mode
+from nemo_like.generation.speculation import speculation
+from nemo_like.generation.without_torchvision import is_needed, patch_vllm
+from nemo_like.generation.worker_calls import call_workers
+from nemo_like.models.model_info import has_vision_tower
+from nemo_like.policy.options import Device
+
+# After so many net allocations Python collects the youngest generation.
+_GC_THRESHOLD = 50_000
+
+
+@dataclass(slots=True)
+class WeightsInForce:
+    """The weights that an engine samples with."""
+
+    policy_version: int = AS_LOADED
+    digest: int | None = None  # as they arrived; None without tripwires
+    # What each request needs to be computed with the adapter; None where there is none.
+    adapter: LoRARequest | None = None
+    num_loads: int = 0
+    paused_for: int | None = None  # the version for which no step runs; None: steps run
+
+
+@dataclass(frozen=True, slots=True)
+class StartedVllm:
+    """vLLM's engine in this process, as ``spec`` asks for it. Only the engine's step thread calls ``llm``."""
+
+    name: str
+    spec: EngineSpec
+    llm: LLMEngine
+    routes: EngineRoutes
+    memory: EngineMemory
+    added_tokens: Mapping[str, int]  # ids of the tokens that the tokenizer never splits, by text
+    weights: WeightsInForce = field(default_factory=WeightsInForce)
+
+    @property
+    def keeps_kv_cache(self) -> bool:
+        """Whether samples under way go on with keys and values of earlier weights."""
+        return (
+            self.spec.weight_updates is WeightUpdates.in_flight
+            and self.spec.generation.kv_cache_after_update is KvCacheAfterUpdate.keep
+        )
+
+    def check_awake(self) -> None:
+        """Raise RuntimeError unless the engine holds all that it needs to generate."""
+        if self.memory.holds is not EngineHolds.everything:
+            raise RuntimeError(f"engine {self.name!r} sleeps, so it cannot generate")
+
+    def ask_workers(self, method: str, **kwargs: Any) -> Any:
+        """Call every worker of this engine, and return the first one's answer."""
+        return call_workers(self.llm, method, kwargs)
+
+
+def complete_args(name: str, spec: EngineSpec, routes: EngineRoutes) -> EngineArgs:
+    """Return the arguments of vLLM's engine, with those on which parts of this one depend. Raises ValueError
+    when it should sleep but cannot."""
+    args = engine_args(spec)
+    if spec.generation.vllm_cfg.tensor_parallel_size > 1:
+        track_names()
+    routes.configure(args)
+    args.enable_sleep_mode = has_sleep_mode(name, spec.sleeps, spec.device)
+    # CUDA graphs, where there are any, leave the GPU too.
+    args.sleep_mode_offload_cudagraph = args.enable_sleep_mode
+    if spec.weight_updates is not None:
+        # A step that is computed ahead would belong to two versions, and depend on the machine's speed.
+        args.async_scheduling = False
+    if spec.structured_outputs:
+        # Without spaces of choice: a policy that is bad at JSON would fill its response with them.
+        args.structured_outputs_config.disable_any_whitespace = True
+        args.structured_outputs_config.backend = "xgrammar"
+    # To process images vLLM needs a tokenizer.
+    tokenizer_name = spec.model_name if has_vision_tower(spec.model_name) else spec.tokenizer_name
+    if tokenizer_name is not None:
+        args.tokenizer = tokenizer_name
+        args.skip_tokenizer_init = False
+    return args
+
+
+def built(spec: EngineSpec, args: EngineArgs) -> LLMEngine:
+    """Build vLLM's engine. Raises what vLLM raises."""
+    if has_vision_tower(spec.model_name) and is_needed():
+        patch_vllm()
+    with one_gloo_device():
+        return LLMEngine.from_engine_args(args)
+
+
+def prepared(name: str, spec: EngineSpec, llm: LLMEngine, routes: EngineRoutes) -> StartedVllm:
+    """Prepare vLLM's engine and its workers for what ``spec`` asks. Raises GenerationError when the model has
+    not the layers of experts that the run needs."""
+    llm.set_weight_version(str(AS_LOADED))
+    has_tokenizer = not llm.model_config.skip_tokenizer_init
+    if spec.structured_outputs:
+        call_workers(llm, "return_unmasked_logprobs", {})
+    if spec.device is Device.cpu and speculation(spec.generation) is not None:
+        call_workers(llm, "mend_draft_sampling", {})
+    routes.start(llm)
+    started = StartedVllm(
+        name=name,
+        spec=spec,
+        llm=llm,
+        routes=routes,
+        memory=EngineMemory(llm, spec.sleeps),
+        added_tokens=llm.get_tokenizer().get_added_vocab() if has_tokenizer else {},
+    )
+    if multiprocessing.active_children():
+        llm.model_executor.register_failure_callback(end_process)
+        remove_names()
+    # What the start leaves behind is never garbage, so no collection need look at it. A batch allocates
+    # so many small objects that collections at Python's default rate take a twentieth of its time.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(_GC_THRESHOLD)
+    return started
