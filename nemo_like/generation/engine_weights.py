@@ -1,4 +1,4 @@
-"""``EngineWeights``: takes the weights that a trainer brings, and gives the device's memory up meanwhile.
+"""``VllmWeights``: takes the weights that a trainer brings, and gives the device's memory up meanwhile.
 
 pause ──▶ fetch ──▶ load, or resume            ``WeightReceiver`` says what each does
 """
@@ -22,7 +22,7 @@ from nemo_like.weight_transport.connections import Transfer
 _SHARED_MEMORY = "/dev/shm"
 
 
-class EngineWeights:
+class VllmWeights:
     """The weights of one ``VllmEngine``. Only the engine's step thread calls it."""
 
     def __init__(

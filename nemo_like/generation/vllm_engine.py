@@ -3,7 +3,7 @@
 a call of                  on the caller's thread         on the step thread (``engine_thread.py``)
   GenerationEngine           submit, abort, stats, ...      RequestLoop    also between calls: vLLM's steps
   JournalingEngine           open_journal, flush_journal
-  WeightReceiver             pause, load_weights, ...       EngineWeights
+  WeightReceiver             pause, load_weights, ...       VllmWeights
   ScoringEngine              score, canary_logprobs         PromptScorer
 """
 
@@ -21,7 +21,7 @@ from nemo_like.generation.engine_requests import QueuedRequest, sampling_params
 from nemo_like.generation.engine_routes import EngineRoutes
 from nemo_like.generation.engine_spec import EngineSpec
 from nemo_like.generation.engine_thread import EngineThread
-from nemo_like.generation.engine_weights import EngineWeights
+from nemo_like.generation.engine_weights import VllmWeights
 from nemo_like.generation.interface import (
     EngineOverdue,
     EngineStats,
@@ -77,7 +77,7 @@ class VllmEngine:
         self._vllm = prepared(self._name, self._spec, llm, routes)
         self._thread.needs_processes()
         self._requests = RequestLoop(self._vllm, self._timeout_s)
-        self._weights = EngineWeights(self._vllm, self._requests, self._thread.fail)
+        self._weights = VllmWeights(self._vllm, self._requests, self._thread.fail)
         self._scorer = PromptScorer(self._vllm, self._requests, self._thread.fail)
         self._thread.work = self._requests
 
