@@ -212,7 +212,7 @@ def memory_order_ignored(pack: Any) -> Any:
     Group.weight_sync,
     "An engine whose weight update failed reports success and serves its old weights as the new version.",
     "NVIDIA-NeMo/RL#398",
-    "nemo_like.generation.engine_weights:EngineWeights.load",
+    "nemo_like.generation.engine_weights:VllmWeights.load",
     "generation.num_engines=2",
 )
 def one_engine_stale(load_weights: Any) -> Any:
@@ -230,7 +230,7 @@ def one_engine_stale(load_weights: Any) -> Any:
     Group.weight_sync,
     "The engine's cache of prefixes holds keys and values that older weights computed.",
     "PrimeIntellect-ai/prime-rl#1650",
-    "nemo_like.generation.engine_weights:EngineWeights.load",
+    "nemo_like.generation.engine_weights:VllmWeights.load",
     "policy.max_total_sequence_length=128",
     "policy.sequence_packing.train_mb_tokens=128",
     f"data.default.prompt_template='{'a' * 64}{{prompt}}'",  # the cache is of blocks of 32 tokens
