@@ -1,4 +1,4 @@
-"""The blocks of code in the README and in docs/, and the commands in their shell blocks."""
+"""The blocks of code in the pages at the root and in docs/, and the commands in their shell blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FIRST_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md"]
+PAGES = [*FIRST_PAGES, *sorted((ROOT / "docs").glob("*.md"))]
 _SHELLS = {"sh", "bash"}
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # In running text: a script with options, or a target of make; what stands in brackets is no command yet.

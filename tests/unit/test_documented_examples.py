@@ -1,5 +1,5 @@
-"""The README and docs/ hold what works: every YAML file composes, every command is executed or dry-run, and
-every piece of Python is one."""
+"""The pages at the root and docs/ hold what works: every YAML file composes, every command is executed or
+dry-run, and every piece of Python is one."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run directory that says that it has recorded as many steps as a run on GPUs makes."""
     directory = tmp_path_factory.mktemp("run") / "recorded"
     directory.mkdir()
-    grpo = load_config(ROOT / "configs" / "grpo_gpu.yaml", [MODEL]).grpo
+    grpo = load_config(ROOT / "configs" / "grpo_cpu.yaml", [MODEL]).grpo
     write_manifest(directory, RecordingManifest(step_shape=grpo.step_shape))
     for step in range(grpo.max_num_steps):
         (directory / rollout_file(step + 1, 0)).touch()
@@ -188,6 +188,13 @@ def knows(command: str) -> None:
     assert all(f"[{option}]" in usage[0] for option in options)
 
 
+def collected(arguments: str) -> None:
+    """The tests that a command of pytest chooses: one at least."""
+    program = [sys.executable, "-m", "pytest", *shlex.split(arguments), "--collect-only"]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def is_shell(command: str) -> None:
     """Setting a variable, or choosing an environment."""
     done = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True, check=False)
@@ -199,6 +206,7 @@ KINDS: list[tuple[str, Callable[[str], None]]] = [
     (r"python run_grpo\.py ", dry_run),
     (r"(?:PYTHONPATH=\S+ )?python (?=scripts/)", read_by_its_script),
     (r"unshare .*; python (?=scripts/.*'$)", lambda command: read_by_its_script(command.rstrip("'"))),
+    (r"python -m pytest ", collected),
     (r"make ", made),
     (r"ray ", read_by_ray),
     (r"hf ", read_by_hf),

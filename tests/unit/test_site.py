@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.site_pages import uri_of
 from tests.unit.documented import PAGES, ROOT
 
 # Without what finds a proxy or a name server, so that whatever asks for a network fails.
@@ -51,7 +52,7 @@ class Elements(HTMLParser):
 
 
 def built(site: Path, page: Path) -> Path:
-    return site / ("index.html" if page.stem == "README" else f"{page.stem}.html")
+    return (site / uri_of(page)).with_suffix(".html")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -62,7 +63,8 @@ def test_a_page_has_all_its_blocks_and_tables_and_is_led_to(site: Path, page: Pa
     assert len(elements.of("pre")) == len(re.findall(r"^ *```", text, re.M)) / 2
     assert len(elements.of("table")) == len(re.findall(r"^\|[-:| ]*-[-:| ]*\|$", without_blocks, re.M))
     of_the_first = Elements(site / "index.html").of("a")
-    assert any(link.get("href") == built(site, page).name for link in of_the_first) or page.stem == "README"
+    address = built(site, page).relative_to(site).as_posix()
+    assert any(link.get("href") == address for link in of_the_first) or page.stem == "README"
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
