@@ -238,7 +238,7 @@ class RequestLoop:
         self.unfinished[request.request_id] = queued
 
     def _drop(self, request_ids: Sequence[str]) -> None:
-        """Take those of the requests that it has from vLLM."""
+        """Have vLLM abort the requests that it was given, and forget them; ignore the others."""
         known = {name: queued for name in request_ids if (queued := self.unfinished.pop(name, None))}
         self._vllm.llm.abort_request(list(known))
         for name, queued in known.items():
