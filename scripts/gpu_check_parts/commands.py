@@ -297,7 +297,7 @@ PARTS = (
     Part(
         name="engines",
         what="engines on a GPU: weights by CUDA's inter-process memory, sleep and wake, several on one GPU",
-        budget_s=120,
+        budget_s=370,
         needs=(*_TESTED, "vllm"),
         commands=_engines,
         needs_gpu=True,
@@ -305,7 +305,7 @@ PARTS = (
     Part(
         name="drafts",
         what="engines that draft (speculative decoding) on a GPU: log-probs, seeds, sleep",
-        budget_s=120,
+        budget_s=180,
         needs=(*_TESTED, "vllm"),
         commands=_drafts,
         needs_gpu=True,

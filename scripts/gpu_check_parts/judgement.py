@@ -22,7 +22,7 @@ MEMORY_LEFT = GIB // 4
 
 def judge_tests(counts: TestCounts) -> list[str]:
     """Return what is off about a run of tests."""
-    reasons = [f"{name} failed" for name in counts.failed]
+    reasons = [f"{name} failed: {raised}" for name, raised in counts.failed.items()]
     if not counts.passed and not counts.failed:
         reasons.append(f"no test ran ({len(counts.skipped)} were skipped)")
     return reasons

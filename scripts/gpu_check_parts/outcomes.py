@@ -1,7 +1,8 @@
 """Writes what became of each test as soon as it ends, and reads it: also of tests that were cut off.
 
 A plugin of pytest: ``-p scripts.gpu_check_parts.outcomes --outcomes=FILE``. The file has one JSON object per
-line: the test, its outcome, the reason why it was skipped, and what it measured, by ``record_property``.
+line: the test, its outcome, why it was skipped or failed, what it measured, by ``record_property``, and the
+traceback of one that failed, which pytest itself prints only when all have ended.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class TestCounts:
     __test__ = False
 
     passed: int = 0
-    failed: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)  # what was raised, by test
     skipped: dict[str, str] = field(default_factory=dict)  # reasons by test
     measured: dict[str, dict[str, Any]] = field(default_factory=dict)  # by test
 
@@ -37,7 +38,7 @@ def read_outcomes(path: Path) -> TestCounts:
         if one["measured"]:
             counts.measured[name] = one["measured"]
         if one["outcome"] == "failed" and name not in counts.failed:
-            counts.failed.append(name)
+            counts.failed[name] = one["reason"]
         elif one["outcome"] == "skipped":
             counts.skipped[name] = one["reason"]
         elif one["outcome"] == "passed":
@@ -65,12 +66,21 @@ class _Writer:
         """Write of each phase of a test what is news: that it failed, was skipped, or passed."""
         if report.passed and report.when != "call":
             return
-        reason = str(report.longrepr[2]) if report.skipped and isinstance(report.longrepr, tuple) else ""
         line = {
             "test": report.nodeid,
             "outcome": report.outcome,
-            "reason": reason.removeprefix("Skipped: "),
+            "reason": _reason(report),
             "measured": dict(report.user_properties) if report.when == "call" else {},
         }
+        if report.failed:
+            line["traceback"] = report.longreprtext
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, default=str) + "\n")
+
+
+def _reason(report: Any) -> str:
+    """Return why a test was skipped, or what it raised; empty for one that passed."""
+    if report.skipped and isinstance(report.longrepr, tuple):
+        return str(report.longrepr[2]).removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return crash.message if crash is not None else report.longreprtext

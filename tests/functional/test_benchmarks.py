@@ -40,6 +40,15 @@ def test_weights_go_through_every_channel_of_cpus() -> None:
 
 
 @pytest.mark.slow
+def test_an_engines_loop_is_timed_beside_vllms_own(arithmetic_model: str, tmp_path: Path) -> None:
+    table = tmp_path / "profile.txt"
+    sizes = ("--sequences", "16", "--tokens", "4", "--rounds", "1", "--profile", str(table))
+    found = figures("engine_loop.py", *sizes, f"policy.model_name={arithmetic_model}")
+    assert found["by_sequences"]["16"]["ours_over_bare"] > 0
+    assert "request_loop.py" in table.read_text()
+
+
+@pytest.mark.slow
 def test_a_policy_scores_and_trains_with_every_kind_of_micro_batch_and_beside_plain_loops() -> None:
     sizes = ("--samples", "8", "--prompt-tokens", "32", "--max-tokens", "64")
     found = figures("policy.py", "--rounds", "1", "--threads", "1", *sizes)

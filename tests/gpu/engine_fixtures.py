@@ -132,9 +132,15 @@ class World:
     trainer: ActorHandle
     sink: ActorHandle
     num_requests: int = 0
+    version: int = -1  # that was sent last; engines refuse an older one
 
     def ask(self, actor: ActorHandle, method: str, *args: object) -> Any:
         return self.cluster.gather([actor.submit(method, *args)], stage="test", timeout_s=TIMEOUT_S)[0]
+
+    def push_weights(self) -> Mapping[str, Metric]:
+        """Send the trainer's weights to all engines, as the next version."""
+        self.version += 1
+        return self.ask(self.trainer, "push_weights", self.version)
 
     def hold(self, what: EngineHolds, engine: int = 0) -> None:
         self.ask(self.engines[engine], "hold", what)

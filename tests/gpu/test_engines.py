@@ -45,11 +45,11 @@ def world(private_ray: None, checkpoint: Path, request: pytest.FixtureRequest) -
     if on_gpu:
         for index in range(2):
             started.hold(EngineHolds.weights, index)
-        started.ask(started.trainer, "push_weights", 0)
+        started.push_weights()
         started.hold(EngineHolds.everything)
         started.hold(EngineHolds.nothing, 1)
     else:
-        started.ask(started.trainer, "push_weights", 0)
+        started.push_weights()
     yield started
     started.cluster.stop()
 
@@ -79,7 +79,7 @@ def test_an_engine_computes_with_the_weights_that_were_sent(world: World) -> Non
     assert largest(before, world.trainers_canary()) > 4 * TOLERANCE
     if len(world.engines) > 1:  # every engine takes part in a transfer, so it must have room for weights
         world.hold(EngineHolds.weights, 1)
-    metrics = world.ask(world.trainer, "push_weights", 1)
+    metrics = world.push_weights()
     if len(world.engines) > 1:
         world.hold(EngineHolds.nothing, 1)
     assert metrics["weight_sync_bytes"].value > 0
@@ -115,7 +115,7 @@ def test_weights_are_sent_before_the_kv_cache_wakes(world: World) -> None:
     world.ask(world.trainer, "update", 2)
     for index in range(2):
         world.hold(EngineHolds.weights, index)
-    world.ask(world.trainer, "push_weights", 2)
+    world.push_weights()
     world.hold(EngineHolds.nothing, 1)
     world.hold(EngineHolds.everything)
     canary = world.canary()
@@ -131,7 +131,7 @@ def test_an_engine_that_lost_its_weights_asleep_computes_with_those_that_come(wo
     with pytest.raises(ActorFailed, match="lost its weights while it slept, and no others have come"):
         world.hold(EngineHolds.everything, 1)
     world.hold(EngineHolds.weights, 1)
-    world.ask(world.trainer, "push_weights", 2)
+    world.push_weights()
     world.hold(EngineHolds.everything, 1)
     assert largest(world.canary(0), world.canary(1)) < 1e-3
     assert world.generate(0) == world.generate(1)
@@ -147,7 +147,7 @@ def test_a_fresh_engine_of_the_weights_that_were_sent_responds_alike(world: Worl
         world.hold(EngineHolds.nothing)
         world.hold(EngineHolds.weights)
         world.hold(EngineHolds.weights, 1)
-    world.ask(world.trainer, "push_weights", 3)
+    world.push_weights()
     if on_gpu:
         world.hold(EngineHolds.nothing, 1)
         world.hold(EngineHolds.everything)

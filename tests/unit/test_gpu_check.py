@@ -362,7 +362,11 @@ def test_tests_that_ended_count_when_the_others_were_cut_off(tmp_path: Path) -> 
     assert short.keys() == {"test_good", "test_bad", "test_broken", "test_left"}
     assert counts.skipped == {short["test_left"]: "needs two GPUs"}
     assert counts.measured == {short["test_good"]: {"asleep_gib": 2.5}}
-    assert judgement.judge_tests(counts) == [f"{short[name]} failed" for name in ("test_bad", "test_broken")]
+    assert judgement.judge_tests(counts) == [
+        f"{short['test_bad']} failed: assert False",
+        f"{short['test_broken']} failed: ValueError: no",
+    ]
+    assert "def broken" in outcomes.read_text()  # the traceback
     assert judgement.judge_tests(read_outcomes(tmp_path / "none")) == ["no test ran (0 were skipped)"]
 
 
