@@ -91,9 +91,10 @@ def _main(options: argparse.Namespace) -> int:
         return exit_codes.REFUSED
     # Only now: this loads Ray, and the checks above must be quick.
     from nemo_like.driver.whole_run import run_directory, run_in
+    from nemo_like_tools.report.report_recorder import ReportRecorder
 
     try:
-        return run_in(run_directory(cfg, config.stem), cfg).exit_code
+        return run_in(run_directory(cfg, config.stem), cfg, report=ReportRecorder).exit_code
     except (DirectoryInUse, RunFailed) as error:
         print(printable(str(error)), file=sys.stderr)
         return exit_codes.REFUSED if isinstance(error, DirectoryInUse) else exit_codes.FAILED
@@ -124,8 +125,8 @@ def _plan(cfg: Config) -> str:
 
 def _what_if(cfg: Config, options: argparse.Namespace) -> int:
     """Print what the configuration would make of a recorded run; return the exit code."""
-    from nemo_like.what_if.calibration import UnfitRun
-    from nemo_like.what_if.prediction import format_what_if, what_if
+    from nemo_like_tools.what_if.calibration import UnfitRun
+    from nemo_like_tools.what_if.prediction import format_what_if, what_if
 
     try:
         found = what_if(cfg, Path(options.what_if))

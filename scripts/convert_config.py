@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from nemo_like.config.other_frameworks import table_of
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import load_config
-from nemo_like.conversion.pages import table
-from nemo_like.conversion.their_files import read_theirs
-from nemo_like.conversion.translation import CONVERTIBLE, Conversion, convert, framework_of, told
-from nemo_like.conversion.writing import written
 from nemo_like.observability.printable import accept_all_characters
+from nemo_like_tools.conversion.pages import table
+from nemo_like_tools.conversion.their_files import read_theirs
+from nemo_like_tools.conversion.translation import CONVERTIBLE, Conversion, convert, framework_of, told
+from nemo_like_tools.conversion.writing import written
 
 
 def main() -> int:

@@ -25,10 +25,10 @@ from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
 from nemo_like.models.model_info import read_model_info, shipped_shape
 from nemo_like.observability.printable import accept_all_characters
-from scripts.scale_plan import tables
-from scripts.scale_plan.hardware import GPUS, Assumptions, Gpu
-from scripts.scale_plan.step import StepCost, step_cost
-from scripts.scale_plan.workload import LayoutError, Scaling, scaled
+from nemo_like_tools.scale_plan import tables
+from nemo_like_tools.scale_plan.hardware import GPUS, Assumptions, Gpu
+from nemo_like_tools.scale_plan.step import StepCost, step_cost
+from nemo_like_tools.scale_plan.workload import LayoutError, Scaling, scaled
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 # The smallest recipe of each model: its layout is what grows.

@@ -15,9 +15,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nemo_like.observability.disk import DiskFull
 from nemo_like.observability.printable import accept_all_characters, printable
-from nemo_like.observability.report.run_page import MAX_SAMPLES, RunData, write_report
-from nemo_like.observability.report.sample_files import ReportProblem
 from nemo_like.observability.run_directory import RunDirectory
+from nemo_like_tools.report.run_page import MAX_SAMPLES, RunData, write_report
+from nemo_like_tools.report.sample_files import ReportProblem
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nemo_like.algorithms.rewards import Outcome
 from nemo_like.observability.printable import accept_all_characters, printable
-from nemo_like.observability.report.sample_files import ReportProblem, sample_lines
+from nemo_like_tools.report.sample_files import ReportProblem, sample_lines
 
 Sample = dict[str, Any]
 

@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nemo_like.driver.exit_codes import FINISHED, INTERRUPTED, REFUSED
 from nemo_like.observability.console import make_console
-from nemo_like.observability.followed_run import FollowedRun, NoRunDirectory, SeenEnd, find_run
 from nemo_like.observability.options import ConsoleMode
 from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.observability.run_panel import RunPanel
 from nemo_like.observability.summary import RunSummary, format_summary
+from nemo_like_tools.watch.followed_run import FollowedRun, NoRunDirectory, SeenEnd, find_run
 
 # File systems that several machines share do not tell of changes: the files are looked at again and again.
 _PERIOD_S = 1.0

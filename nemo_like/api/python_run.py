@@ -92,9 +92,11 @@ class GRPO:
             self._check(model)
             # Only now: this loads Ray, and the checks above must be quick.
             from nemo_like.driver.whole_run import run_directory, run_in
+            from nemo_like_tools.report.report_recorder import ReportRecorder
 
             directory = run_directory(self._without_inputs(model), "grpo")
-            end = run_in(directory, self._with_inputs(model, directory.path / "inputs"), self._on_step)
+            cfg = self._with_inputs(model, directory.path / "inputs")
+            end = run_in(directory, cfg, self._on_step, ReportRecorder)
         return _result(end, directory.path)
 
     def _check(self, model: str) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_like.observability.jsonl import read_metrics
-from nemo_like.observability.report.sample_files import SampleFile, sample_files, sample_lines
 from nemo_like.observability.run_directory import RunDirectory
+from nemo_like_tools.report.sample_files import SampleFile, sample_files, sample_lines
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,7 +24,7 @@ import ray
 from nemo_like.cluster.actor_errors import ClusterError
 from nemo_like.cluster.gcs_watch import GcsWatch
 from nemo_like.cluster.janitor import MARK, clean_up
-from nemo_like.cluster.lean_ray import callers_signals, deferred_signals, few_services, processes_with
+from nemo_like.compat.lean_ray import callers_signals, deferred_signals, few_services, processes_with
 from nemo_like.observability.caches import inductor_cache
 
 # The longest path that Ray gives a socket below ``temporary_parent``; Linux allows 107 bytes for all of it.

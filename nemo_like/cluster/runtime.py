@@ -19,8 +19,8 @@ from ray.exceptions import AuthenticationError
 
 from nemo_like.cluster.actor_errors import ClusterError
 from nemo_like.cluster.janitor import MARK
-from nemo_like.cluster.lean_ray import callers_signals
 from nemo_like.cluster.private_ray import PrivateRay
+from nemo_like.compat.lean_ray import callers_signals
 
 _MAX_SOCKET_PATH = 107  # bytes; Linux
 

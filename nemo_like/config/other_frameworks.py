@@ -4,8 +4,8 @@
 
 - ``key``, the key that it is here, or ``key=value``, what the value true means here;
 - ``{here: key, how: text, by: conversion, …}``, or a list of these, for a key whose value changes: ``how``
-  says what becomes of it, and ``by`` names the function of ``nemo_like.conversion`` that computes it, with
-  its arguments;
+  says what becomes of it, and ``by`` names the function that computes it in a conversion, with its
+  arguments;
 - ``{always: values, why: text}`` where it always is so here, ``{no_effect: why}``, and ``{missing: why}``.
 
 The names of NeMo-RL and verl are full keys; those of TRL (``GRPOConfig``, ``PPOConfig`` and ``ModelConfig``)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_like.cluster.actors import Call
 from nemo_like.data_plane.options import DataPlaneConfig
-from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, import_storage
+from nemo_like.data_plane.storage_import import TRANSFER_QUEUE_ENVIRONMENT, import_storage
 
 if TYPE_CHECKING:
     from nemo_like.data_plane.client import Store

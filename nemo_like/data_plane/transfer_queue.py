@@ -30,14 +30,14 @@ from transfer_queue.client import AsyncTransferQueueClient
 from transfer_queue.metadata import BatchMeta
 
 from nemo_like.cluster.actors import log_to, runtime_env
+from nemo_like.compat.zmq_guard import Secret, SimpleStorageUnit, TransferQueueController, guard, guarding
 from nemo_like.data_plane.client import Stored
 from nemo_like.data_plane.mooncake import Master, MooncakeStorageUnit, client_settings, environment
 from nemo_like.data_plane.mooncake_digests import DigestingClient
 from nemo_like.data_plane.options import DataPlaneConfig
 from nemo_like.data_plane.segments import Segment
-from nemo_like.data_plane.spec import TRANSFER_QUEUE_ENVIRONMENT, import_storage
 from nemo_like.data_plane.storage_errors import CapacityExceeded, CorruptData, DeadlineExceeded, StorageFailed
-from nemo_like.data_plane.zmq_guard import Secret, SimpleStorageUnit, TransferQueueController, guard, guarding
+from nemo_like.data_plane.storage_import import TRANSFER_QUEUE_ENVIRONMENT, import_storage
 
 _SIMPLE, _MOONCAKE = "SimpleStorage", "MooncakeStore"  # as TransferQueue calls them
 _T = TypeVar("_T")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.policy.group import PolicyWorkerGroup
+from nemo_like.policy.groups.group import PolicyWorkerGroup
 from nemo_like.tripwires.canary_checks import canary_gap
 
 

@@ -15,7 +15,7 @@ from nemo_like.configuration import Config
 from nemo_like.driver.collection import in_order
 from nemo_like.observability.metrics import merge
 from nemo_like.plan.derived import first_update_generations
-from nemo_like.policy.results import ScoredBatch
+from nemo_like.policy.groups.results import ScoredBatch
 
 
 @dataclass(frozen=True, slots=True)

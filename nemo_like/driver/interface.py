@@ -12,7 +12,7 @@ from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.summary import SampleAnswer
-from nemo_like.policy.results import Accumulation, ScoredBatch, TrainUpdate
+from nemo_like.policy.groups.results import Accumulation, ScoredBatch, TrainUpdate
 from nemo_like.rollout.prompts import PromptBatch, RolloutResult, WantedGroups
 
 T = TypeVar("T")

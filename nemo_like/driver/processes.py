@@ -31,11 +31,11 @@ from nemo_like.plan.derived import shares_gpus, weight_transport
 from nemo_like.plan.engine_of_run import engine_of_run
 from nemo_like.plan.places import Place, weight_replicas
 from nemo_like.plan.roles import Role, actor_name, environment_role, roles, worker_groups
-from nemo_like.policy.interface import FurtherColumns, WeightSenderSpec, WorkerPlace
-from nemo_like.policy.layout import is_one_engine
+from nemo_like.policy.backends.interface import FurtherColumns, WeightSenderSpec, WorkerPlace
+from nemo_like.policy.batch.policy_columns import dumped_columns
+from nemo_like.policy.groups.layout import is_one_engine
+from nemo_like.policy.groups.parallelism import parallel_layout
 from nemo_like.policy.options import Device, TeacherConfig
-from nemo_like.policy.parallelism import parallel_layout
-from nemo_like.policy.policy_columns import dumped_columns
 from nemo_like.rollout.tasks import has_agents, used_environments
 
 # The deadline of calls to processes that are up already and have nothing to compute.
@@ -234,7 +234,7 @@ class Starter:
         return self._start(
             Role.teacher_worker,
             0,
-            "nemo_like.policy.teacher_engine:TeacherEngine",
+            "nemo_like.policy.groups.teacher_engine:TeacherEngine",
             engine_environment(teacher.device),
             cfg=replace(teacher, model_name=str(Path(teacher.model_name).absolute())),
             loss=self._cfg.loss_fn,
@@ -247,10 +247,10 @@ class Starter:
         """Return the class of a group's workers, and what they are started with besides what all training
         workers are."""
         if role is Role.policy_worker:
-            return "nemo_like.policy.worker:PolicyWorker", self._of_policy()
+            return "nemo_like.policy.workers.worker:PolicyWorker", self._of_policy()
         if role is Role.value_worker:
-            return "nemo_like.policy.value_worker:ValueWorker", {}
-        return "nemo_like.policy.teacher_worker:TeacherWorker", self._of_teacher()
+            return "nemo_like.policy.workers.value_worker:ValueWorker", {}
+        return "nemo_like.policy.workers.teacher_worker:TeacherWorker", self._of_teacher()
 
     def _of_teacher(self) -> dict[str, object]:
         """Return what a teacher's worker is started with besides what all training workers are."""

@@ -33,7 +33,7 @@ from nemo_like.driver.run_failures import RunFailed
 from nemo_like.observability.disk import is_disk_full
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory
-from nemo_like.policy.group import PolicyWorkerGroup, WorkerGroup
+from nemo_like.policy.groups.group import PolicyWorkerGroup, WorkerGroup
 from nemo_like.rollout.prompts import RolloutParts, SourceReports
 from nemo_like.rollout.rollout_handle import RolloutHandle
 from nemo_like.weight_sync.sync import EngineWeights, NoEngines

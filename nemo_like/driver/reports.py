@@ -24,7 +24,7 @@ from nemo_like.driver.collection import Collected
 from nemo_like.driver.estimated import Estimated
 from nemo_like.driver.stages import mean_advantages
 from nemo_like.observability.metrics import Metric
-from nemo_like.policy.results import ScoredBatch, TrainUpdate
+from nemo_like.policy.groups.results import ScoredBatch, TrainUpdate
 from nemo_like.tripwires.alarm import Alarm
 from nemo_like.tripwires.measured import Measured
 

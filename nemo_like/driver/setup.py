@@ -53,7 +53,7 @@ from nemo_like.plan.memory_timetable import memory_problems
 from nemo_like.plan.places import gpus_by_node, placement, weight_replicas
 from nemo_like.plan.roles import Role, ray_cpus, roles
 from nemo_like.plan.run_models import run_models
-from nemo_like.policy.group import PolicyWorkerGroup, TeacherWorkerGroup, ValueWorkerGroup, WorkerGroup
+from nemo_like.policy.groups.group import PolicyWorkerGroup, TeacherWorkerGroup, ValueWorkerGroup, WorkerGroup
 from nemo_like.policy.options import Device
 from nemo_like.rollout.options import JOURNAL_FOLDER
 from nemo_like.rollout.prompts import RolloutMode, RolloutParts, SourceReports

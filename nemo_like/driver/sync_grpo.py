@@ -62,8 +62,8 @@ from nemo_like.driver.validation import (
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.timers import SlowestPass, StageTimer
-from nemo_like.policy.policy_columns import scored_in_step
-from nemo_like.policy.results import ScoredBatch, TrainUpdate
+from nemo_like.policy.batch.policy_columns import scored_in_step
+from nemo_like.policy.groups.results import ScoredBatch, TrainUpdate
 from nemo_like.rollout.options import dumps_rollouts_of
 
 

@@ -33,7 +33,7 @@ from nemo_like.driver.sync_grpo import SyncGRPODriver
 from nemo_like.driver.validation import reached_goal
 from nemo_like.models.model_info import model_of, read_model_info
 from nemo_like.observability.disk import DiskFull, full_directory, space_for
-from nemo_like.observability.logger import RunLogger
+from nemo_like.observability.logger import MakeReport, RunLogger
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer
 from nemo_like.plan.plan import checkpoint_bytes, weight_bytes
@@ -61,10 +61,16 @@ def run_directory(cfg: Config, config_name: str) -> RunDirectory:
         return (RunDirectory.open if is_continued else RunDirectory.create)(cfg.logger.log_dir, name)
 
 
-def run_in(directory: RunDirectory, cfg: Config, on_step: OnStep | None = None) -> RunEnd:
+def run_in(
+    directory: RunDirectory,
+    cfg: Config,
+    on_step: OnStep | None = None,
+    report: MakeReport | None = None,
+) -> RunEnd:
     """Make one whole run in a directory, and say how it ended, also when it failed or was interrupted.
 
-    ``on_step`` is called after every step; see ``StopRequests.after_step``. Only the main thread may call
+    ``on_step`` is called after every step; see ``StopRequests.after_step``. ``report`` makes what writes the
+    run's report. Only the main thread may call
     this. Raises DirectoryInUse when another run holds the directory, RunFailed when it cannot be written, or
     when it has checkpoints of which none is whole.
     """
@@ -73,7 +79,8 @@ def run_in(directory: RunDirectory, cfg: Config, on_step: OnStep | None = None) 
     replaced = temporary_parent_note()
     try:
         with swept_directory(temporary_parent()):
-            return _run_and_report(directory, cfg, held, StopRequests(cfg.checkpointing, on_step), replaced)
+            stop_requests = StopRequests(cfg.checkpointing, on_step)
+            return _run_and_report(directory, cfg, held, stop_requests, report, replaced)
     except (CheckpointError, DiskFull, OSError) as error:  # before there is a logger to tell it
         raise RunFailed(f"the run cannot be started: {failure_reason(error, directory.path)}") from error
     finally:
@@ -95,6 +102,7 @@ def _run_and_report(
     cfg: Config,
     held: HeldDirectories,
     stop_requests: StopRequests,
+    report: MakeReport | None,
     warning: str | None,
 ) -> RunEnd:
     """Make the run in a directory that this process holds, after a ``warning``, and say how it ended."""
@@ -107,6 +115,7 @@ def _run_and_report(
         resolved_config=yaml.safe_load(resolved),
         max_num_steps=cfg.grpo.max_num_steps if cfg.evaluation is None else 0,
         wandb_run_id=checkpoints.wandb_run_id,
+        report=report,
     )
     with logger, held.renewing(logger.warn):
         if warning is not None:

@@ -14,6 +14,7 @@ from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
 from nemo_like.batch.columns import POLICY_VERSIONS
+from nemo_like.compat.unmasked_logprobs import FORCED_RANK
 from nemo_like.data.images import decoded
 from nemo_like.generation.engine_journal import request_digest
 from nemo_like.generation.engine_routes import ResponseRoutes
@@ -28,7 +29,6 @@ from nemo_like.generation.interface import (
     ResultSink,
 )
 from nemo_like.generation.sampling import SamplingSettings
-from nemo_like.generation.unmasked_logprobs import FORCED_RANK
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from vllm import EngineArgs, LLMEngine, RequestOutput, SamplingParams
 from vllm.outputs import CompletionOutput
 
 from nemo_like.batch.columns import Column
+from nemo_like.compat.worker_calls import call_workers
 from nemo_like.generation.interface import GenerationError, GroupRequest
-from nemo_like.generation.worker_calls import call_workers
 from nemo_like.policy.options import Device
 
 _KEY = "policy.megatron_cfg.router_replay=true"
@@ -61,7 +61,9 @@ class EngineRoutes:
         self._engine = engine
         if self._column is None or self._is_native:
             return
-        num_layers = call_workers(engine, "record_routes", {"column": self._column})
+        num_layers = call_workers(
+            engine, "record_routes", {"shape": self._column.inner_shape, "dtype": self._column.dtype}
+        )
         if num_layers != self._column.inner_shape[0]:
             raise GenerationError(
                 f"{_KEY} needs the experts of {self._column.inner_shape[0]} layers, and the engine has "

@@ -13,18 +13,19 @@ from vllm.lora.request import LoRARequest
 
 from nemo_like.algorithms.options import WeightUpdates
 from nemo_like.batch.tags import AS_LOADED
-from nemo_like.cluster.gloo import one_gloo_device
+from nemo_like.cluster.janitor import MARK
 from nemo_like.cluster.stage import EngineHolds
+from nemo_like.compat.gloo import one_gloo_device
+from nemo_like.compat.shared_names import remove_names, track_names
+from nemo_like.compat.without_torchvision import is_needed, patch_vllm
+from nemo_like.compat.worker_calls import call_workers
 from nemo_like.generation.engine_args import engine_args
 from nemo_like.generation.engine_routes import EngineRoutes
 from nemo_like.generation.engine_spec import EngineSpec
 from nemo_like.generation.engine_thread import end_process
 from nemo_like.generation.options import KvCacheAfterUpdate
-from nemo_like.generation.shared_names import remove_names, track_names
 from nemo_like.generation.sleep import EngineMemory, has_sleep_mode
 from nemo_like.generation.speculation import speculation
-from nemo_like.generation.without_torchvision import is_needed, patch_vllm
-from nemo_like.generation.worker_calls import call_workers
 from nemo_like.models.model_info import has_vision_tower
 from nemo_like.policy.options import Device
 
@@ -79,7 +80,7 @@ def complete_args(name: str, spec: EngineSpec, routes: EngineRoutes) -> EngineAr
     when it should sleep but cannot."""
     args = engine_args(spec)
     if spec.generation.vllm_cfg.tensor_parallel_size > 1:
-        track_names()
+        track_names(unset=MARK)
     routes.configure(args)
     args.enable_sleep_mode = has_sleep_mode(name, spec.sleeps, spec.device)
     # CUDA graphs, where there are any, leave the GPU too.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nemo_like.generation.draft_sampling import DraftSamplingExtension
-from nemo_like.generation.route_recorder import RouteRecorderExtension
-from nemo_like.generation.unmasked_logprobs import UnmaskedLogprobsExtension
+from nemo_like.compat.draft_sampling import DraftSamplingExtension
+from nemo_like.compat.route_recorder import RouteRecorderExtension
+from nemo_like.compat.unmasked_logprobs import UnmaskedLogprobsExtension
 from nemo_like.generation.weight_receiver import WeightReceiverExtension
 
 

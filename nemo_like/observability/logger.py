@@ -6,11 +6,11 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, TextIO
 
-from nemo_like.observability.background import BackgroundLogger
+from nemo_like.observability.background import BackgroundLogger, Recorder
 from nemo_like.observability.console import make_console
 from nemo_like.observability.disk import DiskFull, write_whole
 from nemo_like.observability.events import EventKind, EventsFile
@@ -20,7 +20,6 @@ from nemo_like.observability.logger_kind import LoggedRun
 from nemo_like.observability.loggers import chosen_loggers
 from nemo_like.observability.options import LoggerConfig
 from nemo_like.observability.progress import RunProgress
-from nemo_like.observability.report.report_recorder import ReportRecorder
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer, format_summary
 
@@ -28,6 +27,9 @@ from nemo_like.observability.summary import RunSummary, SampleAnswer, format_sum
 _FINISH_S = 10.0
 _ABANDON_S = 3.0
 _WANDB_RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+# What writes a run's report; whoever starts the run hands it in.
+MakeReport = Callable[[RunDirectory], Recorder]
 
 
 class _SentSteps:
@@ -64,9 +66,12 @@ class RunLogger:
         resolved_config: Mapping[str, Any],
         max_num_steps: int,
         wandb_run_id: str | None = None,
+        report: MakeReport | None = None,
         stream: TextIO | None = None,
     ) -> None:
         """Open the metrics file and the console, and let the back ends start.
+
+        ``report`` makes what writes the run's report, if ``logger.report`` asks for one.
 
         ``wandb_run_id`` is that of the checkpoint to continue. None takes the id of an earlier process in
         this directory, or else a new one. ``stream`` is where the user looks; None is standard output.
@@ -83,7 +88,7 @@ class RunLogger:
         if any(one.kind.continues for one in self._loggers):
             write_whole(directory.wandb_run_id_path, self.wandb_run_id.encode(), "the W&B run's id")
         self._run = LoggedRun(directory, self.wandb_run_id, max_num_steps, resolved_config)
-        self._backends = list(self._start_backends())
+        self._backends = list(self._start_backends(report))
         self._metrics_file = MetricsFile(directory.metrics_path)
         self._events = EventsFile(directory.events_path)
         self._console = make_console(cfg.console, stream or sys.stdout, directory.name, self._progress)
@@ -196,9 +201,9 @@ class RunLogger:
         self._metrics_file.close()
         self._finish_backends(_ABANDON_S)
 
-    def _start_backends(self) -> Iterator[BackgroundLogger]:
-        if self._cfg.report:
-            yield BackgroundLogger("the report", lambda: ReportRecorder(self._directory))
+    def _start_backends(self, report: MakeReport | None) -> Iterator[BackgroundLogger]:
+        if self._cfg.report and report is not None:
+            yield BackgroundLogger("the report", lambda: report(self._directory))
         yield from (one.start(self._run) for one in self._loggers)
 
     def _earlier_wandb_run_id(self) -> str | None:

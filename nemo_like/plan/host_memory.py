@@ -19,7 +19,7 @@ from nemo_like.plan.places import Place, placement
 from nemo_like.plan.policy_memory import PolicyMemory, policy_memory
 from nemo_like.plan.roles import Role, worker_groups
 from nemo_like.plan.run_models import RunModels
-from nemo_like.policy.layout import adapters_of, further_models, is_one_engine, parks_optimizer
+from nemo_like.policy.groups.layout import adapters_of, further_models, is_one_engine, parks_optimizer
 from nemo_like.policy.options import (
     Device,
     ReferencePlacement,

@@ -23,10 +23,10 @@ from nemo_like.plan.places import Place, placement, reward_models
 from nemo_like.plan.policy_memory import PolicyMemory, layer_bytes, policy_memory
 from nemo_like.plan.roles import Role, worker_groups
 from nemo_like.plan.run_models import RunModels
-from nemo_like.policy.backend_kind import backend_kind_of
-from nemo_like.policy.layout import is_one_engine, parks_optimizer
+from nemo_like.policy.backends.backend_kind import backend_kind_of
+from nemo_like.policy.groups.layout import is_one_engine, parks_optimizer
+from nemo_like.policy.groups.parallelism import shards_optimizer
 from nemo_like.policy.options import Device, WorkerGroupConfig
-from nemo_like.policy.parallelism import shards_optimizer
 
 GIB = 2**30
 # Of each process: CUDA's context and kernels, what PyTorch's allocator cannot use. It is an assumption; an

@@ -23,8 +23,8 @@ from nemo_like.environments.registry import needs_gpu
 from nemo_like.generation.options import WeightTransport
 from nemo_like.plan.derived import shares_gpus, weight_transport
 from nemo_like.plan.roles import Role, RoleNeeds, actor_name, roles, worker_groups
-from nemo_like.policy.backend_kind import axis_size, backend_kind_of
-from nemo_like.policy.layout import stage_size
+from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of
+from nemo_like.policy.groups.layout import stage_size
 from nemo_like.policy.options import Device, WorkerGroupConfig
 from nemo_like.rollout.tasks import used_environments
 

@@ -25,8 +25,13 @@ from nemo_like.plan.memory_timetable import (
 from nemo_like.plan.places import Place, gpus_by_node, placement
 from nemo_like.plan.roles import Role, RoleNeeds, ray_cpus, roles
 from nemo_like.plan.run_models import RunModels
-from nemo_like.policy.backend_kind import axis_size, backend_kind_of
-from nemo_like.policy.layout import adapters_of, dynamic_length_multiple, is_one_engine, length_multiple
+from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of
+from nemo_like.policy.groups.layout import (
+    adapters_of,
+    dynamic_length_multiple,
+    is_one_engine,
+    length_multiple,
+)
 from nemo_like.policy.options import (
     TrainedGroupConfig,
     ValueConfig,

@@ -15,7 +15,7 @@ from nemo_like.data_plane.storage_kind import storage_kind_of
 from nemo_like.driver.options import asks_endpoint
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import needs_gpu
-from nemo_like.policy.layout import policy_world_size
+from nemo_like.policy.groups.layout import policy_world_size
 from nemo_like.policy.options import Device, WorkerGroupConfig
 from nemo_like.rollout.tasks import used_environments
 

@@ -13,7 +13,7 @@ from nemo_like.config.kinds import Kinds
 BACKEND_KINDS = Kinds(
     "nemo_like.policy.backend_kinds",
     "training backend",
-    "nemo_like.policy.backend_kind:BackendKind",
+    "nemo_like.policy.backends.backend_kind:BackendKind",
     has_keys=False,
 )
 

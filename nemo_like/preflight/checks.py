@@ -36,16 +36,21 @@ from nemo_like.generation.speculation import ARGUMENT
 from nemo_like.models.model_info import model_of, shipped_shape
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.roles import worker_groups
-from nemo_like.policy.backend_kind import backend_kind_of
-from nemo_like.policy.library_arguments import Library, PassedArguments, passed_to_engines, passed_to_workers
-from nemo_like.policy.options import Device, LoraConfig
-from nemo_like.policy.policy_columns import (
+from nemo_like.policy.backends.backend_kind import backend_kind_of
+from nemo_like.policy.backends.library_arguments import (
+    Library,
+    PassedArguments,
+    passed_to_engines,
+    passed_to_workers,
+)
+from nemo_like.policy.batch.policy_columns import (
     dumped_columns,
     model_reads,
     policy_declarations,
     value_declarations,
 )
-from nemo_like.policy.teacher_columns import num_most_likely, teacher_columns, teacher_declaration
+from nemo_like.policy.batch.teacher_columns import num_most_likely, teacher_columns, teacher_declaration
+from nemo_like.policy.options import Device, LoraConfig
 from nemo_like.preflight import targets
 from nemo_like.preflight.child import ChildCall
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan

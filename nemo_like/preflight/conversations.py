@@ -135,9 +135,9 @@ def _agent_problems(env: str, tool_parser: str | None, tokenizer: Tokenizer) -> 
     import numpy as np
 
     from nemo_like.generation.interface import Response
-    from nemo_like.rollout.agent_prompts import AgentPrompts
-    from nemo_like.rollout.agent_request import BadRequest
-    from nemo_like.rollout.agent_session import AgentCall
+    from nemo_like.rollout.agents.agent_prompts import AgentPrompts
+    from nemo_like.rollout.agents.agent_request import BadRequest
+    from nemo_like.rollout.agents.agent_session import AgentCall
 
     prompts = AgentPrompts(tokenizer)
     ended = Response(

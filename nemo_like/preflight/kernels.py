@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nemo_like.configuration import Config
-from nemo_like.policy.backend_kind import backend_kind_of
+from nemo_like.policy.backends.backend_kind import backend_kind_of
 from nemo_like.policy.options import Device
 
 

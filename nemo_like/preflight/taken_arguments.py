@@ -12,7 +12,7 @@ from typing import Any
 
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import read_model_info
-from nemo_like.policy.library_arguments import Library, PassedArguments
+from nemo_like.policy.backends.library_arguments import Library, PassedArguments
 from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
 from nemo_like.preflight.drafts import draft_problem, unknown_argument
 
@@ -54,10 +54,10 @@ def worker_argument_problem(group: WorkerGroupConfig, passed: PassedArguments) -
     from megatron.core.optimizer import OptimizerConfig
     from megatron.core.transformer.transformer_config import TransformerConfig
 
-    from nemo_like.policy.devices import DTYPES
+    from nemo_like.policy.backends.devices import DTYPES
+    from nemo_like.policy.groups.parallelism import parallel_layout
     from nemo_like.policy.megatron.model import transformer_config
     from nemo_like.policy.megatron.optimizer import optimizer_config
-    from nemo_like.policy.parallelism import parallel_layout
 
     kind: Any = TransformerConfig if passed.library is Library.megatron_model else OptimizerConfig
     if told := unknown_argument(

@@ -18,7 +18,7 @@ from nemo_like.config.import_path import load_by_path
 from nemo_like.configuration import Config
 from nemo_like.environments.registry import kind_of, options_of
 from nemo_like.plan.roles import worker_groups
-from nemo_like.policy.backend_kind import backend_kind_of
+from nemo_like.policy.backends.backend_kind import backend_kind_of
 from nemo_like.policy.options import BACKEND_KINDS
 from nemo_like.rollout.tasks import used_environments
 

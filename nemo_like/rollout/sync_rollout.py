@@ -47,7 +47,7 @@ from nemo_like.observability.rollout_times import append_rollout_times
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.trace import span
-from nemo_like.rollout.agents import AgentPlayer, Agents
+from nemo_like.rollout.agents.agents import AgentPlayer, Agents
 from nemo_like.rollout.begun_rollout import BegunRollout, EndedGroups
 from nemo_like.rollout.conversation import Conversation, Limits
 from nemo_like.rollout.data_plane_user import DataPlaneUser

@@ -17,14 +17,14 @@ from nemo_like.cluster.options import Placement
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
 from nemo_like.plan.machine_rules import Machine
-from nemo_like.policy.beside_policy import beside_policy, model_beside_policy, vocabulary_problems
-from nemo_like.policy.layout import is_one_engine
-from nemo_like.policy.options import Device, TeacherConfig
-from nemo_like.policy.teacher_rules import (
+from nemo_like.policy.groups.beside_policy import beside_policy, model_beside_policy, vocabulary_problems
+from nemo_like.policy.groups.layout import is_one_engine
+from nemo_like.policy.groups.teacher_rules import (
     architecture_problems,
     teaching_engine_problems,
     teaching_model_problems,
 )
+from nemo_like.policy.options import Device, TeacherConfig
 from nemo_like.rollout.tasks import training_tasks
 from nemo_like.rules.checkpoint_rules import other_checkpoint_problems
 

@@ -25,12 +25,12 @@ from nemo_like.observability.logger_rules import step_problems
 from nemo_like.plan.machine_rules import Machine, machine_problems
 from nemo_like.plan.placement_rules import placement_problems
 from nemo_like.plan.plan import updates_per_step
-from nemo_like.policy.backend_rules import backend_problems
-from nemo_like.policy.critic_rules import critic_model_problems
-from nemo_like.policy.group_rules import group_problems
-from nemo_like.policy.library_arguments import engine_argument_problems
+from nemo_like.policy.backends.backend_rules import backend_problems
+from nemo_like.policy.backends.library_arguments import engine_argument_problems
+from nemo_like.policy.groups.critic_rules import critic_model_problems
+from nemo_like.policy.groups.group_rules import group_problems
+from nemo_like.policy.groups.training_rules import batch_problems, learning_rate_problems
 from nemo_like.policy.options import ValueConfig, WorkerGroupConfig
-from nemo_like.policy.training_rules import batch_problems, learning_rate_problems
 from nemo_like.rollout.task_rules import task_problems
 from nemo_like.rules.checkpoint_rules import checkpoint_problems, other_checkpoint_problems
 from nemo_like.rules.distillation_rules import (

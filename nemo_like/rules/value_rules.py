@@ -12,7 +12,7 @@ from nemo_like.algorithms.estimator_kind import estimator_kind_of
 from nemo_like.algorithms.options import ESTIMATOR_KINDS
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
-from nemo_like.policy.critic_rules import critic_group_problems
+from nemo_like.policy.groups.critic_rules import critic_group_problems
 
 
 def critic_problems(cfg: Config) -> Iterator[Problem]:

@@ -102,6 +102,6 @@ def routing_alarms(share: float | None, cfg: AgreementGroups) -> Iterator[Alarm]
                 f"{cfg.policy.device.name}): the trainer's own routers would choose other experts than the "
                 "engines' did"
             ),
-            look_at="the routers' weights on their way to the engines, generation/route_recorder.py",
+            look_at="the routers' weights on their way to the engines, compat/route_recorder.py",
             ends_run=False,
         )

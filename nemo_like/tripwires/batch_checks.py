@@ -148,7 +148,7 @@ def trained_token_alarms(measured: float | None, at_least: int, at_most: int) ->
         yield Alarm(
             tripwire="token_count",
             wrong=f"{measured:g} tokens trained; by the tags it should be {due}",
-            look_at="response masks and the making of micro-batches (policy/batch.py)",
+            look_at="response masks and the making of micro-batches (policy/batch/policy_batch.py)",
         )
 
 

@@ -126,7 +126,7 @@ def optimizer_alarms(
         yield Alarm(
             tripwire="learning_rate",
             wrong=f"the learning rate of update {count:g} is {rate:.6g}, and the schedule gives {due:.6g}",
-            look_at="policy.scheduler, whose lengths count updates, and policy/learning_rate.py",
+            look_at="policy.scheduler, whose lengths count updates, and policy/backends/learning_rate.py",
         )
     excess = measured.get(Measured.moment_excess, 0.0)
     if not excess <= _MOMENT_TOLERANCE * cfg.max_grad_norm:

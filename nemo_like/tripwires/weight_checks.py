@@ -35,20 +35,20 @@ def weight_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
         yield Alarm(
             tripwire="weights_kept",
             wrong="the policy's weights when training began were not those when it had ended before",
-            look_at="what touches weights between phases: the reference policy (policy/kept_weights.py), "
-            "parking (policy/parking.py), loading",
+            look_at="what touches weights between phases: the reference policy "
+            "(policy/backends/kept_weights.py), parking (policy/backends/parking.py), loading",
         )
     if measured.get(Measured.reference_moved):
         yield Alarm(
             tripwire="reference_kept",
             wrong="the reference policy's weights are not those with which the run's processes began",
-            look_at="policy/kept_weights.py, and the loading of checkpoints",
+            look_at="policy/backends/kept_weights.py, and the loading of checkpoints",
         )
     if measured.get(Measured.has_policy_as_reference):
         yield Alarm(
             tripwire="reference_kept",
             wrong="the reference gives the policy's own log-probs to the bit, though their weights differ",
-            look_at="with which weights reference_logprobs are computed (policy/kept_weights.py)",
+            look_at="with which weights reference_logprobs are computed (policy/backends/kept_weights.py)",
         )
 
 

@@ -38,7 +38,7 @@ from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.interface import GroupResult
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.generation.vllm_engine import VllmEngine
-from nemo_like.rollout.agents import AgentPlayer, Agents
+from nemo_like.rollout.agents.agents import AgentPlayer, Agents
 from nemo_like.rollout.conversation import Conversation, Limits
 from scripts.bench.arguments import at_least
 

@@ -45,15 +45,15 @@ from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.batch.tags import ADVANTAGE, SAMPLE_MASK
 from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.configuration import Config, load_config
-from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.checkpoint_writer import CheckpointWriter
-from nemo_like.policy.kept_weights import KeptWeights
+from nemo_like.policy.backends.kept_weights import KeptWeights
+from nemo_like.policy.backends.parking import HostMemory
+from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.groups.parallelism import logprob_strategy, parallel_layout, train_strategy
+from nemo_like.policy.loss.objective import PolicyObjective
 from nemo_like.policy.megatron.backend import MegatronBackend
 from nemo_like.policy.megatron.optimizer import tensors_beside_model
-from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.options import ReferencePlacement
-from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
-from nemo_like.policy.parking import HostMemory
+from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 from scripts.bench.arguments import at_least
 from scripts.bench.random_inputs import random_samples
 from scripts.gpu_check_parts.random_model import SHAPES, write_config, write_weights

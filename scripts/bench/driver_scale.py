@@ -50,9 +50,9 @@ from nemo_like.driver.rollout_schedule import RolloutSchedule
 from nemo_like.driver.step_checks import RunFacts, StepTripwires
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.observability.metrics import mean
-from nemo_like.policy import group
-from nemo_like.policy.parallelism import parallel_layout
-from nemo_like.policy.results import WorkerScores, WorkerUpdate
+from nemo_like.policy.groups import group
+from nemo_like.policy.groups.parallelism import parallel_layout
+from nemo_like.policy.groups.results import WorkerScores, WorkerUpdate
 from nemo_like.rollout.prompts import RolloutResult
 from scripts.bench.arguments import at_least
 

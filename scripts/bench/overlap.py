@@ -40,7 +40,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nemo_like.configuration import load_config
 from nemo_like.rollout.options import JOURNAL_FOLDER
-from nemo_like.what_if.prediction import WhatIf, what_if
+from nemo_like_tools.what_if.prediction import WhatIf, what_if
 from scripts.bench.arguments import at_least
 from scripts.bench.overlap_bench.runs import (
     LEAST_STEPS,

@@ -39,11 +39,11 @@ from nemo_like.batch.meta import MicroBatch, Schedule
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.batch.tags import ADVANTAGE, SAMPLE_MASK
 from nemo_like.configuration import Config, load_config
-from nemo_like.policy.batch import ModelInputs, PolicyBatch
+from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch
+from nemo_like.policy.groups.parallelism import logprob_strategy, parallel_layout, train_strategy
+from nemo_like.policy.loss.objective import PolicyObjective
 from nemo_like.policy.megatron.backend import MegatronBackend
-from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.options import PolicyConfig
-from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from scripts.bench.arguments import at_least
 from scripts.bench.plain_model import PlainModel
 from scripts.bench.random_inputs import Samples, random_model, random_samples

@@ -9,8 +9,8 @@ from typing import Any
 
 from nemo_like.models.model_arithmetic import forward_flops_per_token, training_flops_per_token
 from nemo_like.models.model_info import ModelInfo
+from nemo_like_tools.scale_plan.hardware import GPUS
 from scripts.gpu_check_parts.run_files import Record
-from scripts.scale_plan.hardware import GPUS
 
 STAGES = ("weight_sync", "generation", "logprobs", "policy_training")
 # The first steps also compile kernels and fill caches.

@@ -11,7 +11,7 @@ from nemo_like.configuration import load_config
 from nemo_like.models.model_info import read_model_info
 from nemo_like.plan.memory_timetable import memory_problems, memory_timetable
 from nemo_like.plan.run_models import run_models
-from nemo_like.policy.layout import policy_world_size
+from nemo_like.policy.groups.layout import policy_world_size
 from scripts.gpu_check_parts.commands import BUCKETS_MIB, MODEL_CONFIG, model_directory
 from scripts.gpu_check_parts.figures import peak_flops, stage_figures, sync_figures, warm
 from scripts.gpu_check_parts.memory import Peak, peaks

@@ -17,9 +17,9 @@ from nemo_like.algorithms.estimators import AdvantageInputs, build_estimator
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, MicroBatchLayout, PromptRun, Schedule
-from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.objective import PolicyObjective
-from nemo_like.policy.train_metrics import TrainMetrics
+from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.loss.objective import PolicyObjective
+from nemo_like.policy.loss.train_metrics import TrainMetrics
 from tests.conformance.loss_configs import loss_config
 from tests.conformance.reference import first_update
 

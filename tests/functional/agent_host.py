@@ -18,7 +18,7 @@ from nemo_like.environments.registry import options_of
 from nemo_like.environments.server import EnvironmentServer
 from nemo_like.generation.interface import GroupResult
 from nemo_like.generation.sampling import SamplingSettings
-from nemo_like.rollout.agents import AgentPlayer, Agents
+from nemo_like.rollout.agents.agents import AgentPlayer, Agents
 from nemo_like.rollout.conversation import Conversation, Limits
 
 POLICY_VERSION = 7

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from nemo_like.algorithms.options import KLType, SurrogateLossConfig
-from nemo_like.policy.adapters import initial_value
+from nemo_like.policy.backends.adapters import initial_value
 from nemo_like.policy.options import LoraConfig, PolicyConfig
 
 _ADAPTER = "default"

@@ -20,9 +20,9 @@ from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.interface import ColumnData
-from nemo_like.policy.group import PolicyWorkerGroup
+from nemo_like.policy.groups.group import PolicyWorkerGroup
 from nemo_like.policy.options import PolicyConfig
-from nemo_like.policy.worker import PolicyWorker
+from nemo_like.policy.workers.worker import PolicyWorker
 from tests.functional.policy_fixtures import ready_worker
 
 

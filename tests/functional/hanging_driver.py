@@ -11,7 +11,7 @@ import threading
 import ray
 
 from nemo_like.batch.columns import ROLLOUT_COLUMNS
-from nemo_like.cluster.lean_ray import few_services
+from nemo_like.compat.lean_ray import few_services
 from tests.functional.data_plane_fixtures import TransferQueuePlanes, data_plane_config
 from tests.unit.data_plane.contract import put
 

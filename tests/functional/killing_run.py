@@ -41,7 +41,7 @@ OUT_OF_MEMORY = "out-of-memory/"
 FLAG = "OUT_OF_MEMORY_FLAG"  # the variable with the file that makes a process raise
 RAISING = {
     "nemo_like.generation.vllm_engine:VllmEngine": "tests.functional.out_of_memory_engine:RaisingEngine",
-    "nemo_like.policy.worker:PolicyWorker": "tests.functional.out_of_memory_worker:RaisingWorker",
+    "nemo_like.policy.workers.worker:PolicyWorker": "tests.functional.out_of_memory_worker:RaisingWorker",
 }
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.policy.results import WorkerUpdate
-from nemo_like.policy.worker import PolicyWorker
+from nemo_like.policy.groups.results import WorkerUpdate
+from nemo_like.policy.workers.worker import PolicyWorker
 
 
 class RaisingWorker(PolicyWorker):

@@ -31,7 +31,7 @@ from nemo_like.batch.columns import (
 from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.interface import DataPlane
-from nemo_like.policy.interface import FurtherColumns, WorkerPlace
+from nemo_like.policy.backends.interface import FurtherColumns, WorkerPlace
 from nemo_like.policy.options import (
     Device,
     DynamicBatchingConfig,
@@ -52,8 +52,8 @@ from nemo_like.policy.options import (
     ValueConfig,
     WorkerGroupConfig,
 )
-from nemo_like.policy.value_worker import ValueWorker
-from nemo_like.policy.worker import PolicyWorker
+from nemo_like.policy.workers.value_worker import ValueWorker
+from nemo_like.policy.workers.worker import PolicyWorker
 from nemo_like.tripwires.options import Tripwires
 from tests.unit.algorithms.loss_cases import of_kind
 

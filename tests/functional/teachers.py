@@ -26,12 +26,12 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.configuration import load_config
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.interface import ColumnData
-from nemo_like.policy.group import TeacherWorkerGroup
-from nemo_like.policy.interface import WorkerPlace
+from nemo_like.policy.backends.interface import WorkerPlace
+from nemo_like.policy.groups.group import TeacherWorkerGroup
+from nemo_like.policy.groups.results import WorkerScores
+from nemo_like.policy.groups.teacher_engine import TeacherEngine
 from nemo_like.policy.options import TeacherConfig
-from nemo_like.policy.results import WorkerScores
-from nemo_like.policy.teacher_engine import TeacherEngine
-from nemo_like.policy.teacher_worker import TeacherWorker
+from nemo_like.policy.workers.teacher_worker import TeacherWorker
 from tests.functional.policy_fixtures import GROUP_SIZE, VOCAB_SIZE, loss_config
 from tests.unit.config.checkpoints import DEMO
 

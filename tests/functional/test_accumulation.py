@@ -25,10 +25,10 @@ from nemo_like.batch.tags import KL_SCALE
 from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.driver.stages import with_idle
+from nemo_like.policy.batch.policy_columns import scored_columns
+from nemo_like.policy.groups.parallelism import parallel_layout
+from nemo_like.policy.groups.results import TrainUpdate
 from nemo_like.policy.options import PolicyConfig
-from nemo_like.policy.parallelism import parallel_layout
-from nemo_like.policy.policy_columns import scored_columns
-from nemo_like.policy.results import TrainUpdate
 from nemo_like.tripwires.measured import Measured
 from tests.functional.grouped_workers import SharedDataPlane, grouped_workers
 from tests.functional.policy_fixtures import (

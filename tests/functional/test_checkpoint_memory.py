@@ -12,8 +12,8 @@ from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.models.model_info import read_model_info
+from nemo_like.policy.groups.parallelism import parallel_layout
 from nemo_like.policy.options import PolicyConfig
-from nemo_like.policy.parallelism import parallel_layout
 from tests.functional.policy_fixtures import loss_config, make_checkpoint, policy_config, ready_worker
 from tests.functional.worlds import run_world
 

@@ -21,9 +21,9 @@ from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import merge
-from nemo_like.policy.objective import PolicyObjective
+from nemo_like.policy.groups.parallelism import parallel_layout, train_strategy
+from nemo_like.policy.loss.objective import PolicyObjective
 from nemo_like.policy.options import LRDecayStyle, PolicyConfig
-from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.conformance import generate, ours, reference
 from tests.functional.dense_reference import with_all_rows
 from tests.functional.policy_fixtures import MicroBatching, make_checkpoint, policy_config, ready_worker

@@ -101,9 +101,9 @@ def score_and_train(
     coordinates: Coordinates, cfgs: dict[str, PolicyConfig], loss: LossConfig, batch: dict[str, Any]
 ) -> dict[str, ModelReport]:
     """In a process of its own: every model in turn, exported beside its checkpoint."""
-    from nemo_like.policy.batch import PolicyBatch
+    from nemo_like.policy.batch.policy_batch import PolicyBatch
     from nemo_like.policy.fsdp.backend import FSDPBackend
-    from nemo_like.policy.objective import PolicyObjective
+    from nemo_like.policy.loss.objective import PolicyObjective
 
     reports = {}
     tags = {name: batch["tags"][name] for name in ("advantage", "sample_mask")}

@@ -12,8 +12,8 @@ from nemo_like.batch.columns import PREV_LOGPROBS
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.policy.groups.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.options import PolicyConfig
-from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
 from tests.functional.policy_fixtures import (
     loss_config,
     make_checkpoint,

@@ -8,7 +8,7 @@ import torch
 from torch import distributed as dist
 
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
-from nemo_like.cluster.gloo import one_gloo_device
+from nemo_like.compat.gloo import one_gloo_device
 from tests.functional.worlds import run_world
 
 NUM_GROUPS = 6

@@ -17,8 +17,8 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.driver.stages import with_idle
 from nemo_like.observability.metrics import Metric, merge
+from nemo_like.policy.groups.parallelism import parallel_layout, train_strategy
 from nemo_like.policy.options import PolicyConfig
-from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.functional.policy_fixtures import (
     MicroBatching,
     loss_config,

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.meta import Schedule
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.policy.groups.parallelism import parallel_layout
 from nemo_like.policy.options import PolicyConfig, Precision
-from nemo_like.policy.parallelism import parallel_layout
 from tests.functional.dense_reference import DenseReference
 from tests.functional.policy_fixtures import (
     loss_config,
@@ -54,10 +54,10 @@ def train_adapters(
     coordinates: Coordinates, cfg: PolicyConfig, loss: LossConfig, batch: dict[str, Any], export: str
 ) -> LoraReport:
     """One rank: a few phases of training on the same samples."""
-    from nemo_like.policy.batch import PolicyBatch
+    from nemo_like.policy.batch.policy_batch import PolicyBatch
     from nemo_like.policy.fsdp.backend import FSDPBackend
+    from nemo_like.policy.loss.objective import PolicyObjective
     from nemo_like.policy.megatron.backend import MegatronBackend
-    from nemo_like.policy.objective import PolicyObjective
 
     backend = FSDPBackend if cfg.backend == "fsdp" else MegatronBackend
     policy = backend(cfg, PolicyObjective(loss, TEMPERATURE), coordinates)

@@ -263,7 +263,7 @@ def test_one_kind_of_each_of_ones_own_trains_together(
         ),
         (
             "policy.backend=one_of_each.counting:Counting",
-            "is no BackendKind of nemo_like.policy.backend_kind",
+            "is no BackendKind of nemo_like.policy.backends.backend_kind",
         ),
         ("policy.backend=one_of_each.untrained:KIND", "module 'one_of_each.counting' has no 'Counted'"),
         (

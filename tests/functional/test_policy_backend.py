@@ -24,14 +24,14 @@ from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.storage_errors import DataPlaneError, MissingData, StorageFailed
 from nemo_like.models.model_info import read_model_info
-from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.fsdp.backend import FSDPBackend
+from nemo_like.policy.groups.parallelism import parallel_layout, train_strategy
+from nemo_like.policy.loss.objective import PolicyObjective
 from nemo_like.policy.megatron.backend import MegatronBackend
 from nemo_like.policy.megatron.model import transformer_config
-from nemo_like.policy.objective import PolicyObjective
 from nemo_like.policy.options import BACKEND_KINDS, LRDecayStyle, PolicyConfig, Precision
-from nemo_like.policy.parallelism import parallel_layout, train_strategy
-from nemo_like.policy.replica import Replica
+from nemo_like.policy.workers.replica import Replica
 from tests.functional.policy_fixtures import (
     MicroBatching,
     loss_config,

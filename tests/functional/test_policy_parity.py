@@ -26,11 +26,11 @@ from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.cluster.coordinates import Coordinates, ParallelLayout
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import Metric, merge
+from nemo_like.policy.batch.policy_columns import scored_columns
+from nemo_like.policy.groups.parallelism import logprob_strategy, parallel_layout, train_strategy
+from nemo_like.policy.groups.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.megatron.expert_load import load_metrics
 from nemo_like.policy.options import PolicyConfig, ReferencePlacement, ReplicaFetch
-from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
-from nemo_like.policy.policy_columns import scored_columns
-from nemo_like.policy.results import WorkerScores, WorkerUpdate
 from nemo_like.tripwires.measured import Measured
 from tests.functional.dense_reference import DenseReference, DenseUpdate
 from tests.functional.policy_fixtures import (

@@ -26,9 +26,9 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.models.model_info import read_model_info
 from nemo_like.plan.plan import checkpoint_bytes
+from nemo_like.policy.groups.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.options import PolicyConfig, Precision
-from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
-from nemo_like.policy.worker import PolicyWorker
+from nemo_like.policy.workers.worker import PolicyWorker
 from tests.functional.policy_fixtures import (
     loss_config,
     make_checkpoint,

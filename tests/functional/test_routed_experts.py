@@ -19,11 +19,11 @@ from nemo_like.batch.routed_experts import routed_experts_column
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.coordinates import ParallelLayout
+from nemo_like.compat import route_recorder
+from nemo_like.compat.route_recorder import RouteRecorder
 from nemo_like.environments.interface import Feedback
-from nemo_like.generation import route_recorder
 from nemo_like.generation.engine_routes import EngineRoutes, ResponseRoutes
 from nemo_like.generation.interface import GenerationError, GroupRequest, GroupResult, Response
-from nemo_like.generation.route_recorder import RouteRecorder
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.models.model_info import read_model_info
 from nemo_like.policy.options import Device
@@ -192,8 +192,7 @@ def test_tokens_of_a_preempted_request_keep_the_experts_with_which_they_were_sam
         requests={},
         execute_model=lambda scheduled: None,
     )
-    column = Column("routed_experts", "uint8", Layout.per_token, inner_shape=(1, 1))
-    recorder = RouteRecorder(runner, [layer], column)
+    recorder = RouteRecorder(runner, [layer], (1, 1), "uint8")
 
     def computed(blocks: list[int], slots: list[int], experts: list[int], *, num_tokens: int) -> None:
         runner.requests["a"] = SimpleNamespace(block_ids=(blocks,), num_tokens=num_tokens)

@@ -21,10 +21,10 @@ from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import Metric, merge
-from nemo_like.policy.checked_loss import own_reads
-from nemo_like.policy.objective import PolicyObjective
+from nemo_like.policy.groups.parallelism import parallel_layout, train_strategy
+from nemo_like.policy.loss.checked_loss import own_reads
+from nemo_like.policy.loss.objective import PolicyObjective
 from nemo_like.policy.options import PolicyConfig, ReferencePlacement
-from nemo_like.policy.parallelism import parallel_layout, train_strategy
 from tests.functional import teachers
 from tests.functional.dense_reference import with_all_rows
 from tests.functional.policy_fixtures import (

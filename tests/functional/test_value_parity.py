@@ -27,7 +27,9 @@ from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import shard_for_training, shard_for_values
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.observability.metrics import merge
-from nemo_like.policy.group import with_epochs
+from nemo_like.policy.groups.group import with_epochs
+from nemo_like.policy.groups.parallelism import parallel_layout, train_strategy, value_strategy
+from nemo_like.policy.groups.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.options import (
     LRDecayStyle,
     OptimizerConfig,
@@ -35,9 +37,7 @@ from nemo_like.policy.options import (
     SchedulerConfig,
     ValueConfig,
 )
-from nemo_like.policy.parallelism import parallel_layout, train_strategy, value_strategy
-from nemo_like.policy.results import WorkerScores, WorkerUpdate
-from nemo_like.policy.training_worker import TrainingWorker
+from nemo_like.policy.workers.training_worker import TrainingWorker
 from nemo_like.tripwires.measured import Measured
 from tests.functional.dense_critic import (
     CriticUpdate,

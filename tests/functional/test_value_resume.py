@@ -14,9 +14,9 @@ from nemo_like.batch.sharding import shard_for_training, shard_for_values
 from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.policy.groups.parallelism import parallel_layout, train_strategy, value_strategy
 from nemo_like.policy.options import ValueConfig
-from nemo_like.policy.parallelism import parallel_layout, train_strategy, value_strategy
-from nemo_like.policy.value_worker import ValueWorker
+from nemo_like.policy.workers.value_worker import ValueWorker
 from tests.functional.policy_fixtures import (
     loss_config,
     make_checkpoint,

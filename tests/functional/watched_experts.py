@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.policy.batch import ModelInputs, PolicyBatch
+from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch
+from nemo_like.policy.batch.policy_columns import scored_columns
+from nemo_like.policy.groups.parallelism import logprob_strategy, train_strategy
 from nemo_like.policy.options import PolicyConfig
-from nemo_like.policy.parallelism import logprob_strategy, train_strategy
-from nemo_like.policy.policy_columns import scored_columns
 from tests.functional.policy_fixtures import loss_config, put_samples, ready_worker
 
 

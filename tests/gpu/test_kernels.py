@@ -18,8 +18,8 @@ from safetensors.torch import load_file
 from torch.nn.attention import varlen
 
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.policy.groups.parallelism import parallel_layout
 from nemo_like.policy.options import Device, Precision
-from nemo_like.policy.parallelism import parallel_layout
 from tests.functional.policy_fixtures import (
     MicroBatching,
     loss_config,

@@ -19,9 +19,9 @@ from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.policy.fsdp.backend import FSDPBackend
+from nemo_like.policy.groups.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.options import Device, PolicyConfig, Precision
-from nemo_like.policy.parallelism import logprob_strategy, parallel_layout, train_strategy
-from nemo_like.policy.worker import PolicyWorker
+from nemo_like.policy.workers.worker import PolicyWorker
 from tests.functional.policy_fixtures import (
     loss_config,
     make_checkpoint,

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from nemo_like.algorithms.options import LossConfig
+from nemo_like.policy.groups.parallelism import parallel_layout
 from nemo_like.policy.options import BACKEND_KINDS, Device, PolicyConfig, Precision
-from nemo_like.policy.parallelism import parallel_layout
 from tests.functional.dense_reference import DenseReference
 from tests.functional.image_models import DenseImageReference, image_batch
 from tests.functional.image_models import make_checkpoint as make_vlm_checkpoint

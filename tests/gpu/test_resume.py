@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.policy.groups.parallelism import parallel_layout
 from nemo_like.policy.options import BACKEND_KINDS, Device, PolicyConfig, Precision
-from nemo_like.policy.parallelism import parallel_layout
 from tests.functional.policy_fixtures import (
     loss_config,
     make_checkpoint,

@@ -518,7 +518,7 @@ def tags_not_reordered(subset: Any) -> Any:
     Group.batching,
     "The log-probs under the old weights come back one token late.",
     "PrimeIntellect-ai/prime-rl#606",
-    "nemo_like.policy.scoring_backend:ScoringBackend.logprobs",
+    "nemo_like.policy.backends.scoring_backend:ScoringBackend.logprobs",
 )
 def scored_logprobs_shifted(logprobs: Any) -> Any:
     def mutated(self: Any, batch: Any, schedule: Any) -> Any:
@@ -534,13 +534,13 @@ def scored_logprobs_shifted(logprobs: Any) -> Any:
     Group.batching,
     "Samples that are packed into one row attend to each other.",
     "huggingface/trl#2708",
-    "nemo_like.policy.batch:PolicyBatch._packed",
+    "nemo_like.policy.batch.policy_batch:PolicyBatch._packed",
 )
 def samples_attend_to_each_other(packed: Any) -> Any:
     def mutated(self: Any, *args: Any) -> Any:
         import torch
 
-        from nemo_like.policy.batch import Packing
+        from nemo_like.policy.batch.policy_batch import Packing
 
         inputs = packed(self, *args)
         num_tokens = inputs.input_ids.shape[1]
@@ -554,7 +554,7 @@ def samples_attend_to_each_other(packed: Any) -> Any:
     Group.batching,
     "The padding behind a short response trains.",
     "volcengine/verl#213",
-    "nemo_like.policy.batch:PolicyBatch._padded",
+    "nemo_like.policy.batch.policy_batch:PolicyBatch._padded",
     "policy.sequence_packing.enabled=false",
 )
 def padding_trained(padded: Any) -> Any:
@@ -803,7 +803,7 @@ def reference_is_the_policy(reference_logprobs: Any) -> Any:
     Group.loss,
     "After the reference has scored, its weights stay in the policy, whose training so far is lost.",
     "THUDM/slime#780",
-    "nemo_like.policy.kept_weights:KeptWeights.in_place",
+    "nemo_like.policy.backends.kept_weights:KeptWeights.in_place",
 )
 def reference_left_in_the_policy(in_place: Any) -> Any:
     @contextlib.contextmanager
@@ -894,7 +894,7 @@ def averaging_ignored(token_weights: Any) -> Any:
     Group.loss,
     "Masked samples get no advantage, but their KL still trains.",
     "THUDM/slime#1372",
-    "nemo_like.policy.objective:_loss_tokens",
+    "nemo_like.policy.loss.objective:_loss_tokens",
     *_FILTERS,
     "grpo.skip_idle_samples=false",
 )
@@ -942,7 +942,7 @@ def loss_not_normalised(token_weights: Any) -> Any:
 
 # ---------------------------------------------------------------------- optimizer and checkpoints
 
-_LEARNING_RATE = "nemo_like.policy.learning_rate:learning_rate"
+_LEARNING_RATE = "nemo_like.policy.backends.learning_rate:learning_rate"
 
 
 @mutation(

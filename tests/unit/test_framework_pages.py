@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.config.other_frameworks import table_of
-from nemo_like.conversion.pages import table
+from nemo_like_tools.conversion.pages import table
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = {name: table_of(name) for name in ("nemo_rl", "verl", "trl")}

@@ -14,17 +14,17 @@ import pytest
 from nemo_like.configuration import load_config
 from nemo_like.models.model_arithmetic import forward_flops_per_token, weights_read
 from nemo_like.models.model_info import ModelInfo, read_model_info, shipped_shape
-from nemo_like.policy.layout import policy_world_size
+from nemo_like.policy.groups.layout import policy_world_size
+from nemo_like_tools.scale_plan.generation import decode, decode_step, kv_tokens, slowest_engine_lengths
+from nemo_like_tools.scale_plan.hardware import GPUS, Assumptions, Gpu
+from nemo_like_tools.scale_plan.host import DRIVER_REPLICA_S, DRIVER_SAMPLE_S, host_cost
+from nemo_like_tools.scale_plan.lengths import Lengths
+from nemo_like_tools.scale_plan.published import shape
+from nemo_like_tools.scale_plan.step import STAGES, StepCost, step_cost
+from nemo_like_tools.scale_plan.training import bubble, busiest_tokens, forward_s, training_cost
+from nemo_like_tools.scale_plan.weights import num_tensors, weight_cost
+from nemo_like_tools.scale_plan.workload import LayoutError, Scaling, TrainLayout, Workload, scaled
 from scripts import plan_scale
-from scripts.scale_plan.generation import decode, decode_step, kv_tokens, slowest_engine_lengths
-from scripts.scale_plan.hardware import GPUS, Assumptions, Gpu
-from scripts.scale_plan.host import DRIVER_REPLICA_S, DRIVER_SAMPLE_S, host_cost
-from scripts.scale_plan.lengths import Lengths
-from scripts.scale_plan.published import shape
-from scripts.scale_plan.step import STAGES, StepCost, step_cost
-from scripts.scale_plan.training import bubble, busiest_tokens, forward_s, training_cost
-from scripts.scale_plan.weights import num_tensors, weight_cost
-from scripts.scale_plan.workload import LayoutError, Scaling, TrainLayout, Workload, scaled
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

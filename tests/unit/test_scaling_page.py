@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like_tools.scale_plan.hardware import GPUS, Assumptions
 from scripts import plan_scale
-from scripts.scale_plan.hardware import GPUS, Assumptions
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")

@@ -137,7 +137,7 @@ def _policy_losses() -> dict[str, LossKind]:
 KIND = LossKind(
     about="on-policy distillation",
     options=DistillationConfig,
-    function="nemo_like.policy.distillation_loss:distillation",
+    function="nemo_like.policy.loss.distillation_loss:distillation",
     problems=_problems,
     has_teacher=True,
 )

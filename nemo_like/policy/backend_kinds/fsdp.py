@@ -8,10 +8,10 @@ from pathlib import Path
 from nemo_like.config.problems import Problem
 from nemo_like.models.adapter_layers import num_adapter_parameters
 from nemo_like.models.model_info import ModelInfo
-from nemo_like.policy.backend_kind import BackendKind
-from nemo_like.policy.held_memory import FLOAT32, MOMENTS, HeldMemory, weight_bytes_of
-from nemo_like.policy.layout import adapters_of
-from nemo_like.policy.library_arguments import Library
+from nemo_like.policy.backends.backend_kind import BackendKind
+from nemo_like.policy.backends.held_memory import FLOAT32, MOMENTS, HeldMemory, weight_bytes_of
+from nemo_like.policy.backends.library_arguments import Library
+from nemo_like.policy.groups.layout import adapters_of
 from nemo_like.policy.options import Device, LoraConfig, TrainedGroupConfig, WorkerGroupConfig
 
 _GATHERED_LAYERS = 2  # one is gathered while the one before it computes

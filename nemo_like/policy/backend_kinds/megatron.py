@@ -26,12 +26,12 @@ from nemo_like.models.model_info import (
     rope,
     rope_settings,
 )
-from nemo_like.policy.backend_kind import BackendKind
-from nemo_like.policy.held_memory import FLOAT32, MOMENTS, HeldMemory, weight_bytes_of
-from nemo_like.policy.layout import adapters_of, parks_optimizer, replays_routes, stage_size
-from nemo_like.policy.library_arguments import Library
+from nemo_like.policy.backends.backend_kind import BackendKind
+from nemo_like.policy.backends.held_memory import FLOAT32, MOMENTS, HeldMemory, weight_bytes_of
+from nemo_like.policy.backends.library_arguments import Library
+from nemo_like.policy.groups.layout import adapters_of, parks_optimizer, replays_routes, stage_size
+from nemo_like.policy.groups.parallelism import shards_optimizer
 from nemo_like.policy.options import LoraConfig, Precision, TrainedGroupConfig, WorkerGroupConfig
-from nemo_like.policy.parallelism import shards_optimizer
 
 _UNSUPPORTED_FEATURES = ("attention_bias", "mlp_bias", "use_sliding_window")
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
-from nemo_like.policy.batch import Packing
-from nemo_like.policy.shared_prompts import SharedPrompts
-from nemo_like.policy.varlen import attend_varlen, has_varlen_kernel
+from nemo_like.policy.backends.varlen import attend_varlen, has_varlen_kernel
+from nemo_like.policy.batch.policy_batch import Packing
+from nemo_like.policy.batch.shared_prompts import SharedPrompts
 
 _NAME = "nemo_like_causal"
 # Options that change which positions attend to which, or how much. One that is set must not be ignored.

@@ -23,11 +23,19 @@ from nemo_like.batch.meta import MicroBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.models.model_info import placeholder_ids
 from nemo_like.observability.metrics import Metric
-from nemo_like.policy.adapters import ADAPTER_DIRECTORY, ADAPTER_DTYPE, adapter_config, write_adapters
-from nemo_like.policy.batch import PolicyBatch, empty_outputs, keep_outputs
-from nemo_like.policy.checkpoint_writer import CheckpointWriter
-from nemo_like.policy.devices import DTYPES, compute_device
-from nemo_like.policy.export import complete_checkpoint, write_weights
+from nemo_like.policy.backends.adapters import (
+    ADAPTER_DIRECTORY,
+    ADAPTER_DTYPE,
+    adapter_config,
+    write_adapters,
+)
+from nemo_like.policy.backends.devices import DTYPES, compute_device
+from nemo_like.policy.backends.export import complete_checkpoint, write_weights
+from nemo_like.policy.backends.hf_checkpoint import value_head
+from nemo_like.policy.backends.kept_weights import KeptWeights
+from nemo_like.policy.backends.parking import HostParking, stays_on_device
+from nemo_like.policy.backends.updating_backend import UpdatingBackend
+from nemo_like.policy.batch.policy_batch import PolicyBatch, empty_outputs, keep_outputs
 from nemo_like.policy.fsdp.checkpoint import checkpoint_state, load_checkpoint
 from nemo_like.policy.fsdp.image_text import freeze_vision_tower, image_rope_index, load_model, reads_images
 from nemo_like.policy.fsdp.lora import Adapters, add_adapters, checkpoint_name, initial_values
@@ -45,16 +53,13 @@ from nemo_like.policy.fsdp.model import (
 from nemo_like.policy.fsdp.optimizer import ShardedAdamW
 from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, parallelize
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, logit_scale
-from nemo_like.policy.hf_checkpoint import value_head
-from nemo_like.policy.kept_weights import KeptWeights
-from nemo_like.policy.layout import adapters_of
-from nemo_like.policy.objective import LossFunction, Objective
+from nemo_like.policy.groups.layout import adapters_of
+from nemo_like.policy.groups.parallelism import FIRST_REPLICA
+from nemo_like.policy.loss.objective import LossFunction, Objective
+from nemo_like.policy.loss.temperature import asked_for_entropy
+from nemo_like.policy.loss.update_watch import Internals
 from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
-from nemo_like.policy.parallelism import FIRST_REPLICA
-from nemo_like.policy.parking import HostParking, stays_on_device
-from nemo_like.policy.temperature import asked_for_entropy
-from nemo_like.policy.update_watch import Internals
-from nemo_like.policy.updating_backend import UpdatingBackend
+from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 from nemo_like.weight_transport.buckets import TensorSpec
 
 

@@ -18,8 +18,8 @@ import torch
 import torch.distributed.checkpoint as torch_checkpoint
 from torch.distributed.tensor import DTensor
 
-from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.fsdp.optimizer import ShardedAdamW
+from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 
 _NUM_UPDATES = "num_updates"
 

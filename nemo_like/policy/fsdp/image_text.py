@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from nemo_like.models.model_info import IMAGE_TEXT_MODEL_TYPES
-from nemo_like.policy.batch import ModelInputs
-from nemo_like.policy.image_inputs import RopeIndex
+from nemo_like.policy.batch.image_inputs import RopeIndex
+from nemo_like.policy.batch.policy_batch import ModelInputs
 
 
 def reads_images(config: Any) -> bool:

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from nemo_like.models.adapter_layers import ALL_LINEAR, adapts_all_linear
-from nemo_like.policy.adapters import LORA_A, LORA_B, initial_value, peft_config, peft_name
+from nemo_like.policy.backends.adapters import LORA_A, LORA_B, initial_value, peft_config, peft_name
 from nemo_like.policy.options import LoraConfig
 
 if TYPE_CHECKING:

@@ -38,12 +38,12 @@ from nemo_like.algorithms.logprobs import (
     scores_with_most_likely,
 )
 from nemo_like.algorithms.token_values import TokenValues, linear_values
-from nemo_like.policy.batch import ModelInputs
+from nemo_like.policy.batch.policy_batch import ModelInputs
 from nemo_like.policy.fsdp.attention import has_plain_attention, use_causal_attention
 from nemo_like.policy.fsdp.image_text import auto_class, hidden_states, reads_images
 from nemo_like.policy.fsdp.lora import ADAPTER_DROPOUT
 from nemo_like.policy.fsdp.tensor_parallel import sum_gradient
-from nemo_like.policy.layout import recomputes_layers
+from nemo_like.policy.groups.layout import recomputes_layers
 from nemo_like.policy.options import FsdpModelConfig, WorkerGroupConfig
 
 DATA_AXIS, TENSOR_AXIS = "dp", "tp"

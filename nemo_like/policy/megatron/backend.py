@@ -22,24 +22,32 @@ from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.token_values import TokenValues
 from nemo_like.batch.meta import MicroBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.compat.cpu_shim import cuda_means_cpu
+from nemo_like.compat.foreach import use_torch_kernels
 from nemo_like.models.adapter_layers import adapted_layers
 from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.metrics import Metric
-from nemo_like.policy.adapters import (
+from nemo_like.policy.backends.adapters import (
     ADAPTER_DIRECTORY,
     ADAPTER_DTYPE,
     adapter_config,
     peft_config,
     write_adapters,
 )
-from nemo_like.policy.batch import ModelInputs, PolicyBatch, empty_outputs, keep_outputs
-from nemo_like.policy.checkpoint_writer import CheckpointWriter
-from nemo_like.policy.devices import DTYPES, compute_device
-from nemo_like.policy.export import complete_checkpoint, write_weights
-from nemo_like.policy.hf_checkpoint import HFCheckpoint, value_head
-from nemo_like.policy.interface import is_weight_sender
-from nemo_like.policy.kept_weights import KeptWeights
-from nemo_like.policy.layout import adapters_of, length_multiple, recomputes_layers, replays_routes
+from nemo_like.policy.backends.devices import DTYPES, compute_device
+from nemo_like.policy.backends.export import complete_checkpoint, write_weights
+from nemo_like.policy.backends.hf_checkpoint import HFCheckpoint, value_head
+from nemo_like.policy.backends.interface import is_weight_sender
+from nemo_like.policy.backends.kept_weights import KeptWeights
+from nemo_like.policy.backends.parking import HostParking, stays_on_device
+from nemo_like.policy.backends.updating_backend import UpdatingBackend
+from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch, empty_outputs, keep_outputs
+from nemo_like.policy.groups.layout import adapters_of, length_multiple, recomputes_layers, replays_routes
+from nemo_like.policy.groups.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
+from nemo_like.policy.loss.objective import LossFunction, Objective
+from nemo_like.policy.loss.temperature import asked_for_entropy
+from nemo_like.policy.loss.train_metrics import TrainMetrics
+from nemo_like.policy.loss.update_watch import Internals
 from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
 from nemo_like.policy.megatron.convert import (
     Cut,
@@ -54,23 +62,15 @@ from nemo_like.policy.megatron.convert import (
     single_experts,
     split,
 )
-from nemo_like.policy.megatron.cpu_shim import cuda_means_cpu
 from nemo_like.policy.megatron.expert_load import ExpertLoad
-from nemo_like.policy.megatron.foreach import use_torch_kernels
 from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
 from nemo_like.policy.megatron.model import OUTPUT_LAYER, ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import adam_state, begin, build_optimizer, tensors_beside_model
 from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.megatron.router_replay import RouteReplay
-from nemo_like.policy.objective import LossFunction, Objective
 from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
-from nemo_like.policy.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
-from nemo_like.policy.parking import HostParking, stays_on_device
-from nemo_like.policy.temperature import asked_for_entropy
-from nemo_like.policy.train_metrics import TrainMetrics
-from nemo_like.policy.update_watch import Internals
-from nemo_like.policy.updating_backend import UpdatingBackend
+from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 from nemo_like.weight_transport.buckets import TensorSpec
 
 

@@ -29,9 +29,9 @@ from megatron.core.dist_checkpointing.mapping import (
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategies
 from megatron.core.optimizer import MegatronOptimizer
 
-from nemo_like.policy.checkpoint_writer import CheckpointWriter
 from nemo_like.policy.megatron.optimizer import begin, chain
 from nemo_like.policy.megatron.optimizer_shares import OptimizerShares, UntouchedZeros, sharded_parts
+from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 
 _FORMAT = ("torch_dist", 1)
 _IS_SHARDED = "optimizer_is_sharded"

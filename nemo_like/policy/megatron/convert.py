@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.models.model_info import ModelInfo
-from nemo_like.policy.hf_checkpoint import HFCheckpoint
+from nemo_like.policy.backends.hf_checkpoint import HFCheckpoint
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
 _EXPERT = re.compile(r"mlp\.experts\.local_experts\.(?P<index>\d+)\.(?P<layer>linear_fc[12])\.weight")

@@ -16,7 +16,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from nemo_like.observability.metrics import Metric, mean
-from nemo_like.policy.batch import ModelInputs
+from nemo_like.policy.batch.policy_batch import ModelInputs
 
 # The metrics, by the names that ``load_metrics`` gives them.
 EXPERT_METRICS = ("moe/max_load", "moe/load_entropy", "moe/idle_experts", "moe/top_expert_weight")

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nemo_like.models.adapter_layers import adapted_layers
-from nemo_like.policy.adapters import LORA_A, LORA_B, initial_value, peft_name
+from nemo_like.policy.backends.adapters import LORA_A, LORA_B, initial_value, peft_name
 from nemo_like.policy.megatron.convert import (
     Cut,
     Geometry,

@@ -30,9 +30,9 @@ from nemo_like.algorithms.logprobs import (
 from nemo_like.algorithms.token_values import TokenValues, linear_values
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.models.model_info import ModelInfo
-from nemo_like.policy.batch import ModelInputs
-from nemo_like.policy.devices import DTYPES
-from nemo_like.policy.layout import recomputes_layers
+from nemo_like.policy.backends.devices import DTYPES
+from nemo_like.policy.batch.policy_batch import ModelInputs
+from nemo_like.policy.groups.layout import recomputes_layers
 from nemo_like.policy.megatron.convert import Cut, ModelPart, rule_for, single_experts
 from nemo_like.policy.megatron.library_values import as_megatron_has_them
 from nemo_like.policy.megatron.lora import without_fused_norms

@@ -26,13 +26,13 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.policy.batch import ModelInputs, context_positions
-from nemo_like.policy.devices import on_device
+from nemo_like.policy.backends.devices import on_device
+from nemo_like.policy.backends.varlen import Sequences, attend_varlen, has_varlen_kernel
+from nemo_like.policy.batch.policy_batch import ModelInputs, context_positions
+from nemo_like.policy.batch.shared_prompts import SharedPrompts
 from nemo_like.policy.megatron.experts import GroupedExperts
 from nemo_like.policy.megatron.functions import RMSNormFunction, SwiGLUFunction
 from nemo_like.policy.options import Device, Precision, WorkerGroupConfig
-from nemo_like.policy.shared_prompts import SharedPrompts
-from nemo_like.policy.varlen import Sequences, attend_varlen, has_varlen_kernel
 
 
 class TorchRMSNorm(torch.nn.Module):

@@ -9,10 +9,10 @@ import torch
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from torch import Tensor
 
-from nemo_like.policy.megatron.foreach import use_torch_kernels
+from nemo_like.compat.foreach import use_torch_kernels
+from nemo_like.policy.groups.parallelism import shards_optimizer
 from nemo_like.policy.megatron.library_values import as_megatron_has_them
 from nemo_like.policy.options import TrainedGroupConfig
-from nemo_like.policy.parallelism import shards_optimizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
-from nemo_like.policy.batch import ContextRank, ModelInputs, PolicyBatch
-from nemo_like.policy.megatron.cpu_shim import plain_torch
+from nemo_like.compat.cpu_shim import plain_torch
+from nemo_like.policy.batch.policy_batch import ContextRank, ModelInputs, PolicyBatch
+from nemo_like.policy.loss.objective import LossFunction
 from nemo_like.policy.megatron.modules import packed_parameters, uses_transformer_engine
 from nemo_like.policy.megatron.router_replay import RouteReplay
-from nemo_like.policy.objective import LossFunction
 
 # The last pipeline stage calls this with each micro-batch's TokenScores or TokenValues.
 OnScored = Callable[[Any, ModelInputs], None]

@@ -24,7 +24,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
 from nemo_like.observability.metrics import Metric, mean
-from nemo_like.policy.batch import ModelInputs
+from nemo_like.policy.batch.policy_batch import ModelInputs
 
 # Returns the values and the places of the k highest scores.
 _TopK = Callable[..., tuple[Tensor, Tensor]]

@@ -17,7 +17,8 @@ from ray import _raylet
 from ray._private import ray_constants, services
 from ray._private.node import Node
 
-from nemo_like.cluster import absent_agent, private_ray, runtime
+from nemo_like.cluster import private_ray, runtime
+from nemo_like.compat import absent_agent
 
 RAY = Path(ray.__file__).parent
 # Settings of Ray's C++ part are called so in its binaries, without "RAY_".

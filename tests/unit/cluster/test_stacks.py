@@ -13,7 +13,7 @@ CALL = Thread(
     "actor",
     (
         Frame("recv", "/lib/torch/distributed.py", 4),
-        Frame("Worker.train", "/somewhere/nemo_like/policy/worker.py", 5),
+        Frame("Worker.train", "/somewhere/nemo_like/policy/workers/worker.py", 5),
         Frame("_Shell._call", SHELL, 6),
         Frame("_SerialShell.call", SHELL, 7),
     ),
@@ -28,7 +28,10 @@ def dump(*threads: Thread, problem: str = "") -> ProcessDump:
 @pytest.mark.parametrize(
     ("threads", "summary"),
     [
-        ((IDLE, WATCH, LOOP, CALL), "recv (torch/distributed.py:4) < Worker.train (policy/worker.py:5)"),
+        (
+            (IDLE, WATCH, LOOP, CALL),
+            "recv (torch/distributed.py:4) < Worker.train (policy/workers/worker.py:5)",
+        ),
         ((IDLE, WATCH, LOOP), "_step (generation/vllm_engine.py:8)"),
         ((IDLE, WATCH), "main_loop (ray/worker.py:3)"),
     ],

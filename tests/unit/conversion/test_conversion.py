@@ -13,12 +13,12 @@ import pytest
 from nemo_like.config.other_frameworks import heres
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import load_config
-from nemo_like.conversion import nemo_rl, nemo_rl_data, values, verl
-from nemo_like.conversion.by_name import conversion_of
-from nemo_like.conversion.their_files import read_theirs
-from nemo_like.conversion.translation import CONVERTIBLE, Conversion, convert, framework_of
-from nemo_like.conversion.values import Theirs
-from nemo_like.conversion.writing import written
+from nemo_like_tools.conversion import nemo_rl, nemo_rl_data, values, verl
+from nemo_like_tools.conversion.by_name import conversion_of
+from nemo_like_tools.conversion.their_files import read_theirs
+from nemo_like_tools.conversion.translation import CONVERTIBLE, Conversion, convert, framework_of
+from nemo_like_tools.conversion.values import Theirs
+from nemo_like_tools.conversion.writing import written
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "convert_config.py"
 

@@ -18,8 +18,8 @@ from nemo_like.data.interface import Message
 from nemo_like.data.template_turns import TurnError, rendered_roles
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.generation.interface import Response
-from nemo_like.rollout.agent_prompts import AgentPrompts, plain_messages
-from nemo_like.rollout.agent_session import AgentCall
+from nemo_like.rollout.agents.agent_prompts import AgentPrompts, plain_messages
+from nemo_like.rollout.agents.agent_session import AgentCall
 from tests.unit.data.families.families import ADD, FAMILIES, Family, trl_templates
 from tests.unit.data.families.transcript import GOLDEN, transcript
 

@@ -17,7 +17,7 @@ from nemo_like.driver.reports import CriticStep, critic_metrics, reward_metrics
 from nemo_like.driver.stages import with_outcome, with_shaped_rewards, without_mismatch, without_truncated
 from nemo_like.driver.tag_functions import without_refused
 from nemo_like.observability.metrics import mean
-from nemo_like.policy.results import ScoredBatch, TrainUpdate
+from nemo_like.policy.groups.results import ScoredBatch, TrainUpdate
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "grpo_arithmetic_cpu.yaml"
 BATCH = KVBatchMeta("train-1", (Chunk("a", (4, 4)),), ((0, 0), (0, 1)), frozenset())

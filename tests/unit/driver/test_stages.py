@@ -39,7 +39,7 @@ from nemo_like.driver.stages import (
     without_mismatch,
     without_truncated,
 )
-from nemo_like.policy.policy_columns import scored_columns
+from nemo_like.policy.batch.policy_columns import scored_columns
 from tests.unit.algorithms.loss_cases import CONFIG
 
 REPOSITORY = Path(__file__).resolve().parents[3]

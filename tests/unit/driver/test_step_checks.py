@@ -19,7 +19,7 @@ from nemo_like.driver.reports import CriticStep, StepResults
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.step_checks import RunFacts, Sent, StepTripwires
 from nemo_like.observability.metrics import maximum, mean, summed
-from nemo_like.policy.results import ScoredBatch, TrainUpdate
+from nemo_like.policy.groups.results import ScoredBatch, TrainUpdate
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode
 from nemo_like.tripwires.alarm import Alarm
 from nemo_like.tripwires.measured import Measured

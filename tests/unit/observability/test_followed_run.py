@@ -13,11 +13,11 @@ import pytest
 
 from nemo_like.observability.console import PlainConsole
 from nemo_like.observability.events import EventKind, EventsFile
-from nemo_like.observability.followed_run import FollowedRun, NoRunDirectory, find_run
 from nemo_like.observability.jsonl import MetricsFile
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.run_lock import DirectoryLock, latest_start
 from nemo_like.observability.summary import RunSummary
+from nemo_like_tools.watch.followed_run import FollowedRun, NoRunDirectory, find_run
 from scripts.watch import main
 from tests.unit.observability.test_logger import make_logger
 

@@ -13,10 +13,10 @@ from urllib.parse import unquote
 
 import pytest
 
-from nemo_like.observability.report.report_recorder import ReportRecorder
-from nemo_like.observability.report.run_page import RunData, chosen_files, write_report
-from nemo_like.observability.report.sample_files import ReportProblem, SampleFile, sample_files
 from nemo_like.observability.run_directory import RunDirectory
+from nemo_like_tools.report.report_recorder import ReportRecorder
+from nemo_like_tools.report.run_page import RunData, chosen_files, write_report
+from nemo_like_tools.report.sample_files import ReportProblem, SampleFile, sample_files
 from scripts.report import main
 
 

@@ -11,7 +11,7 @@ from nemo_like.models.model_info import read_model_info
 from nemo_like.plan.plan import Plan, checkpoint_bytes, format_plan, make_plan
 from nemo_like.plan.roles import Role, ray_cpus, roles
 from nemo_like.plan.run_models import run_models
-from nemo_like.policy.policy_columns import scored_columns
+from nemo_like.policy.batch.policy_columns import scored_columns
 from tests.unit.config.checkpoints import PADDED, SCORED, write_checkpoint
 
 Demo = Callable[..., Config]

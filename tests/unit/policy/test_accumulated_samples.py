@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nemo_like.batch.meta import Chunk, KVBatchMeta
-from nemo_like.policy.accumulated_samples import AccumulatedSamples
+from nemo_like.policy.groups.accumulated_samples import AccumulatedSamples
 
 NAN = float("nan")
 BATCH = KVBatchMeta(

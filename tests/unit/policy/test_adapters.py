@@ -7,7 +7,7 @@ import torch
 from peft import PeftConfig
 from safetensors.torch import load_file
 
-from nemo_like.policy.adapters import (
+from nemo_like.policy.backends.adapters import (
     LORA_A,
     LORA_B,
     adapter_config,

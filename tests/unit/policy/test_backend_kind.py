@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from nemo_like.models.model_info import read_model_info, shipped_shape
-from nemo_like.policy.backend_kind import BackendKind, axis_size, backend_kind_of, sequence_parts
 from nemo_like.policy.backend_kinds import fsdp
-from nemo_like.policy.layout import length_multiple, policy_world_size, recomputes_layers
+from nemo_like.policy.backends.backend_kind import BackendKind, axis_size, backend_kind_of, sequence_parts
+from nemo_like.policy.groups.layout import length_multiple, policy_world_size, recomputes_layers
+from nemo_like.policy.groups.parallelism import parallel_layout
 from nemo_like.policy.options import BACKEND_KINDS
-from nemo_like.policy.parallelism import parallel_layout
 
 SIZES = [
     "policy.megatron_cfg.tensor_model_parallel_size=2",

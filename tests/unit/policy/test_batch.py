@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nemo_like.algorithms.logprobs import LogprobSettings
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
-from nemo_like.policy.batch import (
+from nemo_like.policy.batch.policy_batch import (
     ContextRank,
     PolicyBatch,
     context_positions,

@@ -24,8 +24,8 @@ from nemo_like.batch.tags import ADVANTAGE
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.data_plane.storage_errors import DataPlaneError, StorageFailed
-from nemo_like.policy.batch_keeper import BatchKeeper
 from nemo_like.policy.options import ReplicaFetch
+from nemo_like.policy.workers.batch_keeper import BatchKeeper
 
 
 class Alone:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from nemo_like.batch.meta import Chunk, KVBatchMeta
-from nemo_like.policy.checked_loss import LossFailed, ReadColumns
-from nemo_like.policy.training_worker import naming_samples
+from nemo_like.policy.loss.checked_loss import LossFailed, ReadColumns
+from nemo_like.policy.workers.training_worker import naming_samples
 
 
 def test_what_a_loss_raises_is_told_with_step_prompt_and_sample() -> None:

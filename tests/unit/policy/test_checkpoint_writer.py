@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from nemo_like.checkpoint.options import CheckpointWriting
-from nemo_like.policy.checkpoint_writer import CheckpointWriter
+from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
-from nemo_like.policy.hf_checkpoint import HFCheckpoint
+from nemo_like.policy.backends.hf_checkpoint import HFCheckpoint
 from nemo_like.policy.megatron.convert import (
     Geometry,
     ModelPart,

@@ -12,7 +12,7 @@ from torch import Tensor
 from nemo_like.algorithms.distillation import forward_kl, jensen_shannon, reverse_kl
 from nemo_like.algorithms.losses import LossTokens
 from nemo_like.batch.columns import TEACHER_LOGPROBS, teacher_topk_columns
-from nemo_like.policy.checked_loss import CheckedLoss, own_means, own_reads
+from nemo_like.policy.loss.checked_loss import CheckedLoss, own_means, own_reads
 from tests.losses import compute
 from tests.unit.algorithms.loss_cases import CONFIG, of_kind, tokens
 

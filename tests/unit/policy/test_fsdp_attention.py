@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention import varlen
 from transformers import PreTrainedConfig
 
-from nemo_like.policy.batch import Packing
+from nemo_like.policy.batch.policy_batch import Packing
 from nemo_like.policy.fsdp import attention
 from nemo_like.policy.fsdp.attention import causal_attention, has_plain_attention
 from tests.unit.policy.varlen_by_hand import loops_over_sequences

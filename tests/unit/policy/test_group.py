@@ -20,8 +20,7 @@ from nemo_like.cluster.stage import Stage
 from nemo_like.configuration import Config, load_config
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import mean
-from nemo_like.policy.checked_loss import LossFailed
-from nemo_like.policy.group import (
+from nemo_like.policy.groups.group import (
     PolicyWorkerGroup,
     TeacherWorkerGroup,
     ValueWorkerGroup,
@@ -29,9 +28,10 @@ from nemo_like.policy.group import (
     gathered_tags,
     with_epochs,
 )
-from nemo_like.policy.parallelism import parallel_layout
-from nemo_like.policy.results import WorkerScores, WorkerUpdate
-from nemo_like.policy.training_worker import naming_samples
+from nemo_like.policy.groups.parallelism import parallel_layout
+from nemo_like.policy.groups.results import WorkerScores, WorkerUpdate
+from nemo_like.policy.loss.checked_loss import LossFailed
+from nemo_like.policy.workers.training_worker import naming_samples
 from tests.unit.config.checkpoints import PADDED
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from nemo_like.policy.hf_checkpoint import value_head
+from nemo_like.policy.backends.hf_checkpoint import value_head
 
 
 def checkpoint(path: Path, **tensors: torch.Tensor) -> Path:

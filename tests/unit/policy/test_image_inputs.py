@@ -15,8 +15,8 @@ from nemo_like.batch.columns import (
     PIXEL_VALUES,
 )
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
-from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.image_inputs import BatchImages
+from nemo_like.policy.batch.image_inputs import BatchImages
+from nemo_like.policy.batch.policy_batch import PolicyBatch
 
 IMAGE = 9
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemo_like.policy.kept_weights import KeptWeights
+from nemo_like.policy.backends.kept_weights import KeptWeights
 from nemo_like.policy.options import ReferencePlacement
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_like.policy.learning_rate import learning_rate
+from nemo_like.policy.backends.learning_rate import learning_rate
 from nemo_like.policy.options import LRDecayStyle, SchedulerConfig
 
 

@@ -18,7 +18,7 @@ from nemo_like.generation import engine_args
 from nemo_like.generation.draft_rules import REFUSED
 from nemo_like.generation.speculation import DraftMethod
 from nemo_like.plan.memory_timetable import GIB, memory_problems
-from nemo_like.policy.library_arguments import (
+from nemo_like.policy.backends.library_arguments import (
     KEYS,
     RELIED_ON,
     Library,

@@ -12,10 +12,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from nemo_like.policy.batch import context_positions
+from nemo_like.policy.backends.varlen import attend_varlen
+from nemo_like.policy.batch.policy_batch import context_positions
 from nemo_like.policy.megatron import modules
 from nemo_like.policy.megatron.modules import PackedSequences, TorchCoreAttention
-from nemo_like.policy.varlen import attend_varlen
 from tests.unit.policy.largest_tensor import largest
 from tests.unit.policy.varlen_by_hand import loops_over_sequences
 

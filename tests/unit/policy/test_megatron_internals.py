@@ -20,7 +20,7 @@ from megatron.core.transformer.moe import moe_utils, token_dispatcher
 from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.router_replay import RouterReplay
 
-from nemo_like.policy.megatron.cpu_shim import _CPU, _CudaMeansCpu, _is_not_rng_notice, plain_torch
+from nemo_like.compat.cpu_shim import _CPU, _CudaMeansCpu, _is_not_rng_notice, plain_torch
 
 REPLACED = [
     (clip_grads, "l2_norm_impl"),

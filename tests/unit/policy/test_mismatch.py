@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.mismatch import logprob_mismatch
+from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.loss.mismatch import logprob_mismatch
 
 
 def batch_of(

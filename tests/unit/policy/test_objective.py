@@ -15,12 +15,12 @@ from nemo_like.algorithms.losses import LossTerms, LossTokens, TokenMean, logs
 from nemo_like.algorithms.options import KLType, LossConfig
 from nemo_like.batch.columns import Column, Layout, reads, teacher_topk_columns
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
-from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.checked_loss import LossFailed, own_means, own_reads
-from nemo_like.policy.objective import PolicyObjective
-from nemo_like.policy.policy_columns import training_reads
-from nemo_like.policy.reward_kl import reward_kl_tags
-from nemo_like.policy.train_metrics import TrainMetrics
+from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.batch.policy_columns import training_reads
+from nemo_like.policy.loss.checked_loss import LossFailed, own_means, own_reads
+from nemo_like.policy.loss.objective import PolicyObjective
+from nemo_like.policy.loss.reward_kl import reward_kl_tags
+from nemo_like.policy.loss.train_metrics import TrainMetrics
 from tests.losses import clipped_loss
 from tests.unit.algorithms.loss_cases import CONFIG, of_kind
 

@@ -8,7 +8,7 @@ import pytest
 
 from nemo_like.batch.micro_batches import Prompt
 from nemo_like.configuration import load_config
-from nemo_like.policy.parallelism import logprob_strategy, train_strategy
+from nemo_like.policy.groups.parallelism import logprob_strategy, train_strategy
 from tests.unit.config.checkpoints import PADDED
 
 ROOT = Path(__file__).resolve().parents[3]

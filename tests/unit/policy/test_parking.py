@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nemo_like.policy.parking import HostMemory, HostParking
+from nemo_like.policy.backends.parking import HostMemory, HostParking
 
 
 def test_tensors_have_memory_only_while_they_are_in_use() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from nemo_like.batch.columns import ENTROPIES, PREV_LOGPROBS, REFERENCE_LOGPROBS, Column
 from nemo_like.configuration import Config
-from nemo_like.policy.policy_columns import (
+from nemo_like.policy.batch.policy_columns import (
     dumped_columns,
     policy_declarations,
     scored_in_step,

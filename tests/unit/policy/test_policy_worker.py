@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.batch.columns import ENTROPIES, PREV_LOGPROBS, REFERENCE_LOGPROBS, Column
-from nemo_like.policy.worker import PolicyWorker
+from nemo_like.policy.workers.worker import PolicyWorker
 
 
 class Passes:

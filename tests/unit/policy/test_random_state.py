@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nemo_like.policy.random_state import load_random_state, save_random_state
+from nemo_like.policy.workers.random_state import load_random_state, save_random_state
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
 OWN = {"experts": torch.tensor([7, 9], dtype=torch.uint8)}

@@ -11,7 +11,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.router_replay import RouterReplay
 from torch import Tensor
 
-from nemo_like.policy.batch import ModelInputs
+from nemo_like.policy.batch.policy_batch import ModelInputs
 from nemo_like.policy.megatron import router_replay
 from nemo_like.policy.megatron.router_replay import RouteReplay
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import varlen
 
-from nemo_like.policy.shared_prompts import PaddedAttention, SharedRow, VarlenAttention
+from nemo_like.policy.batch.shared_prompts import PaddedAttention, SharedRow, VarlenAttention
 from tests.unit.policy.largest_tensor import largest
 from tests.unit.policy.varlen_by_hand import loops_over_sequences
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from nemo_like.algorithms.logprobs import LogprobSettings
-from nemo_like.policy.temperature import asked_for_entropy, at_temperature_one
+from nemo_like.policy.loss.temperature import asked_for_entropy, at_temperature_one
 
 
 def test_the_models_own_factor_stays_when_the_temperature_is_one() -> None:

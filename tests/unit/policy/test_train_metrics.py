@@ -5,7 +5,7 @@ import torch
 
 from nemo_like.algorithms.losses import LossTerms, TokenMean
 from nemo_like.observability.metrics import merge
-from nemo_like.policy.train_metrics import TrainMetrics
+from nemo_like.policy.loss.train_metrics import TrainMetrics
 
 
 def terms(loss: float, ratio: list[float], mask: list[float]) -> LossTerms:

@@ -14,10 +14,10 @@ from nemo_like.algorithms.losses import LossTerms, LossTokens
 from nemo_like.algorithms.options import KLType, LossConfig
 from nemo_like.batch.columns import TOKEN_ADVANTAGES
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
-from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.objective import PolicyObjective
-from nemo_like.policy.train_metrics import TrainMetrics
-from nemo_like.policy.update_watch import UpdateWatch
+from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.loss.objective import PolicyObjective
+from nemo_like.policy.loss.train_metrics import TrainMetrics
+from nemo_like.policy.loss.update_watch import UpdateWatch
 from nemo_like.tripwires.measured import Measured
 from tests.unit.algorithms.loss_cases import CONFIG, GSPO, of_kind
 

@@ -21,12 +21,12 @@ from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.configuration import load_config
-from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.learning_rate import learning_rate
-from nemo_like.policy.objective import LossFunction, Objective, PolicyObjective
-from nemo_like.policy.update_watch import Internals, UpdateWatch
-from nemo_like.policy.updating_backend import UpdatingBackend, check_accumulated
-from nemo_like.policy.value_objective import ValueObjective
+from nemo_like.policy.backends.learning_rate import learning_rate
+from nemo_like.policy.backends.updating_backend import UpdatingBackend, check_accumulated
+from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.loss.objective import LossFunction, Objective, PolicyObjective
+from nemo_like.policy.loss.update_watch import Internals, UpdateWatch
+from nemo_like.policy.loss.value_objective import ValueObjective
 from nemo_like.tripwires.measured import Measured
 from tests.unit.algorithms.loss_cases import CONFIG, GSPO, of_kind
 

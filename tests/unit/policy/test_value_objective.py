@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from nemo_like.algorithms.token_values import TokenValues
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.configuration import load_config
-from nemo_like.policy.batch import PolicyBatch
+from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.loss.train_metrics import TrainMetrics
+from nemo_like.policy.loss.value_objective import ValueObjective
 from nemo_like.policy.options import ValueConfig
-from nemo_like.policy.train_metrics import TrainMetrics
-from nemo_like.policy.value_objective import ValueObjective
 
 CPU = torch.device("cpu")
 CONFIG = load_config(Path(__file__).resolve().parents[3] / "configs/ppo_arithmetic_cpu.yaml").value

@@ -23,9 +23,9 @@ from nemo_like.batch.columns import (
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.configuration import load_config
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.interface import WorkerPlace
-from nemo_like.policy.value_worker import ValueWorker
+from nemo_like.policy.backends.interface import WorkerPlace
+from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.workers.value_worker import ValueWorker
 from tests.unit.algorithms.loss_cases import CONFIG
 
 VALUE = load_config(Path(__file__).resolve().parents[3] / "configs/ppo_arithmetic_cpu.yaml").value

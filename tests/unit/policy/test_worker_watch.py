@@ -14,9 +14,9 @@ from nemo_like.batch.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.configuration import load_config
-from nemo_like.policy.batch import PolicyBatch
-from nemo_like.policy.update_watch import Internals
-from nemo_like.policy.worker_watch import WorkerWatch, weight_sample
+from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.loss.update_watch import Internals
+from nemo_like.policy.workers.worker_watch import WorkerWatch, weight_sample
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.options import Tripwires
 from tests.unit.algorithms.loss_cases import CONFIG

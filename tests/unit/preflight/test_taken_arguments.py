@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
 from nemo_like.plan.machine_rules import Machine
+from nemo_like.policy.backends.library_arguments import passed_to_engines, passed_to_workers
 from nemo_like.policy.fsdp.model import empty_model
-from nemo_like.policy.library_arguments import passed_to_engines, passed_to_workers
 from nemo_like.policy.megatron.library_values import as_megatron_has_them
 from nemo_like.preflight import drafts
 from nemo_like.preflight.checks import preflight

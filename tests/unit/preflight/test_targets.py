@@ -176,7 +176,7 @@ def test_a_shipped_loss_is_a_target_where_a_teacher_scores_for_it(demo: Callable
     assert list(targets_of(demo("loss_fn.kind=sapo", "loss_fn.tau_pos=2.0"))) == []
     teacher = ("teacher=default", "teacher.model_name=${policy.model_name}")
     (found,) = targets_of(demo(*teacher, "loss_fn.kind=distillation", "loss_fn.weight=2"))
-    assert (found.key, found.path) == ("loss_fn.kind", "nemo_like.policy.distillation_loss:distillation")
+    assert (found.key, found.path) == ("loss_fn.kind", "nemo_like.policy.loss.distillation_loss:distillation")
     assert found.arguments["weight"] == 2
     assert problem_of(found) is None
 

@@ -15,8 +15,8 @@ from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.shared_options import AgentOptions, Credit, SandboxMode
 from nemo_like.generation.interface import CallSampling, GroupRequest, GroupResult, Response
 from nemo_like.generation.sampling import SamplingSettings
-from nemo_like.rollout.agent_calls import AgentSession
-from nemo_like.rollout.agents import AgentPlayer, Agents
+from nemo_like.rollout.agents.agent_calls import AgentSession
+from nemo_like.rollout.agents.agents import AgentPlayer, Agents
 from nemo_like.rollout.conversation import Conversation
 from tests.unit.rollout.conversations import conversation
 

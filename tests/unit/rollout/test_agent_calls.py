@@ -13,14 +13,14 @@ import pytest
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.generation.interface import CallSampling, GroupRequest, GroupResult, Response
 from nemo_like.generation.sampling import SamplingSettings
-from nemo_like.rollout.agent_calls import AgentSession, CallAnswerer, Wanted
-from nemo_like.rollout.agent_chat_api import wanted_chat, wanted_completion
-from nemo_like.rollout.agent_engines import EngineCalls
-from nemo_like.rollout.agent_messages_api import as_chat as messages_as_chat
-from nemo_like.rollout.agent_prompts import AgentPrompts
-from nemo_like.rollout.agent_request import BadRequest
-from nemo_like.rollout.agent_responses_api import as_chat as responses_as_chat
-from nemo_like.rollout.agent_work import RequestWork
+from nemo_like.rollout.agents.agent_calls import AgentSession, CallAnswerer, Wanted
+from nemo_like.rollout.agents.agent_chat_api import wanted_chat, wanted_completion
+from nemo_like.rollout.agents.agent_engines import EngineCalls
+from nemo_like.rollout.agents.agent_messages_api import as_chat as messages_as_chat
+from nemo_like.rollout.agents.agent_prompts import AgentPrompts
+from nemo_like.rollout.agents.agent_request import BadRequest
+from nemo_like.rollout.agents.agent_responses_api import as_chat as responses_as_chat
+from nemo_like.rollout.agents.agent_work import RequestWork
 from scripts.demo_model.tool_tokenizer import TEMPLATE, save_tokenizer
 from tests.unit.data.tokenizers_at_tiny_size import BOS, BOS_ID, with_post_processor
 from tests.unit.rollout.conversations import conversation

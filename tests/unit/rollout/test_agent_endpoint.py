@@ -17,8 +17,8 @@ import pytest
 from nemo_like.data.interface import Message
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.environments.interface import UNSAID_SHARE, Failure, FailureKind, Feedback
-from nemo_like.rollout import agent_endpoint
-from nemo_like.rollout.agent_work import RequestWork
+from nemo_like.rollout.agents import agent_endpoint
+from nemo_like.rollout.agents.agent_work import RequestWork
 from scripts.demo_model.tool_tokenizer import TEMPLATE, save_tokenizer
 from tests.unit.rollout.agent_server import MAX_LENGTH, Server, serving
 

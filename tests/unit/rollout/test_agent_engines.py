@@ -13,12 +13,12 @@ import pytest
 from nemo_like.environments.interface import Failure, FailureKind, Feedback, Turn
 from nemo_like.environments.shared_options import Credit
 from nemo_like.generation.interface import CallSampling, GroupRequest
-from nemo_like.rollout.agent_calls import AgentSession, CallAnswerer, Wanted
-from nemo_like.rollout.agent_endpoint import _unless_gone
-from nemo_like.rollout.agent_engines import EngineCalls
-from nemo_like.rollout.agent_request import BadRequest
-from nemo_like.rollout.agent_work import RequestWork
-from nemo_like.rollout.agents import AgentPlayer
+from nemo_like.rollout.agents.agent_calls import AgentSession, CallAnswerer, Wanted
+from nemo_like.rollout.agents.agent_endpoint import _unless_gone
+from nemo_like.rollout.agents.agent_engines import EngineCalls
+from nemo_like.rollout.agents.agent_request import BadRequest
+from nemo_like.rollout.agents.agent_work import RequestWork
+from nemo_like.rollout.agents.agents import AgentPlayer
 from tests.unit.rollout.conversations import conversation
 
 SAMPLING = CallSampling(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)

@@ -9,10 +9,10 @@ import pytest
 
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.generation.interface import Response
-from nemo_like.rollout.agent_chat_api import wanted_chat
-from nemo_like.rollout.agent_prompts import AgentPrompts, plain_messages
-from nemo_like.rollout.agent_request import BadRequest
-from nemo_like.rollout.agent_session import AgentCall
+from nemo_like.rollout.agents.agent_chat_api import wanted_chat
+from nemo_like.rollout.agents.agent_prompts import AgentPrompts, plain_messages
+from nemo_like.rollout.agents.agent_request import BadRequest
+from nemo_like.rollout.agents.agent_session import AgentCall
 from scripts.demo_model.tool_tokenizer import save_tokenizer
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.rollout.agent_chat_api import wanted_chat, wanted_completion
-from nemo_like.rollout.agent_messages_api import as_chat as messages_as_chat
-from nemo_like.rollout.agent_request import BadRequest, check_token_ids, read_body
-from nemo_like.rollout.agent_responses_api import as_chat as responses_as_chat
+from nemo_like.rollout.agents.agent_chat_api import wanted_chat, wanted_completion
+from nemo_like.rollout.agents.agent_messages_api import as_chat as messages_as_chat
+from nemo_like.rollout.agents.agent_request import BadRequest, check_token_ids, read_body
+from nemo_like.rollout.agents.agent_responses_api import as_chat as responses_as_chat
 
 # Words that the APIs know, so that some values get far.
 _WORDS = (

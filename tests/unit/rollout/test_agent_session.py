@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nemo_like.generation.interface import Response
-from nemo_like.rollout.agent_session import (
+from nemo_like.rollout.agents.agent_session import (
     AgentCall,
     SessionCalls,
     canonical,

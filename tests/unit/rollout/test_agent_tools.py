@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nemo_like.rollout.agent_request import BadRequest
-from nemo_like.rollout.agent_responses_api import as_chat as responses_as_chat
-from nemo_like.rollout.agent_tools import ParsedText, ToolUse, narrowed, parsed
+from nemo_like.rollout.agents.agent_request import BadRequest
+from nemo_like.rollout.agents.agent_responses_api import as_chat as responses_as_chat
+from nemo_like.rollout.agents.agent_tools import ParsedText, ToolUse, narrowed, parsed
 
 TEXT = "what the policy wrote"
 

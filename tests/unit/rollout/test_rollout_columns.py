@@ -9,7 +9,7 @@ import pytest
 
 from nemo_like.batch.columns import MESSAGES, Column, ColumnError, Layout, gather_columns
 from nemo_like.configuration import Config
-from nemo_like.policy.policy_columns import model_reads, policy_declarations
+from nemo_like.policy.batch.policy_columns import model_reads, policy_declarations
 from nemo_like.rollout.rollout_columns import record_column, rollout_declarations
 from tests.unit.config.checkpoints import write_checkpoint
 

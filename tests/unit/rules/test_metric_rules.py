@@ -88,9 +88,9 @@ def test_a_critics_metrics_are_those_of_a_run_with_one(demo: Demo) -> None:
     from nemo_like.algorithms.losses import TokenMean
     from nemo_like.driver.reports import CriticStep, critic_metrics
     from nemo_like.observability.metrics import mean, summed
-    from nemo_like.policy.results import ScoredBatch, TrainUpdate
-    from nemo_like.policy.train_metrics import TrainMetrics
-    from nemo_like.policy.value_objective import VALUE_MEANS
+    from nemo_like.policy.groups.results import ScoredBatch, TrainUpdate
+    from nemo_like.policy.loss.train_metrics import TrainMetrics
+    from nemo_like.policy.loss.value_objective import VALUE_MEANS
     from tests.unit.driver.test_stages import rollout
 
     phase = TrainMetrics(torch.device("cpu"), 1, VALUE_MEANS)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nemo_like.configuration import load_config
-from nemo_like.policy.learning_rate import learning_rate
+from nemo_like.policy.backends.learning_rate import learning_rate
 from nemo_like.policy.options import Device, LRDecayStyle, PolicyConfig, SchedulerConfig
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.update_checks import (

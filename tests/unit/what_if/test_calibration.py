@@ -18,7 +18,7 @@ from nemo_like.observability.rollout_times import (
     TurnTimes,
     append_rollout_times,
 )
-from nemo_like.what_if.calibration import (
+from nemo_like_tools.what_if.calibration import (
     UnfitRun,
     fitted_speed,
     least_squares,
@@ -26,7 +26,7 @@ from nemo_like.what_if.calibration import (
     requests_of,
     step_work,
 )
-from nemo_like.what_if.workload import Mode, TurnWork
+from nemo_like_tools.what_if.workload import Mode, TurnWork
 
 CONFIG = {
     "grpo": {

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from nemo_like.algorithms.options import WeightUpdates
-from nemo_like.what_if.clock import Clock, Process, Signal
-from nemo_like.what_if.engine import SampledTokens, SimulatedEngine
-from nemo_like.what_if.workload import EngineSpeed, Mode
+from nemo_like_tools.what_if.clock import Clock, Process, Signal
+from nemo_like_tools.what_if.engine import SampledTokens, SimulatedEngine
+from nemo_like_tools.what_if.workload import EngineSpeed, Mode
 
 IN_FLIGHT = Mode(max_staleness=1, weight_updates=WeightUpdates.in_flight)
 BETWEEN = Mode(max_staleness=1)

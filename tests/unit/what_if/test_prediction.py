@@ -11,9 +11,9 @@ import pytest
 
 from nemo_like.algorithms.options import WeightUpdates
 from nemo_like.configuration import Config
-from nemo_like.what_if.calibration import UnfitRun
-from nemo_like.what_if.prediction import format_what_if, modes, splits, what_if
-from nemo_like.what_if.workload import GroupWork, Mode, SampleWork, Split, StepWork, TurnWork
+from nemo_like_tools.what_if.calibration import UnfitRun
+from nemo_like_tools.what_if.prediction import format_what_if, modes, splits, what_if
+from nemo_like_tools.what_if.workload import GroupWork, Mode, SampleWork, Split, StepWork, TurnWork
 from tests.unit.what_if.test_calibration import write_run
 
 Demo = Callable[..., Config]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_like.algorithms.options import WeightUpdates
-from nemo_like.what_if.simulation import Simulation
-from nemo_like.what_if.workload import (
+from nemo_like_tools.what_if.simulation import Simulation
+from nemo_like_tools.what_if.workload import (
     EngineSpeed,
     GroupWork,
     Mode,

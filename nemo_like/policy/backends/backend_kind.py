@@ -1,0 +1,87 @@
+"""What is known of a training backend: one file for each describes it so.
+
+backend_kinds/fsdp.py    KIND = BackendKind(about=..., backend="package.module:Class", axes=..., ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from nemo_like.config.problems import Problem
+from nemo_like.models.model_info import ModelInfo
+from nemo_like.policy.backends.held_memory import HeldMemory
+from nemo_like.policy.options import BACKEND_KINDS, LoraConfig, TrainedGroupConfig, WorkerGroupConfig
+
+if TYPE_CHECKING:
+    from nemo_like.policy.backends.library_arguments import Library
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendKind:
+    """A training backend. Keys are full ones below a worker group, such as "fsdp_cfg.cpu_offload".
+
+    about: what trains.
+    backend: import path of ``(cfg, objective, coordinates) -> policy.interface.TrainingBackend``, which is
+        imported in workers alone.
+    imported_without: optional packages that are kept from being loaded with it.
+    part: the group of the backend's own keys; none may be set in the parts of others.
+    axes: the keys with the sizes of the axes that it spreads a model over: of tp, cp, pp and ep those that it
+        has. Each data-parallel replica has tp x cp x pp workers.
+    sequence_parallel: the key that spreads over tp also what tp does not divide.
+    layout_prefix: what stands before the sizes of the axes in the plan.
+    has_stages: the plan names the size of pp also where it is 1.
+    all_gather_weights: every worker takes part when weights are gathered; else those beside a sender.
+    passes_on: the keys of ``part`` with arguments that it passes on to a library as they are.
+    held_memory: returns what the worker of a rank holds.
+    stores_weights: returns whether a checkpoint has weights besides their masters in float32; None: never.
+    optimizer_sharding: the key that spreads the optimizer's state over data-parallel ranks, where one does.
+    refusal: returns why it cannot train a model, and a remedy, from the group's name and the model's
+        config.json; None where it can.
+    problems: yields what it cannot do of what a worker group's keys ask; given the group's name and keys.
+    model_problems: the same of the group's model, beside sizes of axes that do not divide it.
+    adapter_problem: returns why adapters cannot be put beside layers of the model in a directory, which it
+        builds to see that; called in a child process.
+    missing_kernels: yields what training on GPUs lacks on this machine.
+    """
+
+    about: str
+    backend: str
+    imported_without: Collection[str] = ()
+    part: str
+    axes: Mapping[str, str] = field(default_factory=dict)
+    sequence_parallel: str = ""
+    layout_prefix: str = ""
+    has_stages: bool = False
+    all_gather_weights: bool = True
+    passes_on: Mapping[str, Library] = field(default_factory=dict)
+    held_memory: Callable[[WorkerGroupConfig, ModelInfo, int], HeldMemory]
+    stores_weights: Callable[[TrainedGroupConfig], bool] | None = None
+    optimizer_sharding: str = ""
+    refusal: Callable[[str, Mapping[str, Any]], tuple[str, str] | None] | None = None
+    problems: Callable[[str, WorkerGroupConfig], Iterator[Problem]] | None = None
+    model_problems: Callable[[str, WorkerGroupConfig, ModelInfo], Iterator[Problem]] | None = None
+    adapter_problem: Callable[[str, LoraConfig], str | None] | None = None
+    missing_kernels: Callable[[WorkerGroupConfig], Iterator[str]] | None = None
+
+
+def backend_kind_of(group: WorkerGroupConfig) -> BackendKind:
+    """Return what is known of the backend of a worker group."""
+    kind: BackendKind = BACKEND_KINDS.load(group.backend)
+    return kind
+
+
+def axis_size(group: WorkerGroupConfig, axis: str) -> int:
+    """Return how many ranks the model of a group is spread over on tp, cp, pp or ep; 1 where the backend does
+    not have the axis."""
+    key = backend_kind_of(group).axes.get(axis)
+    size: int = 1 if key is None else attrgetter(key)(group)
+    return size
+
+
+def sequence_parts(group: WorkerGroupConfig) -> int:
+    """Return over how many ranks sequence parallelism divides the tokens outside of attention and FFN."""
+    key = backend_kind_of(group).sequence_parallel
+    return axis_size(group, "tp") if key and attrgetter(key)(group) else 1

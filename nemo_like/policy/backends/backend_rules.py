@@ -1,0 +1,54 @@
+"""Rules on the keys of the training backends.
+
+A backend reads only its own group of keys. In another backend's group, keys must not ask for anything,
+since nobody would do it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nemo_like.config.keys import keys
+from nemo_like.config.problems import Problem
+from nemo_like.policy.backends.backend_kind import backend_kind_of
+from nemo_like.policy.backends.library_arguments import worker_argument_problems
+from nemo_like.policy.groups.layout import adapters_of
+from nemo_like.policy.options import BACKEND_KINDS, WorkerGroupConfig
+
+
+def backend_problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
+    """Yield a problem for every key of the worker group ``name`` that asks a backend that is not chosen for
+    something, and for what the chosen backend cannot do."""
+    yield from _other_backends(name, group)
+    yield from worker_argument_problems(name, group)
+    if (lora := adapters_of(group)) is not None and not lora.target_modules:
+        yield Problem(
+            key=f"{name}.lora.target_modules=[]",
+            rule="names no layer, so nothing would train",
+            remedy="[all-linear] is usual",
+        )
+    of_kind = backend_kind_of(group).problems
+    if of_kind is not None:
+        yield from of_kind(name, group)
+
+
+def _other_backends(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
+    """Yield a problem for every key of a backend that is not chosen whose value is not its default, with
+    which it asks for nothing."""
+    parts = {backend: BACKEND_KINDS.load(backend).part for backend in BACKEND_KINDS.names()}
+    own = backend_kind_of(group).part
+    for backend, part in parts.items():
+        of_part = getattr(group, part)
+        kind: type = type(of_part)
+        for leaf, (_, key) in keys(kind).items():
+            if part != own and (value := getattr(of_part, leaf)) != key.default:
+                yield Problem(
+                    key=f"{name}.{part}.{leaf}={_shown(value)}",
+                    rule=f"is for {name}.backend={backend}, but that is {group.backend}",
+                    remedy=f"set it to {_shown(key.default)}, or {name}.backend={backend}",
+                )
+
+
+def _shown(value: object) -> str:
+    """Return a scalar as it is written in YAML."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

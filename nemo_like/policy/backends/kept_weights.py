@@ -1,0 +1,103 @@
+"""Weights that are kept on the host and put into the model while it scores: those of the reference policy,
+and those of a teacher's further checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from nemo_like.policy.backends.parking import HostMemory
+from nemo_like.policy.options import ReferencePlacement
+
+
+class KeptWeights:
+    """A host copy of the values that ``parameters()`` has at construction.
+
+    They are put into the model's own parameters while it scores, so the device never holds a second model.
+    """
+
+    def __init__(self, parameters: Callable[[], Sequence[Tensor]], placement: ReferencePlacement) -> None:
+        self._parameters = parameters
+        self._held = _HeldValues(parameters())
+        self._held.take(parameters())
+        keeps_own = placement is ReferencePlacement.host_copy
+        self._own = _HeldValues(parameters()) if keeps_own else None
+
+    @property
+    def held(self) -> Sequence[Tensor]:
+        """The kept weights on the host, in the order of the parameters."""
+        return self._held.values
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Give the parameters the kept values within the block, and their own values after it."""
+        parameters = self._parameters()
+        if self._own is not None:
+            self._own.take(parameters)
+            try:
+                self._held.give(parameters)
+                yield
+            finally:
+                self._own.give(parameters)
+            return
+        num_swapped = 0
+        try:
+            for parameter, held in zip(parameters, self.held, strict=True):
+                _swap(parameter, held)
+                num_swapped += 1
+            _wait_for_copies(parameters)
+            yield
+        finally:
+            for parameter, held in zip(parameters[:num_swapped], self.held, strict=False):
+                _swap(parameter, held)
+            _wait_for_copies(parameters)
+
+
+def reference_in_place(reference: KeptWeights | None) -> contextlib.AbstractContextManager[None]:
+    """Return a context in which the model has the reference's weights. Raises RuntimeError when the run
+    keeps no reference."""
+    if reference is None:
+        raise RuntimeError("loss_fn.reference_policy_kl_penalty=0 keeps no reference policy; set it above 0")
+    return reference.in_place()
+
+
+class _HeldValues:
+    """Values of a model's parameters on the host."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        """Make room for them."""
+        sizes = [parameter.nbytes for parameter in parameters]
+        self._memory = HostMemory(sizes, is_pinned=any(parameter.is_cuda for parameter in parameters))
+        self.values = [
+            piece.view(parameter.dtype).view(parameter.shape)
+            for piece, parameter in zip(self._memory.pieces, parameters, strict=True)
+        ]
+
+    @torch.no_grad()
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        for parameter, value in zip(parameters, self.values, strict=True):
+            value.copy_(parameter, non_blocking=True)
+        _wait_for_copies(parameters)
+
+    @torch.no_grad()
+    def give(self, parameters: Sequence[Tensor]) -> None:
+        for parameter, value in zip(parameters, self.values, strict=True):
+            parameter.copy_(value, non_blocking=True)
+
+
+@torch.no_grad()
+def _swap(parameter: Tensor, held: Tensor) -> None:
+    """Swap the values, with room for one more tensor on the parameter's device; a GPU does it later, in the
+    order in which it is told."""
+    own = parameter.detach().clone()
+    parameter.copy_(held, non_blocking=True)
+    held.copy_(own, non_blocking=True)
+
+
+def _wait_for_copies(parameters: Sequence[Tensor]) -> None:
+    """Wait until what a GPU copies to the host is there."""
+    if any(parameter.is_cuda for parameter in parameters):
+        torch.cuda.current_stream().synchronize()

@@ -1,0 +1,103 @@
+"""How a training backend scores, whatever library computes: the part that all backends share.
+
+logprobs, scores, values ──▶ _of_tokens, the backend's own forward passes
+reference_logprobs, weights_of, at_temperature_one ──▶ the same, by other weights or at another temperature
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from torch import Tensor
+
+from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.batch.meta import Schedule
+from nemo_like.policy.backends.kept_weights import KeptWeights, reference_in_place
+from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.loss.objective import Objective
+from nemo_like.policy.loss.temperature import ScoringModel, at_temperature_one
+from nemo_like.policy.options import WorkerGroupConfig
+
+
+class AdapterSwitch(Protocol):
+    """The adapters of a model; false where it has none."""
+
+    def __bool__(self) -> bool: ...
+
+    def disabled(self) -> AbstractContextManager[None]:
+        """Make the model compute without its adapters within the block."""
+
+
+class ScoringBackend(ABC):
+    """One rank's part of a model, as far as it scores; a subclass sets the attributes in its constructor."""
+
+    cfg: WorkerGroupConfig
+    objective: Objective
+    _model: ScoringModel
+    _adapters: AdapterSwitch
+    _reference: KeptWeights | None
+    _kept: Mapping[str, KeptWeights]  # the objective's further models, by their names
+    _weights_in_use: Callable[[], AbstractContextManager[None]]  # has the weights on the device meanwhile
+
+    @abstractmethod
+    def _of_tokens(
+        self, batch: PolicyBatch, schedule: Schedule, *, with_entropy: bool = False
+    ) -> list[Tensor]:
+        """Return what the model gives for each scored token, packed, on the CPU of every rank: its log-prob,
+        or its value, the entropy if it is asked for, and the log-probs and ids of the most likely tokens if
+        the objective asks for any."""
+
+    def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
+        """Score the batch; every rank returns all log-probs, packed [sum of lengths] float32 on the CPU, in
+        nats; 0 where response_mask is 0."""
+        return self._of_tokens(batch, schedule)[0]
+
+    def scores(self, batch: PolicyBatch, schedule: Schedule) -> TokenScores:
+        """Score the batch as ``logprobs`` does, and the ``top_k`` most likely tokens in the place of each
+        token, if the objective asks for any: topk_logprobs float32 and topk_ids int32, packed [T, k]."""
+        return TokenScores.of(self._of_tokens(batch, schedule))
+
+    def scores_with_entropy(self, batch: PolicyBatch, schedule: Schedule) -> TokenScores:
+        """Score the batch as ``scores`` does, and compute the entropy of the distribution that each token was
+        drawn from, packed [sum of lengths] float32 on the CPU, in nats; 0 where response_mask is 0."""
+        return TokenScores.of(self._of_tokens(batch, schedule, with_entropy=True))
+
+    def values(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
+        """Value the batch by the model of a critic; every rank returns all values, packed [sum of lengths]
+        float32 on the CPU, at the places of column values."""
+        return self._of_tokens(batch, schedule)[0]
+
+    def at_temperature_one(self) -> AbstractContextManager[None]:
+        """Have ``logprobs`` score at temperature 1 within the block."""
+        assert self.objective.scoring is not None, "values have no temperature"
+        return at_temperature_one(self._model, self.objective.scoring.temperature)
+
+    def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
+        """Score the batch as ``logprobs`` does, under the weights that the run started from.
+
+        With adapters these are the frozen weights, so the adapters are disabled meanwhile; else the
+        reference's weights are put into the model meanwhile. Raises RuntimeError when there are no adapters
+        and the loss has no KL term, since then no reference is kept.
+        """
+        if self._adapters:
+            with self._adapters.disabled():
+                return self.logprobs(batch, schedule)
+        with self._weights_in_use(), reference_in_place(self._reference):
+            return self.logprobs(batch, schedule)
+
+    def reference_weights(self) -> Sequence[Tensor]:
+        """Return this rank's part of the reference's weights on the host; none where no copy is kept."""
+        return () if self._reference is None else self._reference.held
+
+    @contextmanager
+    def weights_of(self, model: str) -> Iterator[None]:
+        """Have the model score by the weights of ``model`` within the block: those of its own checkpoint, or
+        of one of the objective's ``further_models``."""
+        if model == self.cfg.model_name:
+            yield
+            return
+        with self._weights_in_use(), self._kept[model].in_place():
+            yield

@@ -1,0 +1,459 @@
+"""A worker's share of a batch as packed tensors, and the model inputs of its micro-batches.
+
+The data plane hands over columns packed: one contiguous array per column, samples one after the
+other. The columns stay packed. Only the token ids that enter the model are padded, or packed anew, one
+micro-batch at a time; what a loss or a metric needs per token is picked from the packed columns, for
+the scored tokens alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from nemo_like.algorithms.logprobs import LogprobSettings
+from nemo_like.batch.columns import BRANCH_STARTS, INPUT_IDS, RESPONSE_MASK, TEACHER_TOPK_IDS, Column, Layout
+from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
+from nemo_like.batch.micro_batches import model_length
+from nemo_like.batch.recordings import ROUTED_EXPERTS
+from nemo_like.policy.backends.devices import on_device
+from nemo_like.policy.backends.varlen import Sequences
+from nemo_like.policy.batch.image_inputs import BatchImages, ImageInputs, RopeIndex
+from nemo_like.policy.batch.shared_prompts import SharedPrompts, SharedRow, pieces
+
+# Columns on the host, where micro-batches are laid out.
+_PLANNING_COLUMNS = frozenset(
+    {INPUT_IDS.name, RESPONSE_MASK.name, BRANCH_STARTS.name, ROUTED_EXPERTS, TEACHER_TOPK_IDS}
+)
+PAD_TOKEN_ID = 0  # any valid id: padding follows a sample's tokens, and causal attention only looks back
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRank:
+    """A worker's place among the context-parallel ranks, which divide the tokens of every sample."""
+
+    rank: int
+    size: int
+
+
+WHOLE_CONTEXT = ContextRank(0, 1)
+
+
+def context_positions(length: int, rank: int, num_ranks: int) -> Tensor:
+    """Return the positions that one context-parallel rank computes, [length / num_ranks] int64.
+
+    A sample of ``length`` tokens is cut into 2 x ``num_ranks`` equal pieces. Each rank gets piece ``rank``
+    from the front and piece ``rank`` from the back, so that causal attention costs every rank the same.
+    """
+    if num_ranks == 1:
+        return torch.arange(length)
+    pieces = torch.arange(length).view(2 * num_ranks, -1)
+    return torch.cat((pieces[rank], pieces[2 * num_ranks - 1 - rank]))
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The places of packed samples in a row of T tokens. Sample i has the tokens from ``cu_seqlens[i]`` to
+    ``cu_seqlens[i + 1]``; unused tokens at the end of the row count as one more sample, and so does each
+    branch of a sample that has several."""
+
+    cu_seqlens: Tensor  # [k + 1] int32, from 0 to T
+    lengths: tuple[int, ...]  # k differences of cu_seqlens, on the host
+
+    @property
+    def max_length(self) -> int:
+        return max(self.lengths)
+
+    @property
+    def sequences(self) -> Sequences:
+        """Say that each sample attends to itself."""
+        return Sequences(self.cu_seqlens, self.cu_seqlens, self.max_length, self.max_length)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInputs:
+    """The input of one forward pass on a micro-batch: B rows of T tokens, and which M tokens to score.
+
+    In layout padded each sample is a row. In layouts packed and shared all samples are in one row (B = 1):
+    ``packing`` says where they lie, or ``sharing`` where each prompt lies once for its samples. The model's
+    output at the token before scores a token, so a sample's last token is not among the inputs. By a schedule
+    with ends it is, and the output at it counts as that of the sample's first token, which nothing scores.
+    """
+
+    input_ids: Tensor  # [B, T] int64, right-padded
+    position_ids: Tensor  # [B, T] int64, from 0 in each sample; [3, B, T] in a batch placed among images
+    token_ids: Tensor  # [M] int64, the scored tokens, by sample, then by position
+    output_index: Tensor  # [M] int64, where the model predicts them: t * B + row, an index into [T, B]
+    sample_index: Tensor  # [M] int64, their sample within the micro-batch
+    packed_index: Tensor  # [M] int64, their place in the batch's packed columns
+    rows: Tensor  # [n] int64, the samples' positions in the worker's batch
+    packing: Packing | None = None
+    sharing: SharedPrompts | None = None
+    images: ImageInputs | None = None
+    routes: Tensor | None = None  # [B, T, layers, k], experts to replay from 1; 0 where the router chooses
+    topk_ids: Tensor | None = None  # [M, k] int64, a teacher's most likely tokens, which training scores too
+    # Under context parallelism T counts this rank's tokens, and token_ids, topk_ids and output_index are
+    # those of the tokens that this rank scores. context_index holds these tokens' places among all M.
+    context_index: Tensor | None = None
+
+    def part(self, context: ContextRank) -> ModelInputs:
+        """Return one context-parallel rank's part: two pieces of every sample, as Megatron-core cuts them.
+
+        ``sample_index`` and ``packed_index`` stay those of all M tokens. Raises ValueError when samples share
+        their prompts.
+        """
+        if context.size == 1:
+            return self
+        if self.sharing is not None:
+            raise ValueError("samples that share their prompt cannot be cut over context-parallel ranks")
+        num_rows, num_tokens = self.input_ids.shape
+        lengths = (num_tokens,) if self.packing is None else self.packing.lengths
+        starts = np.cumsum((0, *lengths[:-1])).tolist()
+        pieces = [
+            start + context_positions(length, context.rank, context.size)
+            for start, length in zip(starts, lengths, strict=True)
+        ]
+        mine = torch.cat(pieces)
+        place = torch.full((num_tokens,), -1).index_copy_(0, mine, torch.arange(len(mine)))
+        output_place = place[self.output_index // num_rows]
+        (context_index,) = (output_place >= 0).nonzero(as_tuple=True)
+        row = self.output_index[context_index] % num_rows
+        return replace(
+            self,
+            input_ids=self.input_ids[:, mine],
+            position_ids=self.position_ids[:, mine],
+            routes=None if self.routes is None else self.routes[:, mine],
+            token_ids=self.token_ids[context_index],
+            topk_ids=None if self.topk_ids is None else self.topk_ids[context_index],
+            output_index=output_place[context_index] * num_rows + row,
+            context_index=context_index,
+        )
+
+    def to(self, device: torch.device) -> ModelInputs:
+        """Return a copy on ``device``; the CPU, where inputs are made, gets this object itself."""
+        return self if device.type == "cpu" else on_device(self, device)
+
+
+class PolicyBatch:
+    """The N samples of one data-parallel rank: packed columns, lengths, and per-sample values.
+
+    ``columns`` are per token, [sum(lengths), *inner_shape] in the samples' order; ``sample_values`` hold
+    one float per sample and name. ``response_lengths`` [N] float32 counts each sample's scored tokens. All
+    of these are on ``device``, except all token ids, the response mask and the routed experts, which stay on
+    the host because micro-batches are laid out there. ``add`` takes further columns of any layout.
+
+    Raises ValueError when a column's size does not match the lengths, or when a sample's first token
+    is marked as generated: nothing predicts it.
+    """
+
+    def __init__(
+        self,
+        columns: Mapping[str, np.ndarray | Tensor],
+        lengths: Sequence[int],
+        sample_values: Mapping[str, Sequence[float]],
+        device: torch.device,
+        prompt_index: Sequence[int] = (),
+    ) -> None:
+        """Place the columns. ``prompt_index`` [N] says which value of a per_prompt column each sample has;
+        only such columns need it."""
+        self.device = device
+        self._prompt_index = torch.tensor(prompt_index, dtype=torch.int64)
+        self._values: dict[str, Tensor | Sequence[Any]] = {}  # columns with values per sample or per prompt
+        self._rope_positions: Tensor | None = None  # [sum of lengths, 3] int64, on the host
+        self.lengths = torch.as_tensor(np.asarray(lengths, dtype=np.int64))
+        self._model_lengths = torch.tensor(
+            [model_length(length) for length in self.lengths.tolist()], dtype=torch.int64
+        )
+        self.num_tokens = int(self.lengths.sum())
+        ends = self.lengths.cumsum(0)
+        self.offsets = ends - self.lengths
+        self.columns: dict[str, Tensor] = {}
+        for name, values in columns.items():
+            self._add_per_token(name, values)
+        self.set_sample_values(sample_values)
+        mask = self.columns[RESPONSE_MASK.name]
+        if self.num_tokens and bool(mask[self.offsets].any()):
+            raise ValueError(
+                f"{RESPONSE_MASK.name} marks the first token of a sample, which nothing predicts"
+            )
+        self.response_lengths = self.sum_per_sample(mask.float()).to(device)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __contains__(self, column: Column) -> bool:
+        return column.name in self.columns or column.name in self._values
+
+    def add(self, columns: Mapping[Column, Any]) -> None:
+        """Add columns as the data plane gives them (``data_plane.interface.ColumnData``), or as tensors.
+
+        Raises ValueError for a per_token column whose size does not match the lengths.
+        """
+        for column, values in columns.items():
+            if column.layout is Layout.per_token:
+                self._add_per_token(column.name, values)
+            else:
+                self._values[column.name] = _tensor(values, self.device) if column.is_dense else values
+
+    def set_sample_values(self, values: Mapping[str, Sequence[float]]) -> None:
+        """Replace all sample values by ``values``: under each name, one float per sample."""
+        self.sample_values = {
+            name: torch.tensor(of_samples, dtype=torch.float32, device=self.device)
+            for name, of_samples in values.items()
+        }
+
+    def values_of(self, column: Column, inputs: ModelInputs) -> Tensor | list[Any]:
+        """Return a column's part of a micro-batch of n samples: its values at the scored tokens,
+        [M, *inner_shape], where it is per token; else a value per sample, [n, *inner_shape] or a list."""
+        if column.layout is Layout.per_token:
+            tokens = self.columns[column.name]
+            return tokens[inputs.packed_index.to(tokens.device)].to(self.device)
+        values = self._values[column.name]
+        rows = inputs.rows
+        if column.per_prompt:
+            rows = self._prompt_index[rows.cpu()].to(rows.device)
+        return values[rows] if isinstance(values, Tensor) else [values[row] for row in rows.tolist()]
+
+    def _add_per_token(self, name: str, values: np.ndarray | Tensor) -> None:
+        if len(values) != self.num_tokens:
+            raise ValueError(
+                f"column {name!r} has {len(values)} tokens for lengths that sum to {self.num_tokens}"
+            )
+        on_host = name in _PLANNING_COLUMNS
+        self.columns[name] = _tensor(values, torch.device("cpu") if on_host else self.device)
+
+    def sum_per_sample(self, values: Tensor) -> Tensor:
+        """Return the sum over each sample, [N], of a packed [sum of lengths] tensor on the host."""
+        owner = torch.repeat_interleave(torch.arange(len(self)), self.lengths)
+        return torch.zeros(len(self), dtype=values.dtype).index_add_(0, owner, values)
+
+    def micro_batch(
+        self, spec: MicroBatch, schedule: Schedule, context: ContextRank = WHOLE_CONTEXT
+    ) -> ModelInputs:
+        """Return the samples ``spec.rows`` in the schedule's layout, on the device: whole samples, or one
+        context-parallel rank's part.
+
+        ``images`` are those of the samples, where the batch has such columns. Raises ValueError when the
+        samples do not fit into ``spec.padded_length`` tokens, or do not begin with the prompt that they
+        should share.
+        """
+        if schedule.layout is MicroBatchLayout.packed:
+            inputs = self._packed(spec, schedule)
+        elif schedule.layout is MicroBatchLayout.shared:
+            inputs = self._shared(spec)
+        else:
+            inputs = self._padded(spec, schedule)
+        if (images := self._images()) is not None:
+            ends = accumulate(run.num_rows for run in spec.runs)
+            of_rows = (
+                images.of_shared([spec.rows[end - 1] for end in ends], spec.rows)
+                if spec.runs
+                else images.of_samples(spec.rows)
+            )
+            inputs = replace(inputs, images=of_rows)
+        if (of_teacher := self.columns.get(TEACHER_TOPK_IDS)) is not None:
+            inputs = replace(inputs, topk_ids=of_teacher[inputs.packed_index].to(torch.int64))
+        return inputs.part(context).to(self.device)
+
+    def place_images(self, rope_index: RopeIndex) -> None:
+        """Give micro-batches positions in time, height and width, as a model that reads images needs them.
+
+        Does nothing for a batch without columns of images, or where it was done before.
+        """
+        if self._rope_positions is None and (images := self._images()) is not None:
+            ids = self.columns[INPUT_IDS.name]
+            self._rope_positions = images.rope_positions(ids, self.lengths, rope_index)
+
+    def _images(self) -> BatchImages | None:
+        return BatchImages.of(self._prompt_index.tolist(), self._values)
+
+    def _positions(self, places: Tensor, positions: Tensor) -> Tensor:
+        """Return the position ids of the tokens at ``places``, whose index within their samples is
+        ``positions``, both [*shape]: [*shape], or [3, *shape] where images have been placed."""
+        if self._rope_positions is None:
+            return positions
+        return self._rope_positions[places].movedim(-1, 0)
+
+    def _routes(self, places: Tensor, slots: Tensor, num_slots: int) -> Tensor | None:
+        """Return the routed experts of the tokens at ``places`` in a row of ``num_slots`` slots, [num_slots,
+        layers, k], those of token i at ``slots[i]``, and 0 in unused slots; None in a batch without them."""
+        experts = self.columns.get(ROUTED_EXPERTS)
+        if experts is None:
+            return None
+        return experts.new_zeros(num_slots, *experts.shape[1:]).index_copy_(0, slots, experts[places])
+
+    def _padded(self, spec: MicroBatch, schedule: Schedule) -> ModelInputs:
+        rows = torch.tensor(spec.rows, dtype=torch.int64)
+        lengths = (self.lengths if schedule.with_ends else self._model_lengths)[rows]
+        longest = int(lengths.max())
+        if longest > spec.padded_length:
+            raise ValueError(f"{longest} tokens of a sample are over the padded length {spec.padded_length}")
+        positions = torch.arange(spec.padded_length)
+        is_token = positions < lengths[:, None]
+        places = (self.offsets[rows, None] + positions).masked_fill_(~is_token, 0)
+        predicted, is_scored = self._outputs_of(places, self.offsets[rows, None], schedule)
+        is_scored &= is_token
+        sample_index, position = is_scored.nonzero(as_tuple=True)
+        packed_index = predicted[sample_index, position]
+        (slots,) = is_token.flatten().nonzero(as_tuple=True)
+        routes = self._routes(places.flatten()[slots], slots, is_token.numel())
+        return ModelInputs(
+            input_ids=self._token_ids(places).masked_fill_(~is_token, PAD_TOKEN_ID),
+            position_ids=self._positions(places, positions.expand(len(rows), -1)),
+            token_ids=self._token_ids(packed_index),
+            output_index=position * len(rows) + sample_index,
+            sample_index=sample_index,
+            packed_index=packed_index,
+            rows=rows,
+            routes=None if routes is None else routes.unflatten(0, is_token.shape),
+        )
+
+    def _packed(self, spec: MicroBatch, schedule: Schedule) -> ModelInputs:
+        rows, length_multiple = torch.tensor(spec.rows, dtype=torch.int64), schedule.length_multiple
+        lengths = (self.lengths if schedule.with_ends else self._model_lengths)[rows]
+        room = (lengths + length_multiple - 1) // length_multiple * length_multiple
+        rest = spec.padded_length - int(room.sum())
+        if rest < 0:
+            raise ValueError(f"samples of {int(room.sum())} tokens do not fit into {spec.padded_length}")
+        if rest:
+            room = torch.cat((room, torch.tensor([rest])))
+        starts = room.cumsum(0) - room
+        sample = torch.repeat_interleave(torch.arange(len(rows)), lengths)
+        position = torch.arange(len(sample)) - (lengths.cumsum(0) - lengths)[sample]
+        places = self.offsets[rows][sample] + position
+        slots = starts[sample] + position
+        input_ids = torch.full((spec.padded_length,), PAD_TOKEN_ID)
+        input_ids.index_copy_(0, slots, self._token_ids(places))
+        starts, room = self._with_branches(starts, places, slots, spec.padded_length)
+        positions = torch.arange(spec.padded_length) - torch.repeat_interleave(starts, room)
+        if self._rope_positions is not None:
+            positions = positions.repeat(3, 1)
+            positions[:, slots] = self._positions(places, position)
+        predicted, is_scored = self._outputs_of(places, self.offsets[rows][sample], schedule)
+        packed_index = predicted[is_scored]
+        routes = self._routes(places, slots, spec.padded_length)
+        return ModelInputs(
+            input_ids=input_ids[None],
+            routes=None if routes is None else routes[None],
+            position_ids=positions.unsqueeze(-2),
+            token_ids=self._token_ids(packed_index),
+            output_index=slots[is_scored],
+            sample_index=sample[is_scored],
+            packed_index=packed_index,
+            rows=rows,
+            packing=Packing(
+                cu_seqlens=functional.pad(room.cumsum(0), (1, 0)).to(torch.int32),
+                lengths=tuple(room.tolist()),
+            ),
+        )
+
+    def _with_branches(
+        self, starts: Tensor, places: Tensor, slots: Tensor, num_slots: int
+    ) -> tuple[Tensor, Tensor]:
+        """Return where in a row of ``num_slots`` slots samples and their further branches start, and how much
+        room each has. The tokens at ``places`` are at ``slots``; samples start at ``starts``."""
+        if (is_start := self.columns.get(BRANCH_STARTS.name)) is not None:
+            starts = torch.cat((starts, slots[is_start[places] > 0])).unique()
+        return starts, torch.diff(starts, append=torch.tensor([num_slots]))
+
+    def _shared(self, spec: MicroBatch) -> ModelInputs:
+        rows = torch.tensor(spec.rows, dtype=torch.int64)
+        num_rows, prompt_lengths = torch.tensor(spec.runs, dtype=torch.int64).unbind(1)
+        run = torch.repeat_interleave(torch.arange(len(num_rows)), num_rows)
+        first, of_sample = num_rows.cumsum(0) - num_rows, prompt_lengths[run]
+        starts, num_after = self.offsets[rows], self.lengths[rows] - of_sample
+        self._check_prompts(starts, of_sample, num_after, first[run])
+        after_lengths = (self._model_lengths[rows] - of_sample).clamp_(min=0)
+        row = SharedRow(prompt_lengths, run, after_lengths, spec.padded_length)
+        lengths = torch.cat((prompt_lengths, after_lengths))
+        positions = pieces(torch.cat((torch.zeros_like(prompt_lengths), of_sample)), lengths)
+        places = positions + torch.repeat_interleave(torch.cat((starts[first], starts)), lengths)
+        unused = (0, spec.padded_length - len(places))
+        # A sample's first response token is predicted by its prompt's last, every other by the one before.
+        predicted = pieces(starts + of_sample, num_after)
+        sample = torch.repeat_interleave(torch.arange(len(rows)), num_after)
+        number = predicted - (starts + of_sample)[sample]
+        before = torch.where(number > 0, row.after_starts[sample] + number, row.prompt_ends[run][sample]) - 1
+        is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool)
+        packed_index = predicted[is_scored]
+        routes = self._routes(places, torch.arange(len(places)), spec.padded_length)
+        return ModelInputs(
+            routes=None if routes is None else routes[None],
+            input_ids=functional.pad(self._token_ids(places), unused, value=PAD_TOKEN_ID)[None],
+            position_ids=functional.pad(self._positions(places, positions), unused).unsqueeze(-2),
+            token_ids=self._token_ids(packed_index),
+            output_index=before[is_scored],
+            sample_index=sample[is_scored],
+            packed_index=packed_index,
+            rows=rows,
+            sharing=SharedPrompts.of(row, self.device),
+        )
+
+    def _check_prompts(self, starts: Tensor, lengths: Tensor, num_after: Tensor, first: Tensor) -> None:
+        """Raise ValueError unless every sample of a run begins with the same prompt, none of it scored.
+
+        All are [n]: sample i starts at ``starts[i]`` in the packed columns with a prompt of ``lengths[i]``
+        tokens, and ``num_after[i]`` tokens follow; ``first[i]`` is the number of its run's first sample.
+        """
+        if int(num_after.min()) < 0:
+            raise ValueError("a sample is shorter than the prompt that its group shares")
+        position = torch.arange(int(lengths.max()))
+        is_prompt = position < lengths[:, None]
+        places = (starts[:, None] + position).masked_fill_(~is_prompt, 0)
+        ids, mask = self.columns[INPUT_IDS.name][places], self.columns[RESPONSE_MASK.name][places]
+        if not torch.equal(ids, ids[first]):
+            raise ValueError("samples of one group begin with different prompts, so cannot share one")
+        # Place 0, which stands for padding, is the first token of a sample, which is never scored.
+        if bool(mask.any()):
+            raise ValueError(f"{RESPONSE_MASK.name} marks a token of a prompt that samples share")
+
+    def _token_ids(self, places: Tensor) -> Tensor:
+        return self.columns[INPUT_IDS.name][places].to(torch.int64)
+
+    def _outputs_of(self, places: Tensor, firsts: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor]:
+        """Return whose output the model gives at each of ``places`` in the packed columns, as a place in
+        these columns, and whether it is asked for.
+
+        It is that of the next token. Where this is the next sample's first token, which nothing scores, it
+        is asked for only by a schedule with ends, as that of the own sample's first, which is at ``firsts``.
+        """
+        following = places + 1
+        if not schedule.with_ends:
+            following.clamp_(max=self.num_tokens - 1)
+            return following, self.columns[RESPONSE_MASK.name][following].to(torch.bool)
+        is_end = torch.isin(following, torch.cat((self.offsets, torch.tensor([self.num_tokens]))))
+        output = torch.where(is_end, firsts, following)
+        return output, is_end | self.columns[RESPONSE_MASK.name][output].to(torch.bool)
+
+
+def empty_outputs(scoring: LogprobSettings | None, num_tokens: int, device: torch.device) -> list[Tensor]:
+    """Return room for what a model gives for the tokens of a batch, packed and all 0: a value per token,
+    [T] float32, where ``scoring`` asks for the entropy another one, and where it asks for most likely tokens
+    their log-probs, [T, k] float32, and ids, [T, k] int32."""
+    num_values = 2 if scoring is not None and scoring.with_entropy else 1
+    outputs = [torch.zeros(num_tokens, dtype=torch.float32, device=device) for _ in range(num_values)]
+    if scoring is not None and scoring.top_k:
+        shape = (num_tokens, scoring.top_k)
+        outputs += [torch.zeros(shape, dtype=dtype, device=device) for dtype in (torch.float32, torch.int32)]
+    return outputs
+
+
+def keep_outputs(packed: Sequence[Tensor], outputs: Sequence[Tensor], inputs: ModelInputs) -> None:
+    """Put a micro-batch's ``outputs``, each [M, ...], into their places in ``packed``."""
+    for whole, part in zip(packed, outputs, strict=True):
+        whole[inputs.packed_index] = part.to(whole.dtype)
+
+
+def _tensor(values: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    with warnings.catch_warnings():
+        # The data plane's arrays are read-only views; nothing here writes into a column.
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        return torch.as_tensor(values, device=device)

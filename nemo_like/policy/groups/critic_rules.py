@@ -1,0 +1,51 @@
+"""Rules on the keys and the model of a critic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.models.model_info import VALUE_HEAD, model_of, stored_shapes
+from nemo_like.policy.groups.beside_policy import beside_policy, model_beside_policy
+from nemo_like.policy.options import PolicyConfig, ValueConfig
+
+
+def critic_group_problems(value: ValueConfig, policy: PolicyConfig, num_steps: int) -> Iterator[Problem]:
+    """Yield every problem of a critic's keys, in a run of ``num_steps`` steps."""
+    if value.lora.enabled:
+        yield Problem(
+            key="value.lora.enabled=true",
+            rule="is not supported: a critic's output layer is new, and would have no adapter",
+            remedy="set it to false",
+        )
+    if value.freeze_vision_tower and not policy.freeze_vision_tower:
+        yield Problem(
+            key="value.freeze_vision_tower=true",
+            rule="freezes nothing: a critic's model reads no images",
+            remedy="set it to false",
+        )
+    yield from beside_policy("value", "critic", value, policy)
+    if value.warmup_steps >= num_steps:
+        yield Problem(
+            key=f"value.warmup_steps={value.warmup_steps}",
+            rule=f"must be below grpo.max_num_steps={num_steps}, or the policy never trains",
+            remedy=f"try {num_steps // 10}",
+        )
+
+
+def critic_model_problems(value: ValueConfig, policy: PolicyConfig) -> Iterator[Problem]:
+    """Yield every problem of the critic's checkpoint beside the policy's. Both are there and can be read."""
+    yield from model_beside_policy("value", "critic", value, policy)
+    try:
+        own = model_of(value)
+    except ConfigError:  # told elsewhere
+        return
+    head = stored_shapes(Path(value.model_name)).get(VALUE_HEAD)
+    if head is not None and head != [1, own.hidden_size]:
+        yield Problem(
+            key=f"value.model_name={value.model_name}",
+            rule=f"has a tensor {VALUE_HEAD} of shape {head}, but a critic's head has one output, "
+            f"[1, {own.hidden_size}]",
+            remedy="use a reward model with one label, or a language model",
+        )

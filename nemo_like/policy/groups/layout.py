@@ -1,0 +1,75 @@
+"""What follows from the keys of a worker group: its ranks, what lengths are multiples of, its models."""
+
+from __future__ import annotations
+
+import math
+from typing import TypeGuard
+
+from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of, sequence_parts
+from nemo_like.policy.options import (
+    LoraConfig,
+    TeacherConfig,
+    TeacherScoring,
+    TrainedGroupConfig,
+    WorkerGroupConfig,
+)
+
+
+def is_one_engine(group: WorkerGroupConfig) -> TypeGuard[TeacherConfig]:
+    """Return whether one vLLM engine takes the place of a group's workers, as it may with a teacher."""
+    return isinstance(group, TeacherConfig) and group.scored_by is TeacherScoring.engine
+
+
+def adapters_of(group: WorkerGroupConfig) -> LoraConfig | None:
+    """Return the adapters that a group trains; None where it trains its whole model, or nothing."""
+    return group.lora if isinstance(group, TrainedGroupConfig) and group.lora.enabled else None
+
+
+def recomputes_layers(group: WorkerGroupConfig) -> bool:
+    """Return whether the backend of a group that trains computes each layer again in the backward pass."""
+    if not isinstance(group, TrainedGroupConfig):
+        return False
+    own = getattr(group, backend_kind_of(group).part, None)
+    is_on: bool = getattr(own, "activation_checkpointing", False)
+    return is_on
+
+
+def replays_routes(group: WorkerGroupConfig) -> bool:
+    """Return whether the routers of a mixture choose the experts that the engines chose."""
+    return isinstance(group, TrainedGroupConfig) and group.megatron_cfg.router_replay
+
+
+def parks_optimizer(group: WorkerGroupConfig) -> bool:
+    """Return whether the optimizer's state is on the host but for training."""
+    return isinstance(group, TrainedGroupConfig) and group.offload_optimizer_for_logprob
+
+
+def stage_size(policy: WorkerGroupConfig) -> int:
+    """Return how many ranks one pipeline stage has, TP x CP x DP."""
+    return axis_size(policy, "tp") * axis_size(policy, "cp") * policy.data_parallel_size
+
+
+def policy_world_size(policy: WorkerGroupConfig) -> int:
+    """Return the number of policy workers: TP x CP x PP x DP."""
+    return stage_size(policy) * axis_size(policy, "pp")
+
+
+def length_multiple(policy: WorkerGroupConfig) -> int:
+    """Return the number that every sequence's length must be a multiple of.
+
+    Context parallelism cuts a sequence into two pieces for each of its ranks, and sequence parallelism cuts
+    what a rank has evenly over the TP ranks.
+    """
+    contexts = axis_size(policy, "cp")
+    return (2 * contexts if contexts > 1 else 1) * sequence_parts(policy)
+
+
+def dynamic_length_multiple(policy: WorkerGroupConfig) -> int:
+    """Return the same number for dynamic batches, whose lengths are also rounded to
+    ``sequence_length_round``."""
+    return math.lcm(length_multiple(policy), policy.dynamic_batching.sequence_length_round)
+
+
+def further_models(teacher: TeacherConfig) -> tuple[str, ...]:
+    """Return the checkpoints of a teacher beside ``model_name``, each once."""
+    return tuple(model for model in dict.fromkeys(teacher.models.values()) if model != teacher.model_name)

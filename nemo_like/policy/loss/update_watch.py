@@ -1,0 +1,230 @@
+"""Keeps what a training phase's losses are differentiated by, and compares it with the formulas afterwards.
+
+objective, per micro-batch       ──▶ log-probs, places in the columns, and, by a hook, d loss / d log-prob
+once, after the last update      ──▶ the same from the columns by ``tripwires.reference_loss``; differences
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.algorithms.loss_traits import has_reference_loss, scores_prev_logprobs
+from nemo_like.algorithms.options import LossConfig
+from nemo_like.batch.columns import (
+    GENERATION_LOGPROBS,
+    PREV_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    TOKEN_ADVANTAGES,
+    Column,
+)
+from nemo_like.batch.meta import GlobalBatch
+from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK, TOKEN_SCALE, Tag
+from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch
+from nemo_like.policy.loss.objective import LossFunction
+from nemo_like.tripwires.measured import Measured
+from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, kl_to_go, reference_terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Internals:
+    """What a backend holds on this rank: tensors as they are, its own parts of sharded ones."""
+
+    weights: Sequence[Tensor]
+    first_moments: Sequence[Tensor]  # Adam's; none before the first update
+    num_updates: int  # as the learning-rate schedule counts them
+    optimizer_steps: Sequence[int]  # as the optimizer counts them
+    learning_rate: float  # that the optimizer has
+
+
+@dataclass(slots=True)
+class _MicroBatch:
+    """What one micro-batch gave. Gradients are [M], None until the backward pass has been there."""
+
+    batch: PolicyBatch
+    logprobs: Tensor
+    entropy: Tensor | None
+    inputs: ModelInputs
+    update: GlobalBatch
+    loss: Tensor
+    number: int  # of the update within the phase
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+
+class TrainingWatch(Protocol):
+    """What watches a backend's training phases, if anything does."""
+
+    @property
+    def losses(self) -> UpdateWatch:
+        """What watches the losses of the phase under way, on the ranks that compute them."""
+
+    def begin(self, now: Internals) -> None:
+        """Look at what the backend holds before the first update of a phase."""
+
+    def end(self, now: Internals) -> None:
+        """Look at what the backend holds after the last update of a phase."""
+
+
+class UpdateWatch:
+    """Watches the losses of one training phase on one rank."""
+
+    def __init__(
+        self,
+        loss: LossConfig,
+        *,
+        sees_losses: bool = True,
+    ) -> None:
+        """Watch the losses, if it ``sees_losses``."""
+        self.sees_losses = sees_losses
+        self._cfg = loss
+        self._micro_batches: list[_MicroBatch] = []
+
+    def watched(
+        self, loss: LossFunction, batch: PolicyBatch, update: GlobalBatch, number: int
+    ) -> LossFunction:
+        """Return ``loss``, that of update ``number``, counted from 0, made to leave here what it sees and
+        gives; it is to be called before the backward pass."""
+        if not self.sees_losses:
+            return loss
+
+        def watched(scores: TokenScores, inputs: ModelInputs) -> Tensor:
+            given = loss(scores, inputs)
+            kept = _MicroBatch(
+                batch,
+                scores.logprobs.detach(),
+                None if scores.entropy is None else scores.entropy.detach(),
+                inputs,
+                update,
+                given.detach(),
+                number,
+            )
+            for name, tensor in (("logprobs", scores.logprobs), ("entropy", scores.entropy)):
+                if tensor is not None and tensor.requires_grad:
+                    tensor.register_hook(_keep_in(kept.gradients, name))
+            self._micro_batches.append(kept)
+            return given
+
+        return watched
+
+    @torch.no_grad()
+    def normalise(self, update: GlobalBatch, share: float) -> None:
+        """Take all micro-batches so far as those of ``update``: their losses and gradients, computed by
+        counts of 1, were multiplied by ``share``."""
+        for one in self._micro_batches:
+            one.update, one.loss = update, one.loss * share
+            one.gradients = {name: gradient * share for name, gradient in one.gradients.items()}
+
+    @torch.no_grad()
+    def measured(self) -> dict[Measured, float]:
+        """Compare with the formulas. A rank that scored nothing returns nothing."""
+        if not self._micro_batches or not sum(len(one.logprobs) for one in self._micro_batches):
+            return {}
+        tokens = self._tokens()
+        found = {Measured.num_trained_tokens: float(tokens.trains.sum())}
+        if scores_prev_logprobs(self._cfg):
+            is_first = self._spread([one.number == 0 for one in self._micro_batches]).bool() & tokens.trains
+            if bool(is_first.any()):
+                gap = (tokens.logprobs - tokens.prev)[is_first].abs().mean()
+                found[Measured.first_ratio_gap] = _greatest(gap)
+        if has_reference_loss(self._cfg):
+            found |= self._errors(reference_terms(tokens, self._cfg))
+        return found
+
+    def _errors(self, expected: ReferenceTerms) -> dict[Measured, float]:
+        """Return how far gradients and losses are from the expected ones, relative to their terms."""
+        difference = (self._gradient("logprobs") - expected.gradient).abs()
+        errors = torch.where(expected.is_certain, difference / expected.scale.clamp(min=1e-30), 0.0)
+        if any(one.entropy is not None for one in self._micro_batches):
+            by_entropy = (self._gradient("entropy") - expected.entropy_gradient).abs()
+            errors = torch.maximum(errors, by_entropy / expected.scale.clamp(min=1e-30))
+        loss = torch.stack([one.loss for one in self._micro_batches]).double().sum()
+        loss_scale = (expected.loss.abs() + expected.scale).sum().clamp(min=1e-30)
+        return {
+            Measured.loss_gradient_error: _greatest(errors),
+            Measured.loss_error: _greatest((loss - expected.loss.sum()).abs() / loss_scale),
+        }
+
+    def _tokens(self) -> ScoredTokens:
+        """Gather the tokens of all micro-batches, with what the columns and tags say of them."""
+        parts = self._micro_batches
+        sizes = [len(one.inputs.rows) for one in parts]
+        firsts = [sum(sizes[:number]) for number in range(len(sizes))]
+        sample = torch.cat(
+            [one.inputs.sample_index + first for one, first in zip(parts, firsts, strict=True)]
+        )
+        logprobs = torch.cat([one.logprobs for one in parts]).double()
+        of_samples, trains = self._of_samples(ADVANTAGE)[sample], self._of_samples(SAMPLE_MASK)[sample] > 0
+        reference, prev = self._column(REFERENCE_LOGPROBS), self._prev()
+        of_tokens, gained = self._column(TOKEN_ADVANTAGES), torch.zeros_like(of_samples)
+        if of_tokens is not None:
+            gained = self._of_samples(TOKEN_SCALE)[sample] * of_tokens
+            gained = gained.masked_fill(~trains, 0.0)
+        elif self._cfg.use_kl_in_reward and reference is not None and prev is not None:
+            kind = self._cfg.reference_policy_kl_type
+            gained = -self._of_samples(KL_SCALE)[sample] * kl_to_go(
+                reference - prev, sample, sum(sizes), kind
+            )
+        return ScoredTokens(
+            logprobs=logprobs,
+            prev=logprobs if prev is None else prev,
+            advantages=of_samples + gained,
+            advantage_sizes=of_samples.abs() + gained.abs(),
+            trains=trains,
+            sample=sample,
+            num_samples=sum(sizes),
+            update_tokens=self._spread([one.update.num_tokens for one in parts]),
+            update_samples=self._spread([one.update.num_samples for one in parts]),
+            generation=self._column(GENERATION_LOGPROBS),
+            reference=reference,
+            entropy=None
+            if parts[0].entropy is None
+            else torch.cat([one.entropy for one in parts if one.entropy is not None]).double(),
+        )
+
+    def _prev(self) -> Tensor | None:
+        """Return what the ratio compares with; None where that is the policy itself."""
+        if self._cfg.force_on_policy_ratio:
+            return None
+        column = GENERATION_LOGPROBS if self._cfg.use_generation_logprobs_as_prev else PREV_LOGPROBS
+        return self._column(column)
+
+    def _column(self, column: Column) -> Tensor | None:
+        """Return a column's values at the tokens, [M] float64; None where a batch does not have it, since
+        then the loss does not read it."""
+        parts = self._micro_batches
+        if any(column not in one.batch for one in parts):
+            return None
+        return torch.cat([one.batch.columns[column.name][one.inputs.packed_index] for one in parts]).double()
+
+    def _of_samples(self, tag: Tag[Any]) -> Tensor:
+        """Return a tag's values of the samples of all micro-batches, [samples] float64."""
+        parts = self._micro_batches
+        return torch.cat([one.batch.sample_values[tag.name][one.inputs.rows] for one in parts]).double()
+
+    def _gradient(self, name: str) -> Tensor:
+        return torch.cat(
+            [one.gradients.get(name, torch.zeros_like(one.logprobs)) for one in self._micro_batches]
+        ).double()
+
+    def _spread(self, values: list[int] | list[bool]) -> Tensor:
+        """Return each micro-batch's value on each of its tokens, [M] float64."""
+        device = self._micro_batches[0].logprobs.device
+        counts = torch.tensor([len(one.logprobs) for one in self._micro_batches], device=device)
+        return torch.tensor(values, dtype=torch.float64, device=device).repeat_interleave(counts)
+
+
+def _keep_in(gradients: dict[str, Tensor], name: str) -> object:
+    def keep(gradient: Tensor) -> None:
+        gradients[name] = gradient.detach().clone()
+
+    return keep
+
+
+def _greatest(values: Tensor) -> float:
+    """Return the greatest value; infinity where one is NaN."""
+    return float(values.nan_to_num(nan=torch.inf, posinf=torch.inf).max())

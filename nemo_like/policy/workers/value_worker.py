@@ -1,0 +1,145 @@
+"""One worker of a critic: it values samples, estimates the advantages of their tokens, and trains on the
+returns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nemo_like.algorithms.generalised_advantages import generalised_advantages
+from nemo_like.algorithms.losses import kl_to_reference
+from nemo_like.algorithms.options import LossConfig
+from nemo_like.batch.columns import (
+    INPUT_IDS,
+    RESPONSE_MASK,
+    RETURNS,
+    TOKEN_ADVANTAGES,
+    VALUES,
+    Column,
+    Declaration,
+)
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import (
+    IS_TRUNCATED,
+    SAMPLE_MASK,
+    SHAPED_REWARD,
+    TOKEN_ADVANTAGE_SQUARE_SUM,
+    TOKEN_ADVANTAGE_SUM,
+)
+from nemo_like.cluster.breakdown import breaking_down
+from nemo_like.observability.metrics import Metric, mean
+from nemo_like.observability.trace import span
+from nemo_like.policy.backends.interface import WorkerPlace
+from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.batch.policy_columns import kl_reads, value_declarations
+from nemo_like.policy.groups.results import WorkerScores
+from nemo_like.policy.loss.value_objective import ValueObjective
+from nemo_like.policy.options import ValueConfig
+from nemo_like.policy.workers.group_worker import Stopwatch, schedule_of
+from nemo_like.policy.workers.training_worker import TrainingWorker
+
+
+class ValueWorker(TrainingWorker):
+    """One worker of a critic."""
+
+    def __init__(
+        self,
+        *,
+        cfg: ValueConfig,
+        loss: LossConfig,
+        place: WorkerPlace,
+    ) -> None:
+        """Keep the settings; ``setup`` loads the model and connects. ``loss`` is the policy's, which says
+        whether rewards have a KL term."""
+        super().__init__(
+            cfg=cfg,
+            objective=ValueObjective(cfg),
+            place=place,
+        )
+        self._value, self._loss = cfg, loss
+        self._of_kl = kl_reads(loss)
+
+    def declarations(self) -> tuple[Declaration, ...]:
+        """Return the columns that the critic writes and reads."""
+        return value_declarations(self._loss)
+
+    def training_reads(self) -> Sequence[Column]:
+        """Return the columns that ``train`` fetches."""
+        return INPUT_IDS, RESPONSE_MASK, VALUES, RETURNS
+
+    @breaking_down()
+    def compute_values(self, meta: KVBatchMeta) -> WorkerScores | None:
+        """Value the shard's samples, estimate advantages and returns of their tokens, and start to write all
+        three columns; needs tags shaped_reward, is_truncated and sample_mask.
+
+        The leader returns the sums of the advantages as tags, and sums from which the critic's explained
+        variance follows; the other ranks return None.
+        """
+        batch = self._batches.batch(meta, (INPUT_IDS, RESPONSE_MASK, *self._of_kl))
+        with span("compute"), Stopwatch() as compute:
+            columns = self._estimated(batch, self._backend.values(batch, schedule_of(meta)))
+        batch.add(columns)
+        if not self.coordinates.is_leader:
+            return None
+        self._batches.write(meta, columns)
+        return WorkerScores(_sums(batch, columns), _fit(batch, columns), compute.seconds)
+
+    def _estimated(self, batch: PolicyBatch, values: Tensor) -> dict[Column, Tensor]:
+        cfg, firsts = self._value, batch.offsets
+        ends = values[firsts]
+        is_cut_off = batch.sample_values[IS_TRUNCATED.name].cpu() > 0
+        estimates = generalised_advantages(
+            values,
+            self._rewards(batch),
+            batch.columns[RESPONSE_MASK.name],
+            batch.lengths,
+            torch.where(is_cut_off & cfg.bootstrap_truncated, ends, 0.0),
+            gamma=cfg.gae_gamma,
+            gae_lambda=cfg.gae_lambda,
+        )
+        return {VALUES: values, RETURNS: estimates.returns, TOKEN_ADVANTAGES: estimates.advantages}
+
+    def _rewards(self, batch: PolicyBatch) -> Tensor:
+        """Return each token's reward, packed [sum of lengths] float64 on the host: the sample's at its last
+        response token, and where the reward has a KL term its part at every token."""
+        mask = batch.columns[RESPONSE_MASK.name]
+        rewards = torch.zeros(batch.num_tokens, dtype=torch.float64)
+        if self._of_kl:
+            prev, reference = (batch.columns[column.name].cpu() for column in self._of_kl)
+            kl = kl_to_reference(prev, reference, self._loss.reference_policy_kl_type)
+            rewards -= self._loss.reference_policy_kl_penalty * kl.masked_fill(mask == 0, 0.0).double()
+        places = mask.nonzero().squeeze(1)
+        owner = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)[places]
+        counts = torch.bincount(owner, minlength=len(batch))
+        has_response = counts > 0
+        last = places[counts.cumsum(0)[has_response] - 1]
+        rewards[last] += batch.sample_values[SHAPED_REWARD.name].cpu().double()[has_response]
+        return rewards
+
+
+def _sums(batch: PolicyBatch, columns: dict[Column, Tensor]) -> dict[str, list[float]]:
+    advantages = columns[TOKEN_ADVANTAGES].double()
+    return {
+        TOKEN_ADVANTAGE_SUM.name: batch.sum_per_sample(advantages).tolist(),
+        TOKEN_ADVANTAGE_SQUARE_SUM.name: batch.sum_per_sample(advantages.square()).tolist(),
+    }
+
+
+def _fit(batch: PolicyBatch, columns: dict[Column, Tensor]) -> dict[str, Metric]:
+    """Return means over the response tokens of samples that train, by which the driver computes how much of
+    the variance of the returns the values explain."""
+    trains = torch.repeat_interleave(batch.sample_values[SAMPLE_MASK.name].cpu() > 0, batch.lengths)
+    chosen = trains & batch.columns[RESPONSE_MASK.name].bool()
+    if not bool(chosen.any()):
+        return {}
+    returns, advantages = columns[RETURNS][chosen].double(), columns[TOKEN_ADVANTAGES][chosen].double()
+    count = float(chosen.sum())
+    named = {
+        "returns": returns,
+        "square_returns": returns.square(),
+        "advantages": advantages,
+        "square_advantages": advantages.square(),
+    }
+    return {name: mean(float(values.sum()), count) for name, values in named.items()}

@@ -1,0 +1,264 @@
+"""One policy worker: it scores samples, trains on them, and sends its weights to the engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from nemo_like.algorithms.options import LossConfig
+from nemo_like.batch.columns import (
+    ENTROPIES,
+    INPUT_IDS,
+    PREV_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    RESPONSE_MASK,
+    Column,
+    Declaration,
+)
+from nemo_like.batch.meta import Chunk, KVBatchMeta, Schedule
+from nemo_like.batch.sharding import shard_for_logprobs
+from nemo_like.batch.tags import (
+    GROUP_ID,
+    MULT_PROB_ERROR,
+    NUM_PROMPT_TOKENS,
+    NUM_RESPONSE_TOKENS,
+    SAMPLE_MASK,
+    named,
+)
+from nemo_like.cluster.breakdown import breaking_down, is_out_of_memory
+from nemo_like.cluster.imports import load_target
+from nemo_like.generation.options import LoraSync
+from nemo_like.observability.metrics import Metric
+from nemo_like.observability.trace import span
+from nemo_like.policy.backends.interface import (
+    FurtherColumns,
+    WeightSender,
+    WeightSenderSpec,
+    WorkerPlace,
+    is_weight_sender,
+)
+from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.batch.policy_columns import (
+    model_reads,
+    policy_declarations,
+    scoring_reads,
+    training_reads,
+)
+from nemo_like.policy.groups.parallelism import FIRST_REPLICA, gathers_weights, logprob_strategy
+from nemo_like.policy.groups.results import WorkerScores
+from nemo_like.policy.loss.checked_loss import own_reads
+from nemo_like.policy.loss.mismatch import logprob_mismatch
+from nemo_like.policy.loss.objective import PolicyObjective
+from nemo_like.policy.loss.reward_kl import reward_kl_tags
+from nemo_like.policy.options import PolicyConfig
+from nemo_like.policy.workers.group_worker import Stopwatch, schedule_of
+from nemo_like.policy.workers.training_worker import TrainingWorker, naming_samples
+from nemo_like.policy.workers.worker_watch import WorkerWatch
+from nemo_like.tripwires.options import Tripwires
+from nemo_like.weight_transport.buckets import SentAdapter
+
+_NO_MORE = FurtherColumns()
+
+
+class PolicyWorker(TrainingWorker):
+    """One policy worker. ``weight_sender`` is an object, or a description from which ``setup`` makes one in
+    this process."""
+
+    def __init__(
+        self,
+        *,
+        cfg: PolicyConfig,
+        loss: LossConfig,
+        place: WorkerPlace,
+        temperature: float,
+        weight_sender: WeightSender | WeightSenderSpec | None,
+        weight_replicas: Sequence[int] = FIRST_REPLICA,
+        tripwires: Tripwires = Tripwires.off,
+        further: FurtherColumns = _NO_MORE,
+    ) -> None:
+        """Keep the settings; ``setup`` loads the model and connects.
+
+        ``temperature`` is the sampling temperature; the replicas ``weight_replicas`` send the weights to
+        engines; ``tripwires`` says what is measured besides. Raises ValueError when the user's own loss
+        cannot be found.
+        """
+        super().__init__(
+            cfg=cfg,
+            objective=PolicyObjective(loss, temperature),
+            place=place,
+        )
+        self.loss = loss
+        self._own_reads = (*own_reads(loss), *further.reads)
+        self._model_reads = (*model_reads(cfg), *further.inputs)
+        self._further_writes = further.writes
+        self._tripwires = tripwires
+        self._weight_sender_source, self._weight_replicas = weight_sender, tuple(weight_replicas)
+        lora_sync = (
+            weight_sender.lora_sync if isinstance(weight_sender, WeightSenderSpec) else LoraSync.merged
+        )
+        self._sends_adapters = lora_sync is LoraSync.adapter
+
+    def setup(self) -> None:
+        """Join the other workers, load the model and connect to the data plane; return when this worker is
+        ready."""
+        super().setup()
+        if self._tripwires is not Tripwires.off:
+            reference = self._backend.reference_weights
+            self._watch = WorkerWatch(self.cfg, self.loss, self.coordinates, reference, self._tripwires)
+            self._backend.watch = self._watch
+        self._weight_sender: WeightSender | None = None
+        if is_weight_sender(self.coordinates, self._weight_replicas):
+            sender = self._weight_sender_source
+            if isinstance(sender, WeightSenderSpec):
+                sender = load_target(sender.target)(coordinates=self.coordinates, **sender.kwargs)
+            self._weight_sender = sender
+
+    def declarations(self) -> tuple[Declaration, ...]:
+        """Return the columns that the policy and the loss write and read."""
+        return policy_declarations(self.loss, self._own_reads, self._model_reads, self._further_writes)
+
+    def training_reads(self) -> Sequence[Column]:
+        """Return the columns that ``train`` fetches."""
+        return training_reads(self.loss, self._own_reads, self._model_reads)
+
+    @breaking_down()
+    def compute_logprobs(self, meta: KVBatchMeta, columns: Sequence[Column]) -> WorkerScores | None:
+        """Compute log-probs of the shard's samples and start to write them, all columns in one write.
+
+        prev_logprobs are those under the current weights, reference_logprobs those under the weights that the
+        run started from. entropies, which are asked for with prev_logprobs alone, are under the current
+        weights too. All are written in the background. The leader returns, with prev_logprobs, tag
+        mult_prob_error and the mismatch metrics, and with reference_logprobs the sums of the KL as tags where
+        the reward has one; the other ranks return None.
+        """
+        batch = self._batches.batch(meta, scoring_reads(columns, self.loss, self._model_reads))
+        with span("compute"), Stopwatch() as compute:
+            scored = self._scored(batch, schedule_of(meta), columns)
+            routing = self._backend.routing_metrics()
+        batch.add(scored)
+        if self._watch is not None:
+            self._watch.scored(scored, batch)
+        if not self.coordinates.is_leader:
+            return None
+        self._batches.write(meta, scored)
+        tags: dict[str, list[float]] = {}
+        metrics = dict(routing)
+        if PREV_LOGPROBS in scored:
+            mismatch = logprob_mismatch(batch, scored[PREV_LOGPROBS])
+            tags[MULT_PROB_ERROR.name] = mismatch.mult_prob_error
+            metrics |= mismatch.metrics
+        if REFERENCE_LOGPROBS in scored and self.loss.use_kl_in_reward:
+            tags |= reward_kl_tags(batch, self.loss.reference_policy_kl_type)
+        return WorkerScores(tags, metrics, compute.seconds)
+
+    def _scored(
+        self, batch: PolicyBatch, schedule: Schedule, columns: Sequence[Column]
+    ) -> dict[Column, Tensor]:
+        """Return the values of ``columns``; log-probs and entropies under the current weights are of one
+        pass."""
+        found: dict[Column, Tensor] = {}
+        if ENTROPIES in columns:
+            scores = self._backend.scores_with_entropy(batch, schedule)
+            assert scores.entropy is not None
+            found |= {PREV_LOGPROBS: scores.logprobs, ENTROPIES: scores.entropy}
+        elif PREV_LOGPROBS in columns:
+            found[PREV_LOGPROBS] = self._backend.logprobs(batch, schedule)
+        if REFERENCE_LOGPROBS in columns:
+            found[REFERENCE_LOGPROBS] = self._backend.reference_logprobs(batch, schedule)
+        return found
+
+    @breaking_down()
+    def accumulate(self, meta: KVBatchMeta) -> float | None:
+        """Add the gradient of the loss of the shard's samples, not normalised, to what this worker holds for
+        the first update of the next ``train``. The leader returns the seconds that it took inside the model,
+        the other ranks None.
+
+        Raises DataPlaneError, before anything was added, as ``train`` does.
+        """
+        batch = self._batches.batch(meta, self.training_reads())
+        if self._watch is not None:
+            self._watch.training(meta, batch)
+        with span("compute"), Stopwatch() as compute, naming_samples(meta):
+            self._backend.accumulate(batch, schedule_of(meta))
+        return compute.seconds if self.coordinates.is_leader else None
+
+    @breaking_down()
+    def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Return the log-probs of all tokens but the first, at temperature 1, nats; every rank calls it."""
+        length = len(token_ids)
+        meta = KVBatchMeta(
+            "canary",
+            (Chunk("canary", (length,)),),
+            ((0, 0),),
+            frozenset(),
+            named(
+                {
+                    SAMPLE_MASK: (1,),
+                    GROUP_ID: (0,),
+                    NUM_PROMPT_TOKENS: (1,),
+                    NUM_RESPONSE_TOKENS: (length - 1,),
+                }
+            ),
+        )
+        strategy = logprob_strategy(self.cfg)
+        (shard,) = shard_for_logprobs(meta, num_shards=1, global_batch_size=1, strategy=strategy)
+        mask = np.ones(length, np.uint8)
+        mask[0] = 0
+        columns = {INPUT_IDS.name: np.array(token_ids, np.int32), RESPONSE_MASK.name: mask}
+        batch = PolicyBatch(columns, (length,), {}, self._backend.device)
+        with self._backend.at_temperature_one():
+            scored = self._backend.logprobs(batch, schedule_of(shard))
+        logprobs: list[float] = scored[1:].tolist()
+        return logprobs
+
+    def connect_weights(self, receivers: Sequence[Any]) -> None:
+        """Connect this worker's weight sender, if it has one, to the generation engines' weight receivers."""
+        if self._weight_sender is not None:
+            weights, adapter = self._backend.weight_metadata(), None
+            if self._sends_adapters and (config := self._backend.adapter_config()):
+                adapter = SentAdapter(config, sum(spec.num_bytes for spec in weights))
+                weights = self._backend.adapter_metadata()
+            self._weight_sender.connect(receivers, weights, adapter)
+
+    @breaking_down(is_out_of_memory)  # an engine's death raises other errors here
+    def push_weights(self, version: int) -> dict[str, Metric]:
+        """Send the weights of this pipeline stage as policy version ``version``; every rank that gathers
+        weights calls it, and only the sender returns metrics.
+
+        Raises ValueError when this worker is at another version, RuntimeError when it should send but was
+        made without a sender.
+        """
+        if version != self.version:
+            raise ValueError(f"asked to push policy version {version}, but this worker is at {self.version}")
+        if not gathers_weights(self.cfg, self.coordinates, self._weight_replicas):
+            return {}
+        stage = self._backend.stage_adapters if self._sends_adapters else self._backend.stage_weights
+        weights = stage(self._weight_replicas)
+        if not is_weight_sender(self.coordinates, self._weight_replicas):
+            for _ in weights:  # this rank takes part in the gathering
+                pass
+            return {}
+        if self._weight_sender is None:
+            raise RuntimeError("this worker was made without a weight sender, so it cannot push weights")
+        with span("send"):
+            try:
+                return dict(self._weight_sender.send(version, weights))
+            finally:
+                for _ in weights:  # after a transfer that broke off: the other ranks gather to the end
+                    pass
+
+    def export_hf(self, path: str) -> None:
+        """Write a Hugging Face checkpoint directory; every rank that gathers weights calls it."""
+        if gathers_weights(self.cfg, self.coordinates):
+            self._backend.export_hf(Path(path))
+
+    def stop(self) -> None:
+        """Leave the other workers and close the weight sender; safe to call twice."""
+        if self._weight_sender is not None:
+            self._weight_sender.close()
+            self._weight_sender = None
+        super().stop()

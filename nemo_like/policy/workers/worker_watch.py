@@ -1,0 +1,224 @@
+"""Measures for the tripwires what one policy worker does: with which weights, columns, losses and updates.
+
+Weights are compared by a sample of their elements, which is small whatever the model's size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nemo_like.algorithms.options import LossConfig
+from nemo_like.batch.columns import (
+    BRANCH_STARTS,
+    GENERATION_LOGPROBS,
+    INPUT_IDS,
+    PREV_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    RESPONSE_MASK,
+    Column,
+)
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, SAMPLE_DIGEST
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.observability.metrics import Metric, maximum, summed
+from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.loss.update_watch import Internals, UpdateWatch
+from nemo_like.policy.options import TrainedGroupConfig
+from nemo_like.tripwires.dues import is_due
+from nemo_like.tripwires.measured import Measured
+from nemo_like.tripwires.options import Tripwires
+from nemo_like.tripwires.sample_checks import SampleTags, num_wrong_samples
+
+# Of each tensor of weights so many elements are compared, evenly spread.
+_SAMPLED_ELEMENTS = 4096
+# Weights count as others than the reference's when this share of the sampled ones differ.
+_DIFFERING_SHARE = 0.01
+# What every rank measures, in the order in which ranks exchange it.
+_EXCHANGED = (
+    Measured.num_wrong_samples,
+    Measured.has_policy_as_reference,
+    Measured.loss_gradient_error,
+    Measured.loss_error,
+    Measured.first_ratio_gap,
+    Measured.num_updates,
+    Measured.optimizer_step_gap,
+    Measured.learning_rate,
+    Measured.moment_excess,
+    Measured.weights_moved,
+    Measured.largest_weight,
+    Measured.weights_moved_elsewhere,
+    Measured.reference_moved,
+)
+
+
+class WorkerWatch:
+    """Measures one worker's phases. Every worker of the world makes the same calls."""
+
+    def __init__(
+        self,
+        cfg: TrainedGroupConfig,
+        loss: LossConfig,
+        coordinates: Coordinates,
+        reference: Callable[[], Sequence[Tensor]],
+        tripwires: Tripwires,
+    ) -> None:
+        """Take note of the reference's weights at the start of the process, before a checkpoint is loaded.
+
+        ``tripwires`` says in which training phases losses are compared with their formulas. ``reference()``
+        returns this rank's part of them, nothing where no reference is kept.
+        """
+        self._cfg, self._loss, self._coordinates = cfg, loss, coordinates
+        self._reference, self._reference_at_start = reference, weight_sample(reference())
+        self._weights: Tensor | None = None  # as the latest training phase left them
+        self._found: dict[Measured, float] = {}
+        self._moments_norm = 0.0
+        self._num_updates = 0
+        self._tripwires, self._num_phases = tripwires, 0
+        self._losses: UpdateWatch | None = None  # of the training phase that has begun
+
+    def forget_weights(self) -> None:
+        """Forget what training left, since other weights were loaded."""
+        self._weights = None
+
+    def abandon(self) -> None:
+        """Forget what was seen of a step that is abandoned."""
+        self._found = {}
+        if self._losses is not None:
+            self._losses, self._num_phases = None, self._num_phases - 1
+
+    def scored(self, logprobs: Mapping[Column, Tensor], batch: PolicyBatch) -> None:
+        """Look at a log-prob phase: a reference with other weights must give other log-probs.
+
+        The policy's weights are known after the first training phase of this process.
+        """
+        prev, reference = logprobs.get(PREV_LOGPROBS), logprobs.get(REFERENCE_LOGPROBS)
+        start, now = self._reference_at_start, self._weights
+        if prev is None or reference is None or now is None or not len(start):
+            return
+        has_other_weights = float((now != start).float().mean()) >= _DIFFERING_SHARE
+        mask = batch.columns[RESPONSE_MASK.name].bool()
+        is_equal = torch.equal(prev[mask], reference[mask])
+        self._note(Measured.has_policy_as_reference, has_other_weights and is_equal)
+
+    def training(self, meta: KVBatchMeta, batch: PolicyBatch) -> None:
+        """Look at what will train.
+
+        A training phase begins with the first call and lasts until ``trained``: the parts of a batch that are
+        accumulated one after the other, and what trains then, belong to the same phase.
+        """
+        self._note(Measured.num_wrong_samples, _num_wrong(meta, batch))
+        moved = not torch.equal(weight_sample(self._reference()), self._reference_at_start)
+        self._note(Measured.reference_moved, moved)
+        if self._losses is None:
+            self._num_phases += 1
+            sees_losses = is_due(self._num_phases, self._tripwires)
+            self._losses = UpdateWatch(self._loss, sees_losses=sees_losses)
+
+    @property
+    def losses(self) -> UpdateWatch:
+        """What watches the losses of the training phase that has begun."""
+        assert self._losses is not None, "`training` comes first"
+        return self._losses
+
+    def trained(self) -> dict[str, Metric]:
+        """Return what all ranks measured since the phase before, and the replica's count of tokens."""
+        losses = self.losses
+        found = self._found | losses.measured()
+        self._found, self._losses = {}, None
+        # Tokens are counted where losses are computed, and the leader may be on another pipeline stage.
+        own, num_replicas = self._coordinates.dp, self._coordinates.layout.dp
+        num_tokens = found.get(Measured.num_trained_tokens, 0.0)
+        counts = [num_tokens if replica == own else 0.0 for replica in range(num_replicas)]
+        everywhere = _greatest_of_all([*(found.get(name, 0.0) for name in _EXCHANGED), *counts])
+        measured: dict[str, Metric] = {
+            name: maximum(value) for name, value in zip(_EXCHANGED, everywhere, strict=False)
+        }
+        if losses.sees_losses:
+            measured[Measured.num_trained_tokens] = summed(everywhere[len(_EXCHANGED) + own])
+        return measured
+
+    def begin(self, now: Internals) -> None:
+        """Look at what the backend holds before the first update of a phase."""
+        before = weight_sample(now.weights)
+        if self._weights is not None:
+            self._found[Measured.weights_moved_elsewhere] = float(not torch.equal(before, self._weights))
+        self._weights, self._num_updates = before, now.num_updates
+        self._moments_norm = _norm(now.first_moments)
+
+    def end(self, now: Internals) -> None:
+        """Look at what the backend holds after the last update of a phase."""
+        after, before = weight_sample(now.weights), self._weights
+        assert before is not None, "`begin` comes first"
+        self._weights = after
+        kept = self._cfg.optimizer.adam_beta1 ** (now.num_updates - self._num_updates)
+        # A mean of gradients, each at most max_grad_norm long, and of what was there before.
+        longest = kept * self._moments_norm + (1 - kept) * self._cfg.max_grad_norm
+        self._found |= {
+            Measured.num_updates: float(now.num_updates),
+            Measured.optimizer_step_gap: float(
+                max((abs(steps - now.num_updates) for steps in now.optimizer_steps), default=0)
+            ),
+            Measured.learning_rate: now.learning_rate,
+            Measured.moment_excess: max(0.0, _norm(now.first_moments) - longest),
+            Measured.weights_moved: _largest(after - before),
+            Measured.largest_weight: _largest(after),
+        }
+
+    def _note(self, name: Measured, value: float) -> None:
+        """Keep the greatest value that the parts of a step gave."""
+        self._found[name] = max(self._found.get(name, 0.0), float(value))
+
+
+@torch.no_grad()
+def weight_sample(tensors: Sequence[Tensor]) -> Tensor:
+    """Return up to 4096 evenly spread elements of every tensor, one after the other, float32 on the host."""
+    parts = [_spread(tensor) for tensor in tensors]
+    return torch.cat(parts).float().cpu() if parts else torch.empty(0)
+
+
+def _spread(tensor: Tensor) -> Tensor:
+    count = tensor.numel()
+    stride = -(-count // _SAMPLED_ELEMENTS) or 1
+    if tensor.is_contiguous():
+        return tensor.as_strided((-(-count // stride),), (stride,))  # one operation in place of three
+    return tensor.reshape(-1)[::stride]
+
+
+def _num_wrong(meta: KVBatchMeta, batch: PolicyBatch) -> int:
+    if not (len(meta) and meta.has_tag(NUM_PROMPT_TOKENS) and meta.has_tag(NUM_RESPONSE_TOKENS)):
+        return 0
+    tags = SampleTags(
+        lengths=meta.lengths,
+        num_prompt_tokens=meta.tag(NUM_PROMPT_TOKENS),
+        num_response_tokens=meta.tag(NUM_RESPONSE_TOKENS),
+        digests=meta.tag(SAMPLE_DIGEST) if meta.has_tag(SAMPLE_DIGEST) else None,
+        are_sessions=BRANCH_STARTS in batch,
+    )
+    columns = batch.columns
+    generation = columns[GENERATION_LOGPROBS.name].cpu().numpy() if GENERATION_LOGPROBS in batch else None
+    return num_wrong_samples(
+        tags, columns[INPUT_IDS.name].numpy(), columns[RESPONSE_MASK.name].numpy(), generation
+    )
+
+
+def _norm(tensors: Sequence[Tensor]) -> float:
+    return float(torch.nn.utils.get_total_norm(list(tensors))) if tensors else 0.0
+
+
+def _largest(values: Tensor) -> float:
+    return float(values.abs().max()) if len(values) else 0.0
+
+
+def _greatest_of_all(values: list[float]) -> list[float]:
+    """Return the greatest of each value over all ranks of the world; infinity where a rank has NaN."""
+    everywhere = torch.tensor(values, dtype=torch.float64).nan_to_num(nan=torch.inf)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        if dist.get_backend() != "gloo":
+            everywhere = everywhere.to(torch.device("cuda", torch.cuda.current_device()))
+        dist.all_reduce(everywhere, dist.ReduceOp.MAX)
+    found: list[float] = everywhere.tolist()
+    return found

@@ -1,0 +1,379 @@
+"""A session of an agent, and how each of its calls is answered: the same for every API.
+
+API's body ──▶ Wanted ──▶ tokens of the prompt ──▶ engine ──▶ recorded ──▶ Choice ──▶ API's answer
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from nemo_like.data.interface import Prompt
+from nemo_like.data.messages import as_openai
+from nemo_like.environments.interface import Failure, FailureKind
+from nemo_like.generation.interface import TOP_TOKEN_IDS, CallSampling, GroupRequest, Response
+from nemo_like.generation.sampling import SamplingSettings
+from nemo_like.rollout.agents.agent_engines import EngineCalls
+from nemo_like.rollout.agents.agent_prompts import AgentPrompts, plain_messages
+from nemo_like.rollout.agents.agent_request import BadRequest, PromptTooLong, check_token_ids
+from nemo_like.rollout.agents.agent_session import (
+    AgentCall,
+    Digest,
+    SessionCalls,
+    canonical,
+    extended,
+    histories,
+    no_history,
+)
+from nemo_like.rollout.agents.agent_tools import ParsedText, ToolUse, parsed
+from nemo_like.rollout.agents.agent_work import RequestWork
+from nemo_like.rollout.conversation import Conversation
+from nemo_like.rollout.prompts import turn_seed
+
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+_BYTES_PER_TOKEN = 96  # of an answer, with the log-prob
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a call asks for, in any API."""
+
+    messages: Sequence[dict[str, Any]] | None = None  # as ``plain_messages`` returns them
+    text: str | None = None  # or a prompt of plain text
+    token_ids: tuple[int, ...] | None = None  # or its tokens
+    template: Mapping[str, Any] = field(default_factory=dict)  # the request's own arguments of the template
+    tool_schemas: Sequence[Mapping[str, Any]] = ()  # that the template describes
+    tools: ToolUse | None = None
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    top_logprobs: int = 0
+    num_bytes: int = 0  # of the request
+
+    @property
+    def context(self) -> dict[str, Any]:
+        """What the chat template gets beside the messages."""
+        return {**self.template, **({"tools": [*self.tool_schemas]} if self.tool_schemas else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One response to a call."""
+
+    index: int
+    text: str  # without what ended it
+    parsed: ParsedText
+    response: Response
+    call_ids: tuple[str, ...]  # of the calls of tools that it makes
+    stopped_by: str | None = None  # the agent's stop string that ended it
+
+    @property
+    def finish_reason(self) -> str:
+        """OpenAI's word for why the response ended."""
+        if self.parsed.calls:
+            return "tool_calls"
+        return "length" if self.response.is_truncated else "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The responses to a call, and how long its prompt was."""
+
+    name: str
+    choices: tuple[Choice, ...]
+    num_prompt_tokens: int
+    num_continued: int  # of these, tokens of an earlier call
+    num_response_tokens: int
+
+    @property
+    def num_bytes(self) -> int:
+        """About how long it is as JSON, with its log-probs."""
+        tops = (choice.response.columns.get(TOP_TOKEN_IDS, np.zeros(0)).size for choice in self.choices)
+        return _BYTES_PER_TOKEN * (self.num_response_tokens + sum(tops))
+
+
+@dataclass(eq=False, slots=True)
+class AgentSession:
+    """One agent at work on one sample."""
+
+    key: str
+    restart_key: str
+    name: str  # in the names of its requests, which logs and journals have
+    conversation: Conversation
+    sampling: SamplingSettings
+    engine: int  # where all its calls go
+    policy_version: int
+    tool_parser: str | None
+    max_calls: int
+    calls: SessionCalls = field(default_factory=SessionCalls)
+    attempt: int = 0  # a session begins anew where its agent's process died
+    num_requests: int = 0
+    num_unanswered: int = 0  # calls under way
+    is_open: bool = True
+    cut_off: str | None = None  # how a prompt was longer than the model reads
+    flood: str | None = None  # what it did too much of
+    is_history_foreign: bool = False  # its first request has what the policy never said in it
+    reward: dict[str, float | None] | None = None  # that the agent reported by POST /reward
+    times_asked: dict[bytes, int] = field(default_factory=dict)  # of each prompt
+
+    @property
+    def request_ids(self) -> str:
+        """What the ids of all its requests begin with."""
+        return f"agent/{self.name}/"
+
+    def check_open(self, attempt: int) -> None:
+        """Raise BadRequest where the session has ended, or begun anew since this attempt."""
+        if not self.is_open or self.attempt != attempt:
+            raise BadRequest("the session has ended", status=410, code="session_ended")
+
+    def count_request(self) -> None:
+        """Count one more request. Raises BadRequest for one too many, with a status at which no client asks
+        again."""
+        self.num_requests += 1
+        if self.num_requests > self.max_calls:
+            self.flood = f"made more than max_calls={self.max_calls} calls"
+            raise BadRequest(f"the agent {self.flood}", status=403, code="max_calls_exceeded")
+
+    def begin_again(self) -> None:
+        """Forget what the agent did; calls that are under way will not be recorded."""
+        self.attempt += 1
+        self.calls, self.num_requests, self.times_asked = SessionCalls(), 0, {}
+        self.reward, self.cut_off, self.num_unanswered, self.flood = None, None, 0, None
+        self.is_history_foreign = False
+
+    def call_after_end(self) -> None:
+        """Note that the agent called although it had ended: its sample has no reward, unless it is on its way
+        to the trainer already."""
+        if self.conversation.failure is None:
+            reason = "the agent called the endpoint after it had ended"
+            self.conversation.fail(Failure(FailureKind.malformed, reason), self.policy_version)
+
+    def seed(self, token_ids: Sequence[int], seed: int | None, count: int) -> int:
+        """Return the first of ``count`` seeds for a prompt.
+
+        It depends on the sample, the prompt and how often this was asked, and so not on the order in which
+        calls come that are made side by side. A seed that the agent chose takes the place of how often: the
+        samples of a group differ nevertheless.
+        """
+        prompt = hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=8).digest()
+        if seed is None:
+            times = self.times_asked[prompt] = self.times_asked.get(prompt, 0) + 1
+            chosen = f"{times}"
+        else:
+            chosen = f"seed {seed}"
+        mixed = int.from_bytes(hashlib.blake2b(prompt + chosen.encode(), digest_size=4).digest(), "big")
+        return turn_seed(self.conversation.seed, mixed) // count * count
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A call's prompt: what it continues, and what is new."""
+
+    parent: AgentCall | None
+    text: str
+    new_ids: tuple[int, ...]
+    history: Digest | None  # of the messages before the one that has the response
+    begun: Mapping[str, Any] = field(default_factory=dict)  # that message, where the prompt begins it
+
+
+class CallAnswerer:
+    """Answers the calls of all sessions."""
+
+    def __init__(
+        self, prompts: AgentPrompts, engines: EngineCalls, max_length: int, work: RequestWork
+    ) -> None:
+        """``max_length`` is how many tokens the model reads, prompt and response together; prompts are made
+        by ``work``."""
+        self._prompts, self._engines, self._max_length = prompts, engines, max_length
+        self._work = work
+
+    async def answer(self, session: AgentSession, wanted: Wanted) -> Answered:
+        """Have a call sampled, and record it. Raises BadRequest where it cannot be."""
+        session.check_open(session.attempt)  # it may have ended while the request was read
+        session.count_request()
+        attempt, name = session.attempt, f"{session.num_requests}"
+        session.num_unanswered += 1
+        try:
+            prompt, token_ids, is_foreign = await self._prepared(session, wanted)
+            session.check_open(attempt)
+            session.is_history_foreign |= is_foreign and name == "1"
+            sampling = self._sampling(session, wanted, len(token_ids))
+            first = session.seed(token_ids, wanted.seed, wanted.n)
+            seeds = tuple(range(first, first + wanted.n))
+            request = GroupRequest(f"{session.request_ids}{attempt}/{name}", token_ids, seeds)
+            result = await self._engines.sample(session.engine, request, sampling)
+        except PromptTooLong as error:
+            if session.attempt == attempt:
+                session.cut_off = str(error)
+            raise
+        finally:
+            session.num_unanswered -= session.attempt == attempt
+        session.check_open(attempt)
+        choices = tuple(
+            self._recorded(session, prompt, wanted, name, place, response, result.policy_version)
+            for place, response in enumerate(result.responses)
+        )
+        num_sampled = sum(len(choice.response.token_ids) for choice in choices)
+        num_continued = len(token_ids) - len(prompt.new_ids)
+        return Answered(name, choices, len(token_ids), num_continued, num_sampled)
+
+    async def count_tokens(self, session: AgentSession, wanted: Wanted) -> int:
+        """Return how many tokens the prompt of a call would have. Raises BadRequest where it cannot be."""
+        _, token_ids, _ = await self._prepared(session, wanted)
+        return len(token_ids)
+
+    async def _prepared(self, session: AgentSession, wanted: Wanted) -> tuple[_Prompt, tuple[int, ...], bool]:
+        """Return a call's prompt, all of its tokens, and whether it begins a conversation with a response
+        that neither the policy nor the task gave."""
+        calls, limit = session.calls, self._limit(session)
+
+        def prepare() -> tuple[_Prompt, tuple[int, ...], bool]:
+            prompt = self._prompt(calls, wanted, limit)
+            if prompt.parent is not None:
+                return prompt, (*prompt.parent.token_ids(), *prompt.new_ids), False
+            return prompt, prompt.new_ids, _has_foreign_response(wanted, session.conversation.example.prompt)
+
+        return await self._work.run(wanted.num_bytes, prepare)
+
+    def _limit(self, session: AgentSession) -> int:
+        """Return how many tokens a prompt and its response may have."""
+        return min(self._max_length, session.conversation.limits.max_tokens)
+
+    def _prompt(self, calls: SessionCalls, wanted: Wanted, limit: int) -> _Prompt:
+        if wanted.messages is None:
+            return self._text_prompt(calls, wanted, limit)
+        self._prompts.check_arguments(wanted.template)
+        self._prompts.check_length(wanted.messages, limit)
+        context = wanted.context
+        if wanted.messages[-1]["role"] == "assistant":
+            return self._begun_prompt(wanted.messages, context)
+        known = histories(context, wanted.messages)
+        parent, count = calls.known(known, wanted.messages)
+        if parent is None:
+            text, before = self._prompts.whole(wanted.messages, context), None
+        else:
+            text = self._prompts.after(parent, *_as_one(wanted.messages, count), context)
+            before = self._prompts.tokenizer.written_end(parent.last_token_id)
+        return _Prompt(parent, text, self._prompts.encode(text, before), known[-1])
+
+    def _begun_prompt(self, messages: Sequence[dict[str, Any]], template: Mapping[str, Any]) -> _Prompt:
+        """Return a prompt that ends in a message of the assistant, which the response continues. It continues
+        no call, whose response may have an end."""
+        text = self._prompts.whole(messages, template)
+        history = [no_history(template), *histories(template, messages[:-1])][-1]
+        return _Prompt(None, text, self._prompts.encode(text), history, messages[-1])
+
+    def _text_prompt(self, calls: SessionCalls, wanted: Wanted, limit: int) -> _Prompt:
+        """Return a prompt without a template; it continues the call whose text or tokens it begins with."""
+        if (ids := wanted.token_ids) is not None:
+            check_token_ids(ids, self._prompts.tokenizer.num_ids)
+            parent = calls.longest(lambda call: ids[: call.num_tokens] == call.token_ids())
+            new_ids = ids[parent.num_tokens if parent else 0 :]
+            return _Prompt(parent, self._prompts.tokenizer.decode(new_ids), tuple(new_ids), None)
+        text = wanted.text or ""
+        self._prompts.check_length([{"role": "user", "content": text}], limit)
+        parent = calls.longest(lambda call: text.startswith(call.whole_text()))
+        if parent is None:
+            return _Prompt(None, text, self._prompts.encode_text_prompt(text), None)
+        new = text[len(parent.whole_text()) :]
+        return _Prompt(parent, new, self._prompts.encode(new, parent.last_token_id), None)
+
+    def _sampling(self, session: AgentSession, wanted: Wanted, num_prompt_tokens: int) -> CallSampling:
+        if not num_prompt_tokens:
+            raise BadRequest("the prompt is empty")
+        limit = self._limit(session)
+        left = limit - num_prompt_tokens
+        if left < 1:
+            raise PromptTooLong(num_prompt_tokens, limit)
+        settings = {one.name: getattr(session.sampling, one.name) for one in fields(SamplingSettings)}
+        most = min(left, settings["max_new_tokens"], wanted.max_tokens or settings["max_new_tokens"])
+        return CallSampling(
+            **{
+                **settings,
+                "max_new_tokens": most,
+                "stop_strings": (*settings["stop_strings"], *wanted.stop),
+            },
+            structured_outputs=wanted.tools.structured_outputs if wanted.tools else None,
+            num_top_logprobs=wanted.top_logprobs,
+        )
+
+    def _recorded(
+        self,
+        session: AgentSession,
+        prompt: _Prompt,
+        wanted: Wanted,
+        name: str,
+        place: int,
+        response: Response,
+        version: int,
+    ) -> Choice:
+        ids = response.token_ids.tolist()
+        text, stopped_by = self._prompts.text_of(ids, session.sampling.stop_token_ids, wanted.stop)
+        said = parsed(text, wanted.tools)
+        call_ids = tuple(_call_id(name, place, number) for number in range(len(said.calls)))
+        history = None
+        if prompt.history is not None:
+            message = assistant_message(said, call_ids)
+            content = prompt.begun.get("content", "") + message["content"]
+            history = extended(prompt.history, {**prompt.begun, **message, "content": content})
+        new = (prompt.new_ids, prompt.text)
+        call = session.calls.add(
+            prompt.parent,
+            new,
+            (response, f"{text}{stopped_by or ''}"),
+            history=history,
+            policy_version=version,
+        )
+        if prompt.history is not None and prompt.begun:
+            # Agents may also keep what they began and what came back as two messages.
+            session.calls.know(extended(extended(prompt.history, prompt.begun), message), call)
+        return Choice(place, text, said, response, call_ids, stopped_by)
+
+
+def _has_foreign_response(wanted: Wanted, prompt: Prompt) -> bool:
+    """Return whether messages hold a response that the task's own prompt does not have.
+
+    The message with which they end may be one that the agent begins for the policy.
+    """
+    own = [] if isinstance(prompt, str) else plain_messages([as_openai(message) for message in prompt])
+    known = {canonical(message) for message in own}
+    said = (message for message in (wanted.messages or ())[:-1] if message["role"] == "assistant")
+    return any(canonical(message) not in known for message in said)
+
+
+def _call_id(request: str, place: int, number: int) -> str:
+    """Return the id of a call, which no other of the session has: nine letters and digits, since templates of
+    Mistral refuse others."""
+    digest = hashlib.blake2b(f"{request}/{place}/{number}".encode(), digest_size=8).digest()
+    return np.base_repr(int.from_bytes(digest, "big") % 36**9, 36).rjust(9, "0").lower()
+
+
+def _as_one(messages: Sequence[dict[str, Any]], num_known: int) -> tuple[Sequence[dict[str, Any]], int]:
+    """Return messages, of which the first ``num_known`` end with a response, and that number, without what an
+    agent began of the response in a message before it: templates may refuse two such messages."""
+    if num_known < 2 or messages[num_known - 2]["role"] != "assistant":
+        return messages, num_known
+    return [*messages[: num_known - 2], *messages[num_known - 1 :]], num_known - 1
+
+
+def assistant_message(said: ParsedText, call_ids: Sequence[str]) -> dict[str, Any]:
+    """Return a response as ``plain_messages`` will find it when the agent sends it back."""
+    message: dict[str, Any] = {"role": "assistant", "content": said.content}
+    if said.calls:
+        message["tool_calls"] = tool_calls(said, call_ids)
+    return plain_messages([message])[0]
+
+
+def tool_calls(said: ParsedText, call_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the calls of tools as OpenAI writes them."""
+    return [
+        {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for call_id, (name, arguments) in zip(call_ids, said.calls, strict=True)
+    ]

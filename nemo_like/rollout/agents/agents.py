@@ -1,0 +1,279 @@
+"""Has agents hold conversations: opens a session for each, asks its environment to run the agent, and makes
+rows of tokens of what the agent called.
+
+    conversation ──▶ session, with a key ──▶ environment: runs the agent ──▶ its reward ─┐
+                        ▲ calls, answered by the endpoint                                ▼
+                        └──────── agent                         rows of tokens, rewarded
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+
+from nemo_like.batch.columns import BRANCH_STARTS
+from nemo_like.data.tokenizer import Tokenizer
+from nemo_like.environments.interface import (
+    UNSAID_SHARE,
+    AgentAccess,
+    Exchange,
+    Failure,
+    FailureKind,
+    Feedback,
+    Turn,
+)
+from nemo_like.environments.shared_options import AgentOptions, Credit
+from nemo_like.generation.interface import FORCED, TOP_LOGPROBS, TOP_TOKEN_IDS, GroupResult
+from nemo_like.generation.sampling import SamplingSettings
+from nemo_like.rollout.agents.agent_calls import AgentSession, CallAnswerer
+from nemo_like.rollout.agents.agent_endpoint import AgentEndpoint
+from nemo_like.rollout.agents.agent_engines import EngineCalls
+from nemo_like.rollout.agents.agent_prompts import AgentPrompts
+from nemo_like.rollout.agents.agent_session import Step
+from nemo_like.rollout.agents.agent_tools import AgentTools
+from nemo_like.rollout.agents.agent_work import RequestWork
+from nemo_like.rollout.conversation import Conversation, EndReason, Passage
+from nemo_like.rollout.turn_loop import Engine
+
+# Columns of a response that are for the agent, and not for the trainer.
+_OF_CALLS = (FORCED, TOP_TOKEN_IDS, TOP_LOGPROBS)
+
+
+class AgentRunner(Protocol):
+    """Runs agents; an environment's pool is one."""
+
+    async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPlayer:
+    """The ``Player`` of one environment."""
+
+    agents: Agents
+    runner: AgentRunner
+    options: AgentOptions
+    sampling: SamplingSettings
+    max_tokens: int  # of a session, all branches together
+
+    async def play(self, conversation: Conversation, policy_version: int) -> None:
+        """Have an agent hold the conversation, and end it with what the agent called and earned."""
+        session = self.agents.open(conversation, self.options, self.sampling, policy_version)
+        try:
+            turn = replace(conversation.turn(), agent=self.agents.access(session))
+            (feedback,) = await self.runner.step([turn])
+        finally:
+            self.agents.close_session(session)
+        _end(session, feedback, self.options.credit, self.max_tokens)
+        await self.agents.drop_calls(session)
+
+    def forget(self, conversations: Sequence[Conversation]) -> None:
+        """Forget the sessions of these conversations."""
+        self.agents.forget(conversations)
+
+
+class Agents:
+    """The agents of a rollout actor, and the endpoint that they call. To be used on one event loop."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, engines: Sequence[Engine], sink: object, max_length: int
+    ) -> None:
+        """``max_length`` is how many tokens the model reads; engines deliver to ``sink``, which calls
+        ``on_groups``."""
+        self._sessions: dict[str, AgentSession] = {}
+        self._engines = EngineCalls(engines, sink)
+        self._tools, self._work = AgentTools(tokenizer), RequestWork()
+        answerer = CallAnswerer(AgentPrompts(tokenizer), self._engines, max_length, self._work)
+        self._endpoint = AgentEndpoint(self._sessions, answerer, self._tools, tokenizer, self._work)
+        self._base_url = ""
+
+    async def start(self, host: str, tool_parsers: Sequence[str]) -> None:
+        """Serve at ``host``. Raises ValueError for a tool parser that vLLM lacks."""
+        self._base_url = await self._endpoint.start(host)
+        for parser in tool_parsers:
+            await self._tools.check(parser)
+
+    async def close(self) -> None:
+        """Stop serving."""
+        await self._endpoint.close()
+        self._work.close()
+
+    def move_to(self, engines: Sequence[Engine]) -> None:
+        """Use these engines from now on, of which some may be new."""
+        self._engines.move_to(engines)
+
+    def on_groups(self, results: Sequence[GroupResult]) -> None:
+        """Take the results of an engine's step; those of others are ignored."""
+        self._engines.on_groups(results)
+
+    def fail(self, error: BaseException) -> None:
+        """End all sessions, and raise this error in every call that waits."""
+        for session in self._sessions.values():
+            session.is_open = False
+        self._sessions.clear()
+        self._engines.fail(error)
+
+    def open(
+        self,
+        conversation: Conversation,
+        options: AgentOptions,
+        sampling: SamplingSettings,
+        policy_version: int,
+    ) -> AgentSession:
+        """Open a session for a conversation. All its calls go to one engine, which has the earlier ones in
+        its cache; those of the other samples of its prompt go there too."""
+        key = f"sk-{secrets.token_hex(16)}"
+        session = self._sessions[key] = AgentSession(
+            key=key,
+            restart_key=secrets.token_hex(16),
+            name=secrets.token_hex(8),
+            conversation=conversation,
+            sampling=sampling,
+            engine=conversation.position % self._engines.num_engines,
+            policy_version=policy_version,
+            tool_parser=options.tool_parser,
+            max_calls=options.max_calls,
+        )
+        return session
+
+    def access(self, session: AgentSession) -> AgentAccess:
+        """Return how the agent of a session reaches it."""
+        return AgentAccess(self._base_url, session.key, session.restart_key)
+
+    def close_session(self, session: AgentSession) -> None:
+        """Refuse all calls of a session from now on."""
+        session.is_open = False
+        self._endpoint.forget(session)
+
+    async def drop_calls(self, session: AgentSession) -> None:
+        """Have the engine let go of what it still samples for a session that has ended."""
+        await self._engines.drop(session.engine, session.request_ids)
+
+    def forget(self, conversations: Sequence[Conversation]) -> None:
+        """Forget the sessions of conversations that have ended; calls to them are as with a wrong key."""
+        ended = {id(one) for one in conversations}
+        gone = [key for key, session in self._sessions.items() if id(session.conversation) in ended]
+        for key in gone:
+            del self._sessions[key]
+
+
+def _end(session: AgentSession, feedback: Feedback, credit: Credit, max_tokens: int) -> None:
+    """End a session's conversation: with the tokens of its branches, and with the reward or the failure."""
+    conversation = session.conversation
+    branches = session.calls.branches()
+    if branches:
+        trained = branches if credit is Credit.session else [_last(branches)]
+        _take_branches(session, trained)
+    conversation.policy_version = session.policy_version
+    metrics = {
+        "num_calls": len(session.calls.calls),
+        "num_branches": len(branches),
+        UNSAID_SHARE: float(session.is_history_foreign),
+    }
+    rewards = feedback.rewards or session.reward or {}
+    failure = _failure(session, feedback.failure, rewards)
+    if failure is None and conversation.num_tokens > max_tokens:
+        failure = Failure(
+            FailureKind.flooded,
+            f"the session has {conversation.num_tokens} tokens in {len(branches)} branches, and a micro-batch"
+            f" holds {max_tokens}",
+        )
+    if failure is not None:
+        _keep_one_branch(conversation)
+        feedback = Feedback(failure=failure, metrics={**feedback.metrics, **metrics})
+    else:
+        feedback = replace(feedback, rewards=rewards, metrics={**feedback.metrics, **metrics}, is_done=True)
+    conversation.add_feedback(feedback)
+    if session.cut_off is not None and failure is None:
+        conversation.end = EndReason.token_limit
+
+
+def _keep_one_branch(conversation: Conversation) -> None:
+    """Drop all but the first branch of a sample that does not train."""
+    is_start = [BRANCH_STARTS.name in passage.columns for passage in conversation.passages]
+    if any(is_start):
+        conversation.passages = conversation.passages[: is_start.index(True)]
+
+
+def _failure(
+    session: AgentSession, failed: Failure | None, rewards: Mapping[str, float | None]
+) -> Failure | None:
+    """Return why a session has no reward; ``failed`` is how its agent failed, None where it came to its end.
+
+    What the endpoint refused it comes first: most agents raise at that.
+    """
+    then = "" if failed is None else f"; then: {failed.reason}"
+    if session.flood is not None:
+        return Failure(FailureKind.flooded, f"the agent {session.flood}{then}")
+    if session.cut_off is not None and not session.calls.calls:
+        return Failure(FailureKind.flooded, f"the agent's first call was refused: {session.cut_off}{then}")
+    if failed is not None:
+        return failed
+    if not session.calls.calls:
+        return Failure(
+            FailureKind.malformed,
+            "the agent made no call to the endpoint; a client that keeps responses in a cache must not do so",
+        )
+    if session.num_unanswered:
+        return Failure(
+            FailureKind.malformed,
+            f"the agent ended before {session.num_unanswered} of its calls were answered",
+        )
+    if not rewards:
+        return Failure(FailureKind.malformed, "the agent returned no reward, and reported none")
+    return None
+
+
+def _last(branches: Sequence[Sequence[Step]]) -> Sequence[Step]:
+    """Return the branch with the session's last call."""
+    return max(branches, key=lambda branch: max(step.call.number for step in branch))
+
+
+def _take_branches(session: AgentSession, branches: Sequence[Sequence[Step]]) -> None:
+    """Give the conversation the tokens of its branches, one after the other."""
+    conversation, calls = session.conversation, session.calls.calls
+    conversation.prompt_ids = branches[0][0].call.new_ids
+    conversation.passages = []
+    for number, branch in enumerate(branches):
+        if number:
+            conversation.passages.append(_start_of(branch))
+        for step in branch:
+            if step.call is not branch[0].call:
+                conversation.passages.append(Passage(np.asarray(step.call.new_ids, np.int32), None))
+            conversation.passages += _passages(step)
+    conversation.num_turns = len(calls)
+    conversation.latest_response = calls[-1].text
+    conversation.latest_is_truncated = calls[-1].response.is_truncated
+    conversation.history = [
+        Exchange(call.text, after.new_text if after.parent is call else f"\n{after.new_text}")
+        for call, after in pairwise(calls)
+    ]
+    conversation.observed_images = [()] * len(conversation.history)
+
+
+def _start_of(branch: Sequence[Step]) -> Passage:
+    """Return the prompt of a further branch, whose first token is marked."""
+    ids = np.asarray(branch[0].call.new_ids, np.int32)
+    starts = np.zeros(len(ids), np.uint8)
+    starts[0] = 1
+    return Passage(ids, None, {BRANCH_STARTS.name: starts})
+
+
+def _passages(step: Step) -> Iterator[Passage]:
+    """Yield the tokens of a response: those that the policy chose, apart from those that a mask forced, which
+    are context as the prompt is."""
+    response = step.call.response
+    forced = response.columns.get(FORCED, np.zeros(len(response.token_ids), np.uint8))
+    columns = {name: values for name, values in response.columns.items() if name not in _OF_CALLS}
+    ends = [*(np.flatnonzero(np.diff(forced)) + 1).tolist(), len(forced)]
+    for start, end in pairwise([0, *ends]):
+        trains = step.trains and not forced[start]
+        yield Passage(
+            response.token_ids[start:end],
+            response.logprobs[start:end] if trains else None,
+            {name: values[start:end] for name, values in columns.items()} if step.trains else {},
+        )

@@ -1,0 +1,238 @@
+"""Conversions that the table of NeMo-RL asks for.
+
+Where an argument ``group`` is "value", a setting of the critic is converted: what its group lacks is the
+policy's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nemo_like_tools.conversion.values import LEFT_OUT, Noted, Theirs, Untranslatable
+
+_ESTIMATORS = ("gae", "gdpo", "grpo", "reinforce_plus_plus")
+_CONSTANT_SCHEDULERS = ("LinearLR", "ConstantLR")
+_LAYERS = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
+
+
+def data_parallel_size(value: Any, theirs: Theirs) -> int:
+    """Return the number of the policy's replicas on the GPUs that train."""
+    is_megatron = theirs("policy.megatron_cfg.enabled", False)
+    group = "policy.megatron_cfg" if is_megatron else "policy.dtensor_cfg"
+    names = (
+        ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+        if is_megatron
+        else ("tensor_parallel_size",)
+    )
+    each = 1
+    for name in names:
+        each *= int(theirs(f"{group}.{name}", 1))
+    return _whole("policy.data_parallel_size", _gpus(theirs)[0], each, "replicas")
+
+
+def num_engines(value: Any, theirs: Theirs) -> int:
+    """Return the number of engines on the GPUs that generate."""
+    each = int(theirs("policy.generation.vllm_cfg.tensor_parallel_size", 1))
+    return _whole("generation.num_engines", _gpus(theirs)[1], each, "engines")
+
+
+def offloads(value: Any, theirs: Theirs) -> bool:
+    """Return whether weights and optimizer make room for the engines."""
+    is_on_host = theirs("policy.dtensor_cfg.enabled", False) and theirs("policy.dtensor_cfg.cpu_offload")
+    return bool(theirs("policy.generation.colocated.enabled", True) and not is_on_host)
+
+
+def offloads_too(value: Any, theirs: Theirs, group: str = "policy") -> bool:
+    """Return whether the optimizer makes room, because the value says so or engines share the GPUs."""
+    return bool(value) or offloads(value, _with_policy_from(group, theirs))
+
+
+def max_new_tokens(value: Any, theirs: Theirs) -> Any:
+    """Return the limit of a response, which leaves the prompt room in the whole length."""
+    total = int(theirs("policy.max_total_sequence_length", 0))
+    if not total or int(value) < total:
+        return value
+    limit = int(theirs("data.max_input_seq_length", total))
+    prompt = limit if limit < total else total // 4
+    note = (
+        f"a response fills what the prompt leaves of {total} tokens in NeMo-RL; here both have their limit, "
+        f"so prompts got {prompt} tokens and responses {total - prompt}"
+    )
+    return Noted(total - prompt, note)
+
+
+def max_input(value: Any, theirs: Theirs) -> Any:
+    """Return the limit of a prompt where it is below the whole length."""
+    return LEFT_OUT if int(value) >= int(theirs("policy.max_total_sequence_length", value)) else value
+
+
+def staleness(value: Any, theirs: Theirs, group: str) -> int:
+    """Return how many steps rollouts run ahead, 0 where they do not."""
+    return int(theirs(f"{group}.max_trajectory_age_steps", 1)) if value else 0
+
+
+def in_updates(value: Any, theirs: Theirs, group: str = "policy") -> Any:
+    """Return a number of steps as a number of optimizer updates."""
+    return LEFT_OUT if value is None else int(value) * _updates_per_step(_with_policy_from(group, theirs))
+
+
+def min_lr(value: Any, theirs: Theirs, group: str = "policy") -> Any:
+    """Return the lowest learning rate, which counts only where the rate decays."""
+    return LEFT_OUT if _is_constant(_with_policy_from(group, theirs)) else value
+
+
+def decay_updates(value: Any, theirs: Theirs, group: str = "policy") -> Any:
+    """Return the updates of the decay, which counts only where the rate decays."""
+    return LEFT_OUT if _is_constant(_with_policy_from(group, theirs)) else in_updates(value, theirs, group)
+
+
+def warmup(value: Any, theirs: Theirs, group: str = "policy") -> Any:
+    """Return the updates of a warm-up, which is a LinearLR at the start of a list of schedulers."""
+    first = next(iter(_schedulers(value)), None)
+    if first is None or not str(first["name"]).endswith("LinearLR"):
+        return 0
+    options = first.get("kwargs", {})
+    if float(options.get("end_factor", 1.0)) != 1.0:
+        raise Untranslatable("only a warm-up to the full rate can be translated; set policy.scheduler")
+    updates = int(options.get("total_iters", 0)) * _updates_per_step(_with_policy_from(group, theirs))
+    start = options.get("start_factor", 0.0)
+    return Noted(updates, f"the warm-up begins at 0 here, not at {start} of the rate")
+
+
+def decay(value: Any, theirs: Theirs) -> str:
+    """Return the style of the decay, by the last of a list of schedulers."""
+    for part in _schedulers(value)[-1:]:
+        if (name := str(part["name"]).rpartition(".")[2]) not in _CONSTANT_SCHEDULERS:
+            raise Untranslatable(
+                f"{name} is not translated; set policy.scheduler.decay_style and decay_updates"
+            )
+    return "constant"
+
+
+def target_modules(value: Any, theirs: Theirs, group: str) -> list[str]:
+    """Return the layers with adapters, by their names in transformers."""
+    is_all = not value or theirs(f"{group}.match_all_linear", False)
+    return ["all-linear"] if is_all else list(value)
+
+
+def megatron_targets(value: Any, theirs: Theirs) -> list[str]:
+    """Return the layers with adapters, by Megatron's names."""
+    if not value:
+        return ["all-linear"]
+    return [name for module in value for name in _LAYERS.get(module, (module,))]
+
+
+def estimator(value: Any, theirs: Theirs) -> str:
+    """Return the name of an advantage estimator."""
+    if value not in _ESTIMATORS:
+        raise Untranslatable(
+            f"only {', '.join(_ESTIMATORS)} can be translated; see docs/rewards.md for yours"
+        )
+    if value == "reinforce_plus_plus" and theirs("grpo.adv_estimator.minus_baseline", True):
+        return "reinforce_plus_plus_baseline"
+    return str(value)
+
+
+def of_grpo(value: Any, theirs: Theirs, setting: str) -> Any:
+    """Return a setting of the estimator grpo, which the estimator's own group repeats."""
+    if theirs("grpo.adv_estimator.name", "grpo") != "grpo":
+        return LEFT_OUT
+    return bool(theirs(f"grpo.adv_estimator.{setting}", value))
+
+
+def metric(value: Any, theirs: Theirs) -> str | None:
+    """Return the name of a metric, whose prefix is that of a step or of a validation."""
+    if value is None:
+        return None
+    text = str(value)
+    for prefix, ours in (("val:", "validation/"), ("train:", "train/")):
+        text = text.replace(prefix, ours, 1)
+    return text if "/" in text else f"validation/{text}"
+
+
+def stop_metric(value: Any, theirs: Theirs) -> Any:
+    """Return the metric that ends a run."""
+    return LEFT_OUT if value is None else metric(value, theirs)
+
+
+def quantization(value: Any, theirs: Theirs) -> str | None:
+    """Return the engine's quantization; null stands for the policy's precision."""
+    return "fp8" if value == "fp8" else None
+
+
+def gib(value: Any, theirs: Theirs) -> Any:
+    """Return a number of bytes in GiB, which counts with Mooncake."""
+    return float(int(value) / 2**30) if _has_mooncake(theirs) else LEFT_OUT
+
+
+def mib(value: Any, theirs: Theirs) -> Any:
+    """Return a number of bytes in whole MiB, which counts with Mooncake."""
+    return int(value) // 2**20 if _has_mooncake(theirs) else LEFT_OUT
+
+
+def turns(value: Any, theirs: Theirs) -> Any:
+    """Leave out a single turn; more of them belong to an environment."""
+    if int(value) == 1:
+        return LEFT_OUT
+    raise Untranslatable("turns belong to an environment; set env.NAME.max_turns")
+
+
+def tokenizer(value: Any, theirs: Theirs) -> Any:
+    """Leave out the tokenizer of the model itself."""
+    if value is None or value == theirs("policy.model_name"):
+        return LEFT_OUT
+    raise Untranslatable("a model's tokenizer is in its directory; save the other tokenizer there")
+
+
+def _with_policy_from(group: str, theirs: Theirs) -> Theirs:
+    """Return the configuration whose policy is the group ``group``, with the policy's own where it lacks
+    something."""
+    if group == "policy":
+        return theirs
+    tree = {**theirs.tree, "policy": {**theirs("policy", {}), **theirs(group, {})}}
+    return Theirs(tree, theirs.texts)
+
+
+def _gpus(theirs: Theirs) -> tuple[int, int]:
+    """Return how many GPUs train, and how many generate."""
+    per_node, nodes = int(theirs("cluster.gpus_per_node", 1)), int(theirs("cluster.num_nodes", 1))
+    if theirs("policy.generation.colocated.enabled", True):
+        return per_node * nodes, per_node * nodes
+    resources = "policy.generation.colocated.resources"
+    generating_nodes = int(theirs(f"{resources}.num_nodes", 0) if nodes > 1 else 0)
+    generating = generating_nodes * per_node or int(theirs(f"{resources}.gpus_per_node", 0))
+    return per_node * nodes - generating, generating
+
+
+def _whole(key: str, gpus: int, each: int, unit: str) -> int:
+    if gpus < each or gpus % each:
+        raise Untranslatable(f"{gpus} GPUs do not hold whole {unit} of {each}; set {key}")
+    return gpus // each
+
+
+def _updates_per_step(theirs: Theirs) -> int:
+    group = "ppo" if theirs("ppo") else "grpo"
+    prompts, generations = (
+        int(theirs(f"{group}.{name}", 1)) for name in ("num_prompts_per_step", "num_generations_per_prompt")
+    )
+    samples = prompts * generations
+    epochs = int(theirs("ppo.ppo_epochs", 1))
+    return max(1, samples // int(theirs("policy.train_global_batch_size", samples))) * epochs
+
+
+def _is_constant(theirs: Theirs) -> bool:
+    return bool(theirs("policy.megatron_cfg.scheduler.lr_decay_style", "constant") == "constant")
+
+
+def _schedulers(value: Any) -> list[Mapping[str, Any]]:
+    return [part for part in value or [] if isinstance(part, Mapping) and "name" in part]
+
+
+def _has_mooncake(theirs: Theirs) -> bool:
+    return bool(theirs("data_plane.backend") == "mooncake_cpu")

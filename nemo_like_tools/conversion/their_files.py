@@ -1,0 +1,155 @@
+"""Reads a configuration of another framework as that framework composes it.
+
+A file whose ``defaults`` are paths builds on those files (NeMo-RL); one whose ``defaults`` have groups is
+composed by Hydra (verl); one without holds everything (what ``--cfg job`` of verl prints).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from nemo_like.config.composition import HYDRA_VERSION
+from nemo_like.config.grammar import parse
+from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.resolvers import register_resolvers
+from nemo_like.config.search_path import near_files
+from nemo_like_tools.conversion.values import Theirs
+
+_OVERRIDE = "_override_"
+
+
+def read_theirs(path: Path, arguments: Sequence[str]) -> tuple[Theirs, list[Problem]]:
+    """Return the configuration of a file with ``key=value`` arguments applied, and the problems of values
+    that could not be resolved, which it lacks.
+
+    Raises ConfigError when the file or an argument cannot be read.
+    """
+    with _resolvers():
+        cfg = _composed(path, arguments)
+        problems: list[Problem] = []
+        tree = dict(_resolved(cfg, "", str(path), problems))
+    return Theirs(tree, lambda name: _text(name, path)), problems
+
+
+@contextmanager
+def _resolvers() -> Iterator[None]:
+    """Have the resolvers that their files use, beside those of this framework."""
+    register_resolvers()
+    OmegaConf.register_new_resolver("max", lambda *values: max(values), replace=True)
+    try:
+        yield
+    finally:
+        OmegaConf.clear_resolver("max")
+
+
+def _composed(path: Path, arguments: Sequence[str]) -> DictConfig:
+    cfg = _load(path)
+    entries = cfg.get("defaults")
+    is_hydras = OmegaConf.is_list(entries) and any(
+        OmegaConf.is_dict(entry) or entry == "_self_" for entry in entries
+    )
+    try:
+        if is_hydras:
+            with hydra.initialize_config_dir(os.path.abspath(path.parent), version_base=HYDRA_VERSION):
+                return hydra.compose(path.stem, list(arguments))
+        return _with_arguments(_inherited(path, ()), arguments)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        rule = f"cannot be composed: {' '.join(str(error).split())}"
+        remedy = "give the whole configuration, which their launcher prints with --cfg job, as one file"
+        raise ConfigError([Problem(key=str(path), rule=rule, remedy=remedy)]) from error
+
+
+def _load(path: Path) -> DictConfig:
+    if not path.is_file():
+        remedy = near_files(path.name, path.parent)
+        raise ConfigError([Problem(key=str(path), rule="is not a file", remedy=remedy)])
+    try:
+        cfg = OmegaConf.load(path)
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
+        rule = f"is not valid YAML: {' '.join(str(error).split())}"
+        raise ConfigError([Problem(key=str(path), rule=rule, remedy="")]) from error
+    if not isinstance(cfg, DictConfig):
+        raise ConfigError([Problem(key=str(path), rule="must be a mapping of keys, not a list", remedy="")])
+    return cfg
+
+
+def _inherited(path: Path, before: tuple[Path, ...]) -> DictConfig:
+    """Return a file merged over those that its defaults name by paths."""
+    if path in before:
+        rule = f"is reached from itself by its defaults: {' -> '.join(map(str, (*before, path)))}"
+        raise ConfigError([Problem(key=str(path), rule=rule, remedy="break the circle")])
+    cfg = _load(path)
+    names = cfg.pop("defaults", None) or []
+    merged = OmegaConf.create({})
+    for name in [names] if isinstance(names, str) else names:
+        parent = _inherited((path.parent / str(name)).resolve(), (*before, path))
+        merged = _merged(merged, parent)
+    return _merged(merged, cfg)
+
+
+def _merged(below: DictConfig, above: DictConfig) -> DictConfig:
+    """Merge two configurations; a group of the upper one with ``_override_`` takes the lower one's place."""
+    for name in list(above):
+        if OmegaConf.is_missing(above, name) or OmegaConf.is_interpolation(above, name):
+            continue
+        group = above[name]
+        if isinstance(group, DictConfig) and group.get(_OVERRIDE):
+            group.pop(_OVERRIDE)
+            below.pop(name, None)
+    merged = OmegaConf.merge(below, above)
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def _with_arguments(cfg: DictConfig, arguments: Sequence[str]) -> DictConfig:
+    for text in arguments:
+        argument = parse(text)
+        if argument.is_sweep_override():
+            rule = "sets several values, and a configuration has one"
+            raise ConfigError([Problem(key=text, rule=rule, remedy="convert once for each value")])
+        if argument.is_delete():
+            group, _, name = argument.key_or_group.rpartition(".")
+            holder = OmegaConf.select(cfg, group) if group else cfg
+            if holder is not None:
+                holder.pop(name, None)
+        else:
+            OmegaConf.update(cfg, argument.key_or_group, argument.value(), force_add=True)
+    return cfg
+
+
+def _resolved(cfg: DictConfig, prefix: str, path: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
+    """Yield the names of a group with their plain values, interpolations resolved."""
+    for name in map(str, cfg):
+        key = f"{prefix}{name}"
+        try:
+            value = "???" if OmegaConf.is_missing(cfg, name) else cfg[name]
+            if isinstance(value, DictConfig):
+                value = dict(_resolved(value, f"{key}.", path, problems))
+            elif OmegaConf.is_config(value):
+                value = OmegaConf.to_container(value, resolve=True)
+        except (OmegaConfBaseException, ValueError, TypeError) as error:
+            rule = f"cannot be resolved: {str(error).splitlines()[0]}"
+            remedy = f"add the argument {key}=VALUE"
+            problems.append(Problem(key=key, rule=rule, remedy=remedy, where=path))
+            continue
+        yield name, value
+
+
+def _text(name: str, path: Path) -> str | None:
+    """Return the text of a file that a configuration names from the root of its repository, or None."""
+    for folder in [path.resolve().parent, *path.resolve().parents]:
+        if (folder / name).is_file():
+            return (folder / name).read_text(encoding="utf-8")
+    return None

@@ -1,0 +1,228 @@
+"""Makes a configuration of another framework one of this framework, by the framework's table.
+
+their file ──▶ their_files ──▶ Theirs ──▶ convert ──▶ Conversion ──▶ written ──▶ YAML
+                                table ──────┘
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nemo_like.algorithms.options import LOSS_KINDS, LossConfig
+from nemo_like.config import fields
+from nemo_like.config.keys import keys
+from nemo_like.config.other_frameworks import Always, Entry, Framework, Here, Missing, heres, table_of
+from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.configuration import Config
+from nemo_like_tools.conversion.by_name import conversion_of
+from nemo_like_tools.conversion.values import LeftOut, Noted, Theirs, Untranslatable
+
+# By the name that --from takes.
+CONVERTIBLE: Mapping[str, Framework] = {name: table_of(name) for name in ("nemo_rl", "verl")}
+# Hydra's and OmegaConf's own keys in their files.
+_INSTRUCTIONS = ("_target_", "_override_", "_self_", "_recursive_")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The value of a key here, and the keys of theirs, or the habit, that it comes from."""
+
+    value: Any
+    origin: str
+
+
+@dataclass(slots=True)
+class Conversion:
+    """What became of a configuration: ``settings`` by their keys here; ``lost``, values that could not be
+    translated, each with the reason; and ``notes``, what has to be known of values that were."""
+
+    settings: dict[str, Setting] = field(default_factory=dict)
+    lost: list[Problem] = field(default_factory=list)
+    notes: list[Problem] = field(default_factory=list)
+
+
+def framework_of(tree: Mapping[str, Any], name: str | None, where: str) -> Framework:
+    """Return the framework called ``name``, or the one whose table knows most keys of the file.
+
+    Raises ConfigError when there is none.
+    """
+    if name is not None:
+        if name not in CONVERTIBLE:
+            rule = "is not a framework whose configurations can be converted"
+            raise ConfigError([Problem(key=f"--from={name}", rule=rule, remedy=_choices())])
+        return CONVERTIBLE[name]
+    counts = {key: sum(1 for _ in _known(tree, framework)) for key, framework in CONVERTIBLE.items()}
+    best = max(counts, key=lambda key: counts[key])
+    if not counts[best]:
+        rule = "has no key that is known of another framework"
+        raise ConfigError([Problem(key=where, rule=rule, remedy=f"name its framework: {_choices()}")])
+    return CONVERTIBLE[best]
+
+
+def convert(framework: Framework, theirs: Theirs, where: str) -> Conversion:
+    """Translate every key of a configuration that counts. ``where`` is the file that it is in."""
+    found = Conversion()
+    for key, value in _leaves(theirs.tree, framework):
+        if _is_off(key, framework, theirs):
+            continue
+        entry = _entry(key, framework)
+        if entry is None:
+            _unnamed(key, value, framework, where, found)
+        elif ends := heres(entry):
+            for here in ends:
+                _translate(key, value, here, framework, theirs, where, found)
+        elif why := _loss(value, entry):
+            found.lost.append(_problem(key, value, why, where))
+    for key, habit in framework.habits.items():
+        found.settings.setdefault(key, Setting(habit.value, f"as {framework.name} does: {habit.why}"))
+    _without_a_critic(found, where)
+    _without_other_losses(found)
+    return found
+
+
+def _choices() -> str:
+    return " or ".join(f"--from {name}" for name in CONVERTIBLE)
+
+
+def _leaves(tree: Mapping[str, Any], framework: Framework, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield full keys with their values; a mapping that the table has as one value stays whole."""
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if name in _INSTRUCTIONS:
+            continue
+        has_names_below = any(other.startswith(f"{key}.") for other in framework.keys)
+        is_whole = key in framework.keys and (heres(framework.keys[key]) or not has_names_below)
+        if isinstance(value, Mapping) and value and not is_whole:
+            yield from _leaves(value, framework, f"{key}.")
+        else:
+            yield key, value
+
+
+def _entry(key: str, framework: Framework) -> Entry | None:
+    """Return the table's entry of a key, or that of the innermost of its groups that has one."""
+    group = key
+    while group:
+        entry = framework.keys.get(group, framework.rest.get(group))
+        is_for_key = group == key or group in framework.keys or not _is_ours(key, framework)
+        if entry is not None and is_for_key and (group == key or not heres(entry)):
+            return entry
+        group = group.rpartition(".")[0]
+    return None
+
+
+def _is_ours(key: str, framework: Framework) -> bool:
+    return framework.shares_names and not key.startswith("env.") and fields.find(Config, key) is not None
+
+
+def _known(tree: Mapping[str, Any], framework: Framework) -> Iterator[str]:
+    for key, _ in _leaves(tree, framework):
+        if _entry(key, framework) is not None:
+            yield key
+
+
+def _is_off(key: str, framework: Framework, theirs: Theirs) -> bool:
+    """Return whether a switch of theirs has turned off the group of a key. One that is not there is on."""
+    for switch in framework.switches:
+        is_below = key == switch.group or key.startswith(f"{switch.group}.")
+        if is_below and key != switch.by and theirs(switch.by, switch.values[0]) not in switch.values:
+            return True
+    return False
+
+
+def _loss(value: Any, entry: Entry) -> str:
+    """Return why a value without a counterpart is lost; empty where nothing is."""
+    if isinstance(entry, Missing) and value not in entry.neutral:
+        return f"is missing here: {entry.why}"
+    if isinstance(entry, Always) and value is not None and value not in entry.values:
+        return f"is never so here: {entry.why}"
+    return ""
+
+
+def _unnamed(key: str, value: Any, framework: Framework, where: str, found: Conversion) -> None:
+    """Take a key that is not in the table as it is, where it exists here and means the same."""
+    annotation = fields.find(Config, key) if framework.shares_names else None
+    is_nothing = value == {} or (value is None and not fields.is_optional(annotation))
+    if annotation is not None and not is_nothing:
+        _set(key, value, key, key, where, found)
+    elif annotation is None and value not in (None, {}, [], "???"):
+        why = f"is in no table of {framework.name}'s keys; --dry-run shows whether the plan is yours"
+        found.lost.append(_problem(key, value, why, where))
+
+
+def _translate(
+    key: str, value: Any, here: Here, framework: Framework, theirs: Theirs, where: str, found: Conversion
+) -> None:
+    if value == "???":
+        return
+    try:
+        converted = conversion_of(framework.name, here)(value, theirs)
+    except Untranslatable as error:
+        found.lost.append(_problem(key, value, f"is not translated: {error}", where))
+        return
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        why = f"is not translated: it is no value of {here.key} ({error}); set {here.key} yourself"
+        found.lost.append(_problem(key, value, why, where))
+        return
+    if isinstance(converted, LeftOut):
+        return
+    if isinstance(converted, Noted):
+        found.notes.append(_problem(key, value, converted.note, where))
+        converted = converted.value
+    _set(here.key, converted, key, key, where, found)
+
+
+def _set(here: str, value: Any, origin: str, key: str, where: str, found: Conversion) -> None:
+    annotation = fields.find(Config, here)
+    if wrong := fields.check_value(here, value, annotation, where, Config):
+        found.lost.append(_problem(key, value, f"is not translated: {wrong[0].key} {wrong[0].rule}", where))
+        return
+    before = found.settings.get(here)
+    if before is None or before.value != value:
+        found.settings[here] = Setting(value, origin)
+
+
+def _without_a_critic(found: Conversion, where: str) -> None:
+    """Drop the settings of a critic where the advantages come from another estimator."""
+    estimator = found.settings.get("grpo.adv_estimator.name")
+    if estimator is not None and estimator.value == "gae":
+        return
+    for key in [key for key in found.settings if key.startswith("value.")]:
+        del found.settings[key]
+
+
+def _without_other_losses(found: Conversion) -> None:
+    """Drop the settings that are keys of another kind of loss than the chosen one."""
+    chosen = found.settings.get("loss_fn.kind")
+    name = keys(LossConfig)["kind"][1].default if chosen is None else chosen.value
+    own = fields.hints(LOSS_KINDS.load(name).options)
+    for key in [key for key in found.settings if key.startswith("loss_fn.")]:
+        if key.split(".")[1] not in own:
+            del found.settings[key]
+
+
+def _problem(key: str, value: Any, why: str, where: str) -> Problem:
+    rule, _, remedy = why.partition("; ")
+    return Problem(key=f"{key}={_shown(value)}", rule=rule, remedy=remedy, where=where)
+
+
+def _shown(value: Any) -> str:
+    text = {None: "null", True: "true", False: "false"}.get(value) if _is_plain(value) else None
+    text = str(value) if text is None else text
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
+
+
+def told(problems: Sequence[Problem]) -> list[str]:
+    """Return problems as lines, those with one reason in one line."""
+    keys: dict[tuple[str, str], list[str]] = {}
+    for problem in problems:
+        keys.setdefault((problem.rule, problem.remedy), []).append(problem.key)
+    return [
+        f"{', '.join(dict.fromkeys(names))} {rule}" + (f"; {remedy}" if remedy else "")
+        for (rule, remedy), names in keys.items()
+    ]

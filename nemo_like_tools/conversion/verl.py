@@ -1,0 +1,286 @@
+"""Conversions that the table of verl asks for."""
+
+from __future__ import annotations
+
+from math import ceil
+from pathlib import PurePath
+from typing import Any
+
+from nemo_like_tools.conversion.values import LEFT_OUT, Noted, Theirs, Untranslatable, one_of, path
+
+_ACTOR = "actor_rollout_ref.actor"
+_ROLLOUT = "actor_rollout_ref.rollout"
+_MODEL = "actor_rollout_ref.model"
+_DIVISIONS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+_KL_KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
+_KL_KINDS |= {f"{name}+": kind for name, kind in _KL_KINDS.items()}
+_BY_SAMPLE = ("gspo", "sapo")  # losses that verl averages per sample, whatever loss_agg_mode says
+_WHITENING = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
+_REWARD = "rewards come from environments; choose one of configs/env, see docs/environments.md"
+
+
+def data_parallel_size(value: Any, theirs: Theirs) -> int:
+    """Return the number of the policy's replicas on the run's GPUs."""
+    each = 1
+    if theirs(f"{_ACTOR}.strategy", "fsdp") == "megatron":
+        for name in _DIVISIONS:
+            each *= int(theirs(f"{_ACTOR}.megatron.{name}", 1))
+    return _whole(theirs, each, "replicas")
+
+
+def num_engines(value: Any, theirs: Theirs) -> int:
+    """Return the number of engines on the run's GPUs."""
+    return _whole(theirs, int(theirs(f"{_ROLLOUT}.tensor_model_parallel_size", 2)), "engines")
+
+
+def samples(value: Any, theirs: Theirs) -> int:
+    """Return a number of prompts as one of samples."""
+    return int(value) * int(theirs(f"{_ROLLOUT}.n", 1))
+
+
+def per_gpu(value: Any, theirs: Theirs) -> Any:
+    """Return a number of samples of all GPUs as one of a replica."""
+    return LEFT_OUT if value is None else max(1, int(value) // data_parallel_size(None, theirs))
+
+
+def recomputes(value: Any, theirs: Theirs, strategy: str = f"{_ACTOR}.strategy") -> Any:
+    """Return whether layers are recomputed, which this key says for the backend fsdp alone."""
+    return LEFT_OUT if theirs(strategy) == "megatron" else bool(value)
+
+
+def sequence_parallel(value: Any, theirs: Theirs, megatron: str) -> bool:
+    """Return whether sequences are divided with the tensors."""
+    return bool(value) and int(theirs(f"{megatron}.tensor_model_parallel_size", 1)) > 1
+
+
+def warmup(value: Any, theirs: Theirs, group: str) -> int:
+    """Return the updates of a warm-up, given in steps or as a share of the run's."""
+    steps = int(theirs(f"{group}.lr_warmup_steps", -1))
+    if steps <= 0 and (ratio := float(theirs(f"{group}.lr_warmup_steps_ratio", 0.0))):
+        total = theirs("trainer.total_training_steps")
+        if total is None:
+            raise Untranslatable(
+                "is a share of the run's steps, which trainer.total_training_steps does not say; set "
+                "policy.scheduler.warmup_updates"
+            )
+        steps = int(ratio * int(total))
+    return max(0, steps) * _updates_per_step(theirs)
+
+
+def decay_updates(value: Any, theirs: Theirs, group: str) -> Any:
+    """Return the updates of the decay, which lasts to the end of the run where nothing else is said."""
+    if not _is_decaying(group, theirs):
+        return LEFT_OUT
+    steps = theirs(f"{group}.lr_decay_steps") or theirs("trainer.total_training_steps")
+    if steps is None:
+        raise Untranslatable(
+            "decays to the end of the run, which trainer.total_training_steps does not say; set "
+            "policy.scheduler.decay_updates"
+        )
+    return int(steps) * _updates_per_step(theirs)
+
+
+def min_lr(value: Any, theirs: Theirs, group: str) -> Any:
+    """Return the lowest learning rate, which counts only where the rate decays."""
+    return value if _is_decaying(group, theirs) else LEFT_OUT
+
+
+def min_lr_ratio(value: Any, theirs: Theirs, group: str) -> Any:
+    """Return the lowest learning rate, given as a share of the highest."""
+    if not _is_decaying(group, theirs):
+        return LEFT_OUT
+    return float(value or 0.0) * float(theirs(f"{group}.lr", 1e-6))
+
+
+def total_length(value: Any, theirs: Theirs) -> int:
+    """Return the limit of prompt and response together."""
+    return int(theirs("data.max_prompt_length", 512)) + int(theirs("data.max_response_length", 512))
+
+
+def clip_low(value: Any, theirs: Theirs) -> Any:
+    """Return the lower distance of the clipped ratio from 1."""
+    if value is None or float(value) < 1:
+        return LEFT_OUT if value is None else value
+    return Noted(0.999, f"a ratio is above 0, so {value} is no lower bound; 0.999 is next to none")
+
+
+def dual_clip(value: Any, theirs: Theirs) -> Any:
+    """Return the bound of the loss where the advantage is negative, of the loss vanilla."""
+    return value if theirs(f"{_ACTOR}.policy_loss.loss_mode", "vanilla") == "vanilla" else LEFT_OUT
+
+
+def token_level(value: Any, theirs: Theirs) -> bool:
+    """Return whether the loss is a mean over tokens, else one over samples."""
+    if theirs(f"{_ACTOR}.policy_loss.loss_mode") in _BY_SAMPLE:
+        return False
+    kinds = {"token-mean": True, "seq-mean-token-mean": False, "seq-mean-token-sum": False}
+    kinds["seq-mean-token-sum-norm"] = False
+    return bool(one_of(value, theirs, kinds, "set loss_fn.token_level_loss"))
+
+
+def normalizer(value: Any, theirs: Theirs) -> Any:
+    """Return what the sum over a sample's tokens is divided by."""
+    if theirs(f"{_ACTOR}.policy_loss.loss_mode") in _BY_SAMPLE:
+        return LEFT_OUT
+    if value == "seq-mean-token-sum-norm":
+        return int(theirs(f"{_ACTOR}.loss_scale_factor", theirs("data.max_response_length", 512)))
+    return 1 if value == "seq-mean-token-sum" else LEFT_OUT
+
+
+def tau(value: Any, theirs: Theirs, name: str) -> Any:
+    """Return a temperature of the loss sapo."""
+    if theirs(f"{_ACTOR}.policy_loss.loss_mode") != "sapo":
+        return LEFT_OUT
+    return theirs(f"{_ACTOR}.policy_loss.{name}", value)
+
+
+def entropy(value: Any, theirs: Theirs) -> Any:
+    """Return the coefficient of the entropy; null stands for 0, where it is not computed."""
+    return value if value else None
+
+
+def kl_penalty(value: Any, theirs: Theirs) -> Any:
+    """Return the coefficient of the KL, in the loss or in the reward."""
+    in_loss, in_reward = theirs(f"{_ACTOR}.use_kl_loss", False), theirs("algorithm.use_kl_in_reward", False)
+    if in_loss and in_reward:
+        raise Untranslatable("the KL is in the loss or in the reward, not in both; set one of them to false")
+    if in_loss:
+        return theirs(f"{_ACTOR}.kl_loss_coef", 0.001)
+    if not in_reward:
+        return 0.0
+    estimator = theirs("algorithm.adv_estimator", "gae")
+    if estimator not in _WHITENING:
+        raise Untranslatable(
+            f"the KL is not in the reward with algorithm.adv_estimator={estimator}; put it into the loss "
+            "with loss_fn.reference_policy_kl_penalty"
+        )
+    return theirs("algorithm.kl_ctrl.kl_coef", 0.001)
+
+
+def kl_in_reward(value: Any, theirs: Theirs) -> bool:
+    """Return whether the KL is in the reward."""
+    return bool(value) and kl_penalty(value, theirs) != 0.0
+
+
+def kl_kind(value: Any, theirs: Theirs, key: str) -> Any:
+    """Return the estimator of the KL, which counts only where another key of theirs is true."""
+    if not theirs(key, False):
+        return LEFT_OUT
+    return one_of(value, theirs, _KL_KINDS, "set loss_fn.reference_policy_kl_type=k3")
+
+
+def is_corrected(value: Any, theirs: Theirs) -> Any:
+    """Return whether the loss is weighted by the ratio to the engine's log-probs."""
+    if value is None:
+        return False
+    if value == "sequence" and theirs(f"{_ACTOR}.policy_loss.loss_mode") != "gspo":
+        raise Untranslatable("weights are per token; set loss_fn.use_importance_sampling_correction=true")
+    return True
+
+
+def bounds(value: Any, theirs: Theirs, part: str) -> Any:
+    """Return the type, the low or the high bound of these weights: one number clamps, and of two, LOW_HIGH,
+    what is outside becomes 0."""
+    if theirs("algorithm.rollout_correction.rollout_is") is None:
+        return LEFT_OUT
+    low, _, high = str(value).rpartition("_")
+    if part == "type":
+        return "icepop" if low else "tis"
+    if part == "low":
+        return float(low) if low else LEFT_OUT
+    return float(high)
+
+
+def files(value: Any, theirs: Theirs) -> Any:
+    """Return the sources of one file or several. Files with equal names get those of their folders."""
+    if value is None:
+        raise Untranslatable("there is no file; set its path")
+    names = [str(each) for each in ([value] if isinstance(value, str) else value)]
+    stems = [PurePath(name).stem for name in names]
+    sources: list[dict[str, Any]] = []
+    for file, stem in zip(names, stems, strict=True):
+        name = {"name": PurePath(file).parent.name} if stems.count(stem) > 1 else {}
+        is_json = PurePath(file).suffix in (".jsonl", ".json")
+        reader = {"kind": "jsonl"} if is_json else {"kind": "huggingface", "split": "train"}
+        keys = {"prompt_key": str(theirs("data.prompt_key", "prompt")), "answer_key": "answer"}
+        sources.append({**name, **reader, "path": path(file, theirs), **keys})
+    note = (
+        "the reference answer lies in reward_model.ground_truth; write it into a field answer, for example "
+        'by datasets: .map(lambda row: {"answer": row["reward_model"]["ground_truth"]}).to_parquet(FILE)'
+    )
+    return Noted(sources if len(sources) > 1 else sources[0], note)
+
+
+def epochs(value: Any, theirs: Theirs) -> Any:
+    """Leave out the epochs of a run whose steps are given."""
+    if theirs("trainer.total_training_steps") is not None:
+        return LEFT_OUT
+    prompts = theirs("data.train_batch_size", 1024)
+    raise Untranslatable(
+        f"a run counts steps alone; set grpo.max_num_steps to {value} x problems / {prompts}"
+    )
+
+
+def in_validation(value: Any, theirs: Theirs, name: str) -> Any:
+    """Return a setting of validation, which is greedy without do_sample."""
+    is_greedy = not theirs(f"{_ROLLOUT}.val_kwargs.do_sample", False)
+    if name == "temperature":
+        return 0.0 if is_greedy else value
+    if is_greedy or value == theirs(f"{_ROLLOUT}.{name}"):
+        return LEFT_OUT
+    return 0 if name == "top_k" and int(value) < 1 else value
+
+
+def truncation(value: Any, theirs: Theirs) -> Any:
+    """Leave out the truncation that refuses longer prompts."""
+    if value == "error":
+        return LEFT_OUT
+    raise Untranslatable("a prompt that is too long is left out, not cut")
+
+
+def with_adapters(value: Any, theirs: Theirs) -> Any:
+    """Return a setting of adapters where there are any."""
+    return value if _has_adapters(theirs) else LEFT_OUT
+
+
+def targets(value: Any, theirs: Theirs) -> Any:
+    """Return the layers with adapters where there are any."""
+    if not _has_adapters(theirs):
+        return LEFT_OUT
+    return [value] if isinstance(value, str) else list(value)
+
+
+def overlong(value: Any, theirs: Theirs) -> Any:
+    """Return a setting of the penalty for long responses where it is on."""
+    group = "reward_model.reward_kwargs", "reward.reward_kwargs"
+    is_on = any(theirs(f"{each}.overlong_buffer_cfg.enable", False) for each in group)
+    return value if is_on else LEFT_OUT
+
+
+def reward_manager(value: Any, theirs: Theirs) -> Any:
+    """Leave out the reward managers whose work environments do here."""
+    if value in (None, "naive", "dapo"):
+        return LEFT_OUT
+    raise Untranslatable(_REWARD)
+
+
+def _whole(theirs: Theirs, each: int, unit: str) -> int:
+    gpus = int(theirs("trainer.n_gpus_per_node", 8)) * int(theirs("trainer.nnodes", 1))
+    if gpus % each:
+        raise Untranslatable(f"{gpus} GPUs do not hold whole {unit} of {each}")
+    return gpus // each
+
+
+def _updates_per_step(theirs: Theirs) -> int:
+    prompts = int(theirs("data.train_batch_size", 1024))
+    mini = int(theirs(f"{_ACTOR}.ppo_mini_batch_size", 256))
+    return ceil(prompts / mini) * int(theirs(f"{_ACTOR}.ppo_epochs", 1))
+
+
+def _is_decaying(group: str, theirs: Theirs) -> bool:
+    names = ("lr_decay_style", "lr_scheduler_type")
+    return any(theirs(f"{group}.{name}", "constant") != "constant" for name in names)
+
+
+def _has_adapters(theirs: Theirs) -> bool:
+    return bool(int(theirs(f"{_MODEL}.lora_rank", 0) or 0))
