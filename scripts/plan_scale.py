@@ -26,9 +26,9 @@ from nemo_like.configuration import Config, load_config
 from nemo_like.models.model_info import read_model_info, shipped_shape
 from nemo_like.observability.printable import accept_all_characters
 from nemo_like_tools.scale_plan import tables
-from nemo_like_tools.scale_plan.hardware import GPUS, Assumptions, Gpu
+from nemo_like_tools.scale_plan.hardware import GPUS, Assumptions, GpuDataSheet
+from nemo_like_tools.scale_plan.recipe_workload import LayoutError, Scaling, scaled
 from nemo_like_tools.scale_plan.step import StepCost, step_cost
-from nemo_like_tools.scale_plan.workload import LayoutError, Scaling, scaled
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 # The smallest recipe of each model: its layout is what grows.
@@ -96,7 +96,7 @@ def _share(text: str) -> float:
 
 
 def plan(
-    configs: Sequence[Path], gpus: Sequence[int], gpu: Gpu, assumptions: Assumptions
+    configs: Sequence[Path], gpus: Sequence[int], gpu: GpuDataSheet, assumptions: Assumptions
 ) -> dict[tuple[str, Scaling, int], StepCost | LayoutError]:
     """Return every recipe's step at every number of GPUs, with a batch that grows and with a constant one.
 
@@ -112,7 +112,7 @@ def plan(
 
 
 def planned_step(
-    cfg: Config, num_gpus: int, scaling: Scaling, gpu: Gpu, assumptions: Assumptions
+    cfg: Config, num_gpus: int, scaling: Scaling, gpu: GpuDataSheet, assumptions: Assumptions
 ) -> StepCost | LayoutError:
     """Return a recipe's step on ``num_gpus`` GPUs, or why there is none."""
     shape = shipped_shape(cfg.policy.model_name) or cfg.policy.model_name
@@ -132,7 +132,7 @@ def step_tables(planned: dict[tuple[str, Scaling, int], StepCost | LayoutError])
     }
 
 
-def comparisons(gpu: Gpu, assumptions: Assumptions) -> dict[str, str]:
+def comparisons(gpu: GpuDataSheet, assumptions: Assumptions) -> dict[str, str]:
     """Return the tables that say how far this plan can be trusted, by title."""
 
     def seconds_of(recipe: str, num_gpus: int) -> Callable[[Assumptions], float]:
@@ -156,7 +156,9 @@ def comparisons(gpu: Gpu, assumptions: Assumptions) -> dict[str, str]:
 
 
 def as_json(
-    planned: dict[tuple[str, Scaling, int], StepCost | LayoutError], gpu: Gpu, assumptions: Assumptions
+    planned: dict[tuple[str, Scaling, int], StepCost | LayoutError],
+    gpu: GpuDataSheet,
+    assumptions: Assumptions,
 ) -> dict[str, Any]:
     """Return the steps, and the rates and assumptions behind them."""
     steps = []

@@ -15,8 +15,8 @@ from nemo_like.models.model_arithmetic import (
     output_flops_per_token,
     weights_read,
 )
-from nemo_like_tools.scale_plan.hardware import Assumptions, Gpu
-from nemo_like_tools.scale_plan.workload import LayoutError, Workload
+from nemo_like_tools.scale_plan.hardware import Assumptions, GpuDataSheet
+from nemo_like_tools.scale_plan.recipe_workload import LayoutError, Workload
 
 BYTES_PER_WEIGHT = 2  # bfloat16
 _WATERMARK = 0.01  # share of the KV cache that vLLM keeps free when it admits a request
@@ -43,7 +43,7 @@ class Decoded:
     link_bytes: float = 0.0
 
 
-def generation_cost(workload: Workload, gpu: Gpu, assumptions: Assumptions) -> GenerationCost:
+def generation_cost(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -> GenerationCost:
     """Return what the engine with the most and the longest responses takes for prefill and decoding.
 
     Raises LayoutError when an engine's GPUs do not hold its weights and one response.
@@ -87,7 +87,7 @@ def slowest_engine_lengths(workload: Workload) -> list[int]:
     ]
 
 
-def kv_tokens(workload: Workload, gpu: Gpu, assumptions: Assumptions) -> int:
+def kv_tokens(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -> int:
     """Return how many tokens an engine's KV cache holds.
 
     Raises LayoutError when that is less than one sample.
@@ -157,7 +157,7 @@ def decode(
 
 
 def decode_step(
-    workload: Workload, gpu: Gpu, assumptions: Assumptions, num_sequences: int, context_tokens: float
+    workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions, num_sequences: int, context_tokens: float
 ) -> tuple[float, float, float]:
     """Return the seconds of one decoding step, and the HBM and link bytes of each of the engine's GPUs."""
     model, tp = workload.model, workload.engine_tp

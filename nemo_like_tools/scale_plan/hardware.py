@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
+class GpuDataSheet:
     """One GPU of a node of eight. Rates of links are of one direction; sheets add both up."""
 
     name: str
@@ -23,7 +23,7 @@ GPUS = {
     gpu.name: gpu
     for gpu in (
         # "NVIDIA A100 Tensor Core GPU" data sheet, SXM 80 GB; DGX A100: eight adapters of 200 Gb/s.
-        Gpu(
+        GpuDataSheet(
             name="a100-sxm",
             bf16_flops_per_s=312e12,
             hbm_bytes=80 * 2**30,
@@ -33,7 +33,7 @@ GPUS = {
             host_bytes_per_s=32e9,
         ),
         # "NVIDIA H100 Tensor Core GPU" data sheet, SXM; DGX H100: eight adapters of 400 Gb/s.
-        Gpu(
+        GpuDataSheet(
             name="h100-sxm",
             bf16_flops_per_s=989.5e12,
             hbm_bytes=80 * 2**30,
@@ -43,7 +43,7 @@ GPUS = {
             host_bytes_per_s=64e9,
         ),
         # "NVIDIA H200 Tensor Core GPU" data sheet, SXM; DGX H200: eight adapters of 400 Gb/s.
-        Gpu(
+        GpuDataSheet(
             name="h200",
             bf16_flops_per_s=989.5e12,
             hbm_bytes=141 * 2**30,
@@ -54,7 +54,7 @@ GPUS = {
         ),
         # There is no public data sheet of the H20. Its peak is the one that verl's table has (docs/advance/
         # mtp.md); memory and links are as resellers list them; the network is taken to be that of a DGX H100.
-        Gpu(
+        GpuDataSheet(
             name="h20",
             bf16_flops_per_s=148e12,
             hbm_bytes=96 * 2**30,

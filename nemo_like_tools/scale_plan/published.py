@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.models.model_info import ModelInfo, read_model_info, shipped_shape
-from nemo_like_tools.scale_plan.hardware import GPUS, Assumptions, Gpu
+from nemo_like_tools.scale_plan.hardware import GPUS, Assumptions, GpuDataSheet
 from nemo_like_tools.scale_plan.lengths import Lengths
+from nemo_like_tools.scale_plan.recipe_workload import TrainLayout, Workload
 from nemo_like_tools.scale_plan.step import StepCost, step_cost
 from nemo_like_tools.scale_plan.training import training_cost
-from nemo_like_tools.scale_plan.workload import TrainLayout, Workload
 
 _SHAPES = Path(__file__).parent / "shapes"
 _NEMO_RL = "NeMo-RL 0.6"  # docs/about/performance-summary.md and its recipes at tag v0.6.0
@@ -36,7 +36,7 @@ class PublishedStep:
     step_s: float
     stages_s: dict[str, float] = field(default_factory=dict)
     overlaps: bool = False  # it trains on the last step's samples while it samples
-    gpu: Gpu = GPUS["h100-sxm"]
+    gpu: GpuDataSheet = GPUS["h100-sxm"]
 
     @property
     def mode(self) -> str:

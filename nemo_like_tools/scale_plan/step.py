@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nemo_like_tools.scale_plan.generation import GenerationCost, generation_cost
-from nemo_like_tools.scale_plan.hardware import Assumptions, Gpu
-from nemo_like_tools.scale_plan.host import HostCost, host_cost
+from nemo_like_tools.scale_plan.hardware import Assumptions, GpuDataSheet
+from nemo_like_tools.scale_plan.host_costs import HostCost, host_cost
+from nemo_like_tools.scale_plan.recipe_workload import Workload
 from nemo_like_tools.scale_plan.training import TrainingCost, training_cost
-from nemo_like_tools.scale_plan.weights import WeightCost, weight_cost
-from nemo_like_tools.scale_plan.workload import Workload
+from nemo_like_tools.scale_plan.weight_costs import WeightCost, weight_cost
 
 STAGES = ("weight sync", "generation", "log-probs", "training", "data plane", "driver")
 
@@ -77,7 +77,7 @@ class StepCost:
         }
 
 
-def step_cost(workload: Workload, gpu: Gpu, assumptions: Assumptions) -> StepCost:
+def step_cost(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -> StepCost:
     """Return what a step takes. Raises LayoutError where an engine does not hold its weights."""
     return StepCost(
         workload=workload,

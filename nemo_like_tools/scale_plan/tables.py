@@ -8,8 +8,8 @@ from typing import Any
 
 from nemo_like_tools.scale_plan.hardware import Assumptions
 from nemo_like_tools.scale_plan.published import published_steps, published_training
+from nemo_like_tools.scale_plan.recipe_workload import LayoutError, Scaling
 from nemo_like_tools.scale_plan.step import STAGES, StepCost
-from nemo_like_tools.scale_plan.workload import LayoutError, Scaling
 
 # By how much an assumption is made smaller and larger; a share stays at most 1.
 _FACTORS = (2 / 3, 1.5)

@@ -12,8 +12,8 @@ from nemo_like.models.model_arithmetic import (
     output_flops_per_token,
     training_flops_per_token,
 )
-from nemo_like_tools.scale_plan.hardware import Assumptions, Gpu
-from nemo_like_tools.scale_plan.workload import TrainLayout, Workload
+from nemo_like_tools.scale_plan.hardware import Assumptions, GpuDataSheet
+from nemo_like_tools.scale_plan.recipe_workload import TrainLayout, Workload
 
 _BF16 = 2
 _GRADIENT_BYTES = 4  # reduced in float32
@@ -40,13 +40,13 @@ class _Exchange:
     nvlink_bytes: float
     network_bytes: float
 
-    def seconds(self, gpu: Gpu, assumptions: Assumptions) -> float:
+    def seconds(self, gpu: GpuDataSheet, assumptions: Assumptions) -> float:
         return self.nvlink_bytes / (
             gpu.nvlink_bytes_per_s * assumptions.nvlink_share
         ) + self.network_bytes / (gpu.network_bytes_per_s * assumptions.network_share)
 
 
-def training_cost(workload: Workload, gpu: Gpu, assumptions: Assumptions) -> TrainingCost:
+def training_cost(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -> TrainingCost:
     """Return the seconds of both stages on the replica that has most to do, and the bytes of its GPUs."""
     train, model = workload.train, workload.model
     compute_s = forward_s(workload, gpu, assumptions) / train.replica
@@ -85,7 +85,7 @@ def training_cost(workload: Workload, gpu: Gpu, assumptions: Assumptions) -> Tra
     )
 
 
-def forward_s(workload: Workload, gpu: Gpu, assumptions: Assumptions) -> float:
+def forward_s(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -> float:
     """Return the seconds that one GPU would compute for one token's forward pass."""
     model, counts = workload.model, workload.model.parameters
     experts = 2 * counts.num_layers * counts.num_experts_per_token * counts.expert
@@ -112,7 +112,7 @@ def bubble(train: TrainLayout, tokens: float, micro_batch_tokens: int) -> float:
     return (micro_batches + train.pp - 1) / micro_batches
 
 
-def _exchange(workload: Workload, gpu: Gpu) -> _Exchange:
+def _exchange(workload: Workload, gpu: GpuDataSheet) -> _Exchange:
     """Return what one GPU sends.
 
     Tensor parallelism reduces twice per layer (Shoeybi et al. 2019; with sequence parallelism the same

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from nemo_like.generation.environment import engine_environment
 from nemo_like.generation.interface import GroupResult
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.generation.vllm_engine import VllmEngine
+from nemo_like.plan.engine_of_run import engine_of_run
 from nemo_like.rollout.agents.agents import AgentPlayer, Agents
 from nemo_like.rollout.conversation import Conversation, Limits
 from scripts.bench.arguments import at_least
@@ -205,23 +207,12 @@ def measured(cluster: Cluster, cfg: Config, options: argparse.Namespace) -> dict
 
 
 def _engine(cfg: Config, index: int) -> ActorSpec:
-    policy = cfg.policy
+    spec = replace(engine_of_run(cfg), max_total_sequence_length=MAX_LENGTH, seed=0)
     return ActorSpec(
         name=f"engine-{index}",
         target="scripts.bench.agents:CountingEngine",
-        kwargs={
-            "name": f"engine-{index}",
-            "model_name": policy.model_name,
-            "generation": cfg.generation,
-            "device": policy.device,
-            "precision": policy.precision,
-            "max_total_sequence_length": MAX_LENGTH,
-            "seed": 0,
-            "timeout_s": TIMEOUT_S,
-            "tokenizer_name": policy.model_name,
-            "structured_outputs": True,
-        },
-        env=engine_environment(policy.device),
+        kwargs={"name": f"engine-{index}", "spec": spec, "timeout_s": TIMEOUT_S},
+        env=engine_environment(spec.device),
     )
 
 

@@ -22,8 +22,9 @@ from tests.gpu.engine_fixtures import World, bf16_engine_spec, trainer_spec
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(300)]
 
-# Nats, and nats in the mean: rounding of two layers in bfloat16, which has 8 bits.
-TOLERANCE, MEAN_TOLERANCE = 0.25, 0.05
+# Nats; in the mean for the trainer, which in bfloat16 differs from an engine, drafts or none, by up to 0.6 in
+# tokens of which the demo's model is unsure.
+ENGINE_TOLERANCE, TRAINER_MEAN_TOLERANCE = 0.1, 0.05
 SAMPLING = SamplingSettings(1.0, 1.0, 0, 12)
 BY_TOKENS = {"num_speculative_tokens": 3, "prompt_lookup_max": 2, "prompt_lookup_min": 1}
 BY_MODEL = {"method": "draft_model", "num_speculative_tokens": 3}
@@ -50,10 +51,12 @@ def test_what_is_sampled_with_drafts_is_the_policys_and_the_same_again(
         first = sampled(world, "first", prompt)
         for response in first.responses:
             ids = response.token_ids.tolist()
-            dense = np.asarray(world.ask(trainer, "canary_logprobs", [*prompt, *ids])[-len(ids) :])
-            difference = np.abs(dense - response.logprobs)
-            assert difference.max() < TOLERANCE
-            assert difference.mean() < MEAN_TOLERANCE
+            for scorer, measure, tolerance in (
+                (engine, np.max, ENGINE_TOLERANCE),  # scoring a prompt takes no drafts
+                (trainer, np.mean, TRAINER_MEAN_TOLERANCE),
+            ):
+                dense = np.asarray(world.ask(scorer, "canary_logprobs", [*prompt, *ids])[-len(ids) :])
+                assert measure(np.abs(dense - response.logprobs)) < tolerance
         kept = world.ask(engine, "stats").num_kept_draft_tokens
         if device is Device.cuda:  # asleep and awake again, with the weights of the draft
             for holds in (EngineHolds.nothing, EngineHolds.everything):

@@ -12,7 +12,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "nemo_like"
-TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in sorted(PACKAGE.rglob("*.py"))}
+TOOLS = ROOT / "nemo_like_tools"
+TREES = {
+    path: ast.parse(path.read_text(encoding="utf-8"))
+    for package in (PACKAGE, TOOLS)
+    for path in sorted(package.rglob("*.py"))
+}
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in TREES
 }

@@ -16,14 +16,14 @@ from nemo_like.models.model_arithmetic import forward_flops_per_token, weights_r
 from nemo_like.models.model_info import ModelInfo, read_model_info, shipped_shape
 from nemo_like.policy.groups.layout import policy_world_size
 from nemo_like_tools.scale_plan.generation import decode, decode_step, kv_tokens, slowest_engine_lengths
-from nemo_like_tools.scale_plan.hardware import GPUS, Assumptions, Gpu
-from nemo_like_tools.scale_plan.host import DRIVER_REPLICA_S, DRIVER_SAMPLE_S, host_cost
+from nemo_like_tools.scale_plan.hardware import GPUS, Assumptions, GpuDataSheet
+from nemo_like_tools.scale_plan.host_costs import DRIVER_REPLICA_S, DRIVER_SAMPLE_S, host_cost
 from nemo_like_tools.scale_plan.lengths import Lengths
 from nemo_like_tools.scale_plan.published import shape
+from nemo_like_tools.scale_plan.recipe_workload import LayoutError, Scaling, TrainLayout, Workload, scaled
 from nemo_like_tools.scale_plan.step import STAGES, StepCost, step_cost
 from nemo_like_tools.scale_plan.training import bubble, busiest_tokens, forward_s, training_cost
-from nemo_like_tools.scale_plan.weights import num_tensors, weight_cost
-from nemo_like_tools.scale_plan.workload import LayoutError, Scaling, TrainLayout, Workload, scaled
+from nemo_like_tools.scale_plan.weight_costs import num_tensors, weight_cost
 from scripts import plan_scale
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ IDEAL = Assumptions(
     load_tensor_s=0,
 )
 # One byte or operation a second everywhere, and a memory of a megabyte.
-SLOW = Gpu(
+SLOW = GpuDataSheet(
     name="slow",
     bf16_flops_per_s=1,
     hbm_bytes=1e6,

@@ -18,6 +18,7 @@ from nemo_like.observability.logger_kinds.wandb import WandbConfig, WandbMode
 from nemo_like.observability.options import ConsoleMode, LoggerConfig, ProfileConfig
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer
+from nemo_like_tools.report.report_recorder import ReportRecorder
 
 
 @pytest.fixture
@@ -66,7 +67,9 @@ def test_passwords_reach_neither_the_terminal_nor_the_files(directory):
 
 def make_logger(directory, stream, mode=WandbMode.disabled, **backends):
     cfg = logger_config(directory, mode, **backends)
-    return RunLogger(cfg, directory, resolved_config={}, max_num_steps=2, stream=stream)
+    return RunLogger(
+        cfg, directory, resolved_config={}, max_num_steps=2, report=ReportRecorder, stream=stream
+    )
 
 
 def run_two_steps(logger):

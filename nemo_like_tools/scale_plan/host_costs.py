@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nemo_like_tools.scale_plan.workload import Workload
+from nemo_like_tools.scale_plan.recipe_workload import Workload
 
 # "The driver at scale": 131,072 samples on 64 replicas take 1.88 s, 65,536 take 0.97 s; 1,024 samples take
 # 0.17 s on 512 replicas. From eight replicas on the table is met within a quarter.

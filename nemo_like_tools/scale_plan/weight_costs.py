@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nemo_like_tools.scale_plan.hardware import Assumptions, Gpu
-from nemo_like_tools.scale_plan.workload import Workload
+from nemo_like_tools.scale_plan.hardware import Assumptions, GpuDataSheet
+from nemo_like_tools.scale_plan.recipe_workload import Workload
 
 _BF16 = 2
 _STATE_BYTES = 2 + 4 + 12  # of a parameter that is trained: weight, gradient, master weight and two moments
@@ -31,7 +31,7 @@ def num_tensors(workload: Workload) -> int:
     return model.num_layers * (attention + ffn) + (2 if model.has_tied_embeddings else 3)
 
 
-def weight_cost(workload: Workload, gpu: Gpu, assumptions: Assumptions) -> WeightCost:
+def weight_cost(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -> WeightCost:
     """Return the cost of an update: heads join what is divided, broadcast it, and engines load all of it.
 
     None of the three is taken to hide another. Every engine GPU gets the whole model, one pipeline stage
