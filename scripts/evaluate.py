@@ -76,9 +76,10 @@ def _main(options: argparse.Namespace) -> int:
 def _run(cfg: Config, name: str) -> int:
     # Only now: this loads Ray, and the checks above must be quick.
     from nemo_like.driver.whole_run import run_directory, run_in
+    from nemo_like_tools.report.report_recorder import ReportRecorder
 
     try:
-        return run_in(run_directory(cfg, name), cfg).exit_code
+        return run_in(run_directory(cfg, name), cfg, report=ReportRecorder).exit_code
     except RunFailed as error:
         print(printable(str(error)), file=sys.stderr)
         return exit_codes.FAILED
