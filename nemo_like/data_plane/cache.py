@@ -1,4 +1,4 @@
-"""What one process keeps of a partition: the values that it fetched or wrote, so that none moves twice."""
+"""The cache of one process: it keeps the values that the process fetched or wrote, so none moves twice."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Extent(NamedTuple):
 
 
 def extents(meta: KVBatchMeta) -> list[Extent]:
-    """Return the fewest extents that make up the batch: one per chunk where the chunks are in one piece."""
+    """Return the fewest extents that make up the batch: one for each chunk whose samples are adjacent."""
     bounds = [tuple(accumulate(chunk.lengths, initial=0)) for chunk in meta.chunks]
     found: list[Extent] = []
     chunk = start = stop = -1
@@ -42,12 +42,12 @@ def extents(meta: KVBatchMeta) -> list[Extent]:
 
 
 def rows_of(wanted: Sequence[Extent]) -> Rows:
-    """Return the extents' rows as (chunk, rows), as an empty cache lacks them; None means the whole chunk."""
+    """Return the rows of all extents as (chunk, rows) pairs; None for rows means the whole chunk."""
     return PartitionCache().missing("", wanted)
 
 
 class _Held(NamedTuple):
-    """An array in which some rows of a chunk are, and where in it they begin.
+    """An array that holds some rows of a chunk, and where in the array they begin.
 
     Units are tokens for per_token columns, prompts for per_prompt ones, and rows for all others.
     """
@@ -84,14 +84,14 @@ class PartitionCache:
             start += 1 if column.per_prompt else part.num_tokens if per_token else part.num_rows
 
     def clear(self, cleared: Sequence[Extent]) -> None:
-        """Forget the chunks of these samples whole; what is left of a chunk can be fetched again."""
+        """Forget every chunk that has one of these samples; its other samples can be fetched again."""
         chunks = {extent.chunk for extent in cleared}
         for held in self._held.values():
             for chunk in chunks & held.keys():
                 del held[chunk]
 
     def missing(self, column: str, wanted: Sequence[Extent]) -> Rows:
-        """Return the wanted rows that are not here as (chunk, rows); None for rows means the whole chunk."""
+        """Return the wanted rows that the cache lacks, as (chunk, rows); None means the whole chunk."""
         held = self._held.get(column, {})
         rows: dict[str, list[int]] = {}
         num_rows: dict[str, int] = {}
@@ -111,7 +111,7 @@ class PartitionCache:
         )
 
     def gather(self, column: Column, wanted: Sequence[Extent]) -> Any:
-        """Return a column's values for the extents' samples, in their order; all must be here.
+        """Return a column's values for the extents' samples, in their order; the cache must hold all.
 
         A per_prompt column has one value per chunk, in the order in which the chunks first occur.
         """
@@ -134,8 +134,9 @@ class PartitionCache:
         return codec.from_wire(column, pieces[0])
 
     def _settle(self, column: Column, gathered: Sequence[Extent], values: np.ndarray) -> None:
-        """Keep the gathered ``values`` in place of the pieces that they were copied from, for each chunk of
-        which they have all rows: a stage that wants the same samples in the same order copies nothing."""
+        """Keep the gathered ``values`` in place of the arrays that they were copied from, for each chunk
+        whose rows are all among them. A stage that wants the same samples in the same order then copies
+        nothing."""
         held = self._held[column.name]
         per_token = column.layout is Layout.per_token
         offsets: dict[str, dict[int, int]] = {}

@@ -1,4 +1,4 @@
-"""The catalogue knows which partitions are open, which segments hold what, and who wrote them.
+"""The catalogue knows which partitions are open, which segment holds which values, and who wrote it.
 
 One catalogue serves all processes of a run. It lives in the host, whose event loop makes one call at a time.
 Values never pass through it. Standard library only.
@@ -83,7 +83,7 @@ class Catalog:
         self._num_opened = 0
 
     def open(self, name: str, columns: Sequence[Column], num_readers: int | None = None) -> bool:
-        """Open a partition and return True; return False and change nothing while as many are open as may be.
+        """Open a partition and return True; while ``max_open_partitions`` are open, return False.
 
         Raises PartitionExists, or ValueError when a column is declared twice.
         """
@@ -100,7 +100,8 @@ class Catalog:
         return True
 
     def too_many(self, name: str, waited_s: float) -> TooManyPartitions:
-        """Return the error for an opening that waited in vain; it says what is open, and since when."""
+        """Return the error for an opening that waited too long; it says which partitions are open, since
+        when."""
         now = self._clock()
         ages = [f"{one.name!r} for {now - one.opened_s:.1f} s" for one in self._open.values()]
         return TooManyPartitions(
@@ -115,7 +116,7 @@ class Catalog:
         return partition.storage_id if partition else None
 
     def describe(self, name: str) -> PartitionInfo:
-        """Return what a client has to know of an open partition. Raises UnknownPartition."""
+        """Return the description of an open partition that clients need. Raises UnknownPartition."""
         if name not in self._open:
             raise UnknownPartition(
                 f"partition {name!r} is not open; open are: {listed(sorted(self._open)) or 'none'}"
@@ -153,7 +154,7 @@ class Catalog:
             self._place(partition, segment)
 
     def locate(self, name: str, storage_id: str, wants: Sequence[Want]) -> list[Segment] | None:
-        """Return the segments that hold everything wanted, or None while some of it is not written.
+        """Return the segments that hold all wanted values, or None while any value is not written.
 
         Each segment names only the columns to load from it. Raises UnknownPartition, UnknownColumn, or
         UnknownSamples for rows that were never put or have been cleared.
@@ -174,7 +175,8 @@ class Catalog:
         ]
 
     def missing(self, name: str, storage_id: str, wants: Sequence[Want], waited_s: float) -> MissingData:
-        """Return the error for a wait that expired; it says what is missing, and from which writer."""
+        """Return the error for a wait that expired; it names the missing columns, their writers and
+        samples."""
         partition = self._get(name, storage_id)
         gaps: dict[str, list[str]] = {}
         for want in wants:
@@ -192,7 +194,7 @@ class Catalog:
         return MissingData(f"partition {name!r}: not written within {waited_s:g} s: {text}")
 
     def clear(self, name: str, storage_id: str, rows: Rows) -> list[Segment]:
-        """Clear rows, and return the segments of which no row is left.
+        """Clear rows, and return the segments that have no row left.
 
         Raises UnknownPartition, or UnknownSamples for rows that were never put or have been cleared.
         """
@@ -211,7 +213,7 @@ class Catalog:
 
     @staticmethod
     def _place(partition: _Partition, segment: Segment) -> None:
-        """Note for each (chunk, column) of the segment that its rows are there."""
+        """Record for each (chunk, column) of the segment that this segment holds its rows."""
         for part in segment.parts:
             state = partition.chunks[part.chunk]
             for column in segment.columns:

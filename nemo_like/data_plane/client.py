@@ -4,8 +4,8 @@
     fetch          cache? ─▶ locate (waits for the writers) ─▶ load the bytes ─▶ check ─▶ cache ─▶ gather
 
 Nothing can be read before its commit, so a writer that dies half-way leaves no half-written sample.
-The host's catalogue says which segments hold what, and a ``Store`` moves their bytes. What is written and
-what is loaded is checked here and in the catalogue, in the same way for every storage.
+The host's catalogue says which segment holds which values, and a ``Store`` moves their bytes. This module
+and the catalogue check all values that are written or loaded, in the same way for every storage.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Host(Protocol):
     """This process's access to the ``DataPlaneHost``."""
 
     def ask(self, method: str, partition: str, timeout_s: float, *args: Any) -> Any:
-        """Call a method of the host and return its answer; ``partition`` is for messages.
+        """Call a method of the host and return its answer; ``partition`` is named in errors.
 
-        Raises what the method raises, StorageFailed when the host is gone, and DeadlineExceeded.
+        Raises the method's own error, StorageFailed when the host is gone, and DeadlineExceeded.
         """
 
 
 class Store(Protocol):
-    """What moves values between this process and the storage. ``timeout_s`` bounds every call."""
+    """Moves values between this process and the storage. ``timeout_s`` bounds every call."""
 
     def save(self, segments: Sequence[Segment], values: Stored, timeout_s: float) -> Any:
         """Store values under reserved keys, and return the description with which readers load them."""
@@ -51,7 +51,7 @@ class Store(Protocol):
     def load(self, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float) -> Stored:
         """Return the columns' values, one array per segment.
 
-        Raises StorageFailed or CorruptData when the values are gone, or are those of another segment.
+        Raises StorageFailed or CorruptData when the values are gone, or belong to another segment.
         """
 
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Store(Protocol):
 
 
 class DataPlaneClient:
-    """The ``DataPlane`` of a process that has a host and a store. Several threads may use it."""
+    """A ``DataPlane`` that asks a host and moves values through a store. Several threads may use it."""
 
     def __init__(self, host: Host, store: Store, *, client_id: str, writer: str, timeout_s: float) -> None:
         """Build a client. ``client_id`` is unique within the run; ``writer`` names this process in errors."""
@@ -161,7 +161,7 @@ class DataPlaneClient:
 
     @staticmethod
     def _wired(info: PartitionInfo, meta: KVBatchMeta, columns: Mapping[str, ColumnData]) -> dict[str, Any]:
-        """Return the columns as ``codec.to_wire`` checks and returns them."""
+        """Check the columns, and return them in the form in which they are stored (``codec.to_wire``)."""
         if not columns:
             raise ValueError(f"a write to partition {meta.partition!r} names no columns")
         lengths = meta.lengths
@@ -208,7 +208,7 @@ class DataPlaneClient:
             return {name: cache.gather(column, wanted) for name, column in declared.items()}
 
     def _load(self, info: PartitionInfo | None, meta: KVBatchMeta, wants: Sequence[Want]) -> PartitionInfo:
-        """Wait until what is wanted is written, then move it into the cache."""
+        """Wait until the wanted values are written, then load them into the cache."""
         deadline = Deadline(self._timeout_s)
         info, segments = self._locate(info, meta, wants, deadline)
         chunks = {chunk.key: chunk for chunk in meta.chunks}
@@ -269,8 +269,8 @@ class DataPlaneClient:
     def _retry_if_reopened(self, partition: str, action: Callable[[PartitionInfo], _T]) -> _T:
         """Run ``action`` with the partition's description, and return its result.
 
-        Where the known description is of a partition that was closed since, ask for the one that is open
-        under this name now, and run again.
+        When that partition was closed meanwhile, ask the host for the partition that is now open under the
+        same name, and run ``action`` again.
         """
         known = self._known(partition)
         if known is not None:
@@ -288,7 +288,7 @@ class DataPlaneClient:
 
     def _remember(self, info: PartitionInfo) -> None:
         with self._lock:
-            # Not every process calls forget(); what belongs to partitions that were closed goes here.
+            # Not every process calls forget(); so values of closed partitions are dropped here.
             self._infos = {
                 name: one for name, one in self._infos.items() if one.storage_id in info.open_ids
             } | {info.name: info}
@@ -296,6 +296,8 @@ class DataPlaneClient:
 
 
 class Deadline:
+    """A moment ``timeout_s`` from now."""
+
     def __init__(self, timeout_s: float) -> None:
         self._end = time.monotonic() + timeout_s
 

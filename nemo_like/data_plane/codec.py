@@ -1,6 +1,6 @@
-"""The codec turns a column's values into contiguous numpy arrays and back; only it knows their bytes.
+"""The codec turns a column's values into contiguous numpy arrays and back; no other module knows their bytes.
 
-Dense columns (per_token, per_sample) are one array already, and stay so.
+Dense columns (per_token, per_sample) are one array already, and stay as they are.
 A ragged or objects column becomes one uint8 array: the number of rows, the rows' offsets, then each row by
 itself, so that one row can be read without touching the others. All header numbers are int64, and the values
 after them are aligned to ``_ALIGN`` bytes.
@@ -44,7 +44,7 @@ def alignment(column: Column) -> int:
 def whole_to_wire(
     column: Column, values: Any, *, lengths: Sequence[int], num_prompts: int, partition: str
 ) -> np.ndarray:
-    """Turn a batch of a column of any layout into one array; ``whole_from_wire`` turns it back.
+    """Turn one column of a batch, of any layout, into one array; ``whole_from_wire`` turns it back.
 
     Raises ColumnMismatch when dtype, shape or count differ from the declaration.
     """
@@ -66,10 +66,10 @@ def whole_from_wire(column: Column, array: np.ndarray) -> Any:
 
 
 def to_wire(column: Column, values: Any, *, lengths: Sequence[int], num_prompts: int, partition: str) -> Any:
-    """Check a batch against its column's declaration.
+    """Check one column of a batch against the column's declaration.
 
-    Returns the values of a dense column as one contiguous array of ``wire_dtype``, and those of a ragged or
-    objects column as they came: ``pack_rows`` checks the dtypes inside them.
+    Returns a dense column as one contiguous array of ``wire_dtype``, and a ragged or objects column
+    unchanged: ``pack_rows`` checks the dtypes inside it.
 
     Raises ColumnMismatch when dtype, shape or count differ from the declaration.
     """

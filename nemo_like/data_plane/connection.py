@@ -59,13 +59,14 @@ def connect(spec: DataPlaneSpec) -> DataPlane:
 
 
 def reconnected(plane: DataPlane, spec: DataPlaneSpec) -> DataPlane:
-    """Disconnect this process from ``plane``, and return its client of the data plane of ``spec``."""
+    """Disconnect this process from ``plane``, and return a client of the data plane that ``spec``
+    describes."""
     plane.close()
     return connect(spec)
 
 
 def _connected_client(spec: DataPlaneSpec, log: OperationLog | None) -> DataPlaneClient:
-    """Return this process's client; where there is a ``log``, its store counts in it the bytes that move."""
+    """Return this process's client; where ``log`` is given, it counts the bytes that the client moves."""
     host = ActorHost(spec)
     client_id, addresses = host.ask("connect", "", spec.start_timeout_s)
     make_store, asked = load_by_path(storage_kind_of(spec.backend).store), spec.host

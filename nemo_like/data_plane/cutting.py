@@ -1,4 +1,4 @@
-"""Pure functions that cut samples into segments, and that check the segments which a load brings back."""
+"""Pure functions that cut samples into segments, and that check the segments which a load returns."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from nemo_like.data_plane import codec
 from nemo_like.data_plane.segments import Part, PartitionInfo, Rows, Segment, Want, split
 from nemo_like.data_plane.storage_errors import ColumnMismatch, CorruptData, UnknownColumn
 
-# At this size a segment takes no further chunk. What is read together is best one key, but of a large batch
-# several storage units shall get their share.
+# A segment of this size takes no further chunk. Values that are read together are fastest under one key, but
+# a large batch should be spread over several storage units.
 _MAX_SEGMENT_BYTES = 64 << 20
 # An estimate: an object has no size before it is packed.
 _GUESSED_OBJECT_BYTES = 8 << 10
@@ -26,6 +26,7 @@ Filled = tuple[Segment, Mapping[str, np.ndarray]]  # a segment and its values by
 
 
 def declared(info: PartitionInfo, name: str) -> Column:
+    """Return the declaration of the column ``name``. Raises UnknownColumn."""
     if name not in info.columns:
         raise UnknownColumn(
             f"partition {info.name!r} has no column {name!r}; declared are: {', '.join(sorted(info.columns))}"
@@ -34,8 +35,8 @@ def declared(info: PartitionInfo, name: str) -> Column:
 
 
 def check_adds(info: PartitionInfo, names: Iterable[str]) -> None:
-    """Raise ColumnMismatch when a column is per_prompt, which can't be added to samples that exist: a writer
-    that has some samples of a prompt's group does not know which writer has the others."""
+    """Raise ColumnMismatch when a column is per_prompt. It can't be added to existing samples: a writer that
+    has some samples of a prompt's group does not know which writer has the rest."""
     for name in names:
         if info.columns[name].per_prompt:
             raise ColumnMismatch(
@@ -49,8 +50,8 @@ def cut_put(
 ) -> list[Filled]:
     """Cut new samples into segments, and give each the next of ``keys``.
 
-    Where the partition's number of readers is known, the chunks that one rank will read lie together; else
-    each chunk is a segment, since it may be cleared by itself. ``wired`` comes from ``codec.to_wire``.
+    Where the partition's number of readers is known, the chunks that one rank will read are stored together;
+    else each chunk is a segment, since it may be cleared by itself. ``wired`` comes from ``codec.to_wire``.
     """
     parts = _parts(meta)
     if info.num_readers is None:
@@ -85,7 +86,7 @@ def cut_for_cache(
     wired: Mapping[str, Any],
     saved: Sequence[Filled],
 ) -> Iterator[tuple[str, Sequence[Part], np.ndarray]]:
-    """Yield (column, parts, their values): what the process that wrote ``saved`` keeps in its cache.
+    """Yield (column, parts, values of these parts) for the cache of the process that wrote ``saved``.
 
     A dense column stays in one piece, and is copied unless it is read-only: the caller may reuse its buffer.
     """
@@ -144,7 +145,7 @@ def _runs(ascending: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _sizes(info: PartitionInfo, parts: Sequence[Part], wired: Mapping[str, Any]) -> list[int]:
-    """Return about how many bytes each part has in these columns."""
+    """Estimate the bytes of each part in these columns."""
     ragged = [name for name in wired if info.columns[name].layout is Layout.ragged]
     token_bytes, row_bytes, prompt_bytes = _bytes_per_unit(info, wired.keys() - set(ragged))
     sizes = [part.num_tokens * token_bytes + part.num_rows * row_bytes + prompt_bytes for part in parts]
@@ -185,6 +186,7 @@ def wants(missing: Mapping[str, Rows]) -> tuple[Want, ...]:
 
 
 def by_columns(segments: Sequence[Segment]) -> dict[tuple[str, ...], list[Segment]]:
+    """Group segments that hold the same columns."""
     groups: dict[tuple[str, ...], list[Segment]] = {}
     for segment in segments:
         groups.setdefault(segment.columns, []).append(segment)
@@ -192,8 +194,8 @@ def by_columns(segments: Sequence[Segment]) -> dict[tuple[str, ...], list[Segmen
 
 
 def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int, int]:
-    """Return the bytes per token, per row and per prompt: each column counts for the one that its values
-    belong to. Objects are estimated."""
+    """Return the bytes per token, per row and per prompt. A column counts under the unit that has one of its
+    values; objects are estimated."""
     token_bytes = row_bytes = prompt_bytes = 0
     for name in wired:
         column = info.columns[name]
@@ -226,7 +228,7 @@ def check_segment(info: PartitionInfo, segment: Segment, chunks: Mapping[str, Ch
 
 
 def check_loaded(info: PartitionInfo, column: Column, segment: Segment, array: Any) -> None:
-    """Raise CorruptData unless the array has the dtype, the shape or the rows that the catalogue promises."""
+    """Raise CorruptData unless the loaded array has the dtype and the shape, or rows, that were stored."""
     where = f"partition {info.name!r}, column {column.name!r}, segment {segment.key!r}"
     num_rows = len(segment.parts) if column.per_prompt else sum(part.num_rows for part in segment.parts)
     if not isinstance(array, np.ndarray) or array.dtype != codec.wire_dtype(column):

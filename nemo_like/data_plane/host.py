@@ -2,7 +2,7 @@
 
 Values do not pass through the host, unless it stores them itself (``data_plane.backend=in_memory``). Other
 processes reach it by actor calls: the driver opens and closes partitions, and clients reserve room, commit
-what they saved and ask which segments hold what.
+what they saved and ask which segment holds which values.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _T = TypeVar("_T")
 
 
 class Storage(Protocol):
-    """What the host does with a storage. ``transfer_queue`` and ``memory_storage`` have one each."""
+    """A storage as the host uses it; ``transfer_queue`` and ``memory_storage`` implement it."""
 
     async def start(self, timeout_s: float) -> Any:
         """Start the storage's processes, and return what a client's store needs to reach them."""
@@ -42,13 +42,13 @@ class Storage(Protocol):
         """Make keys known to the storage, and return the description with which a client saves under them."""
 
     async def clear(self, segments: Sequence[Segment]) -> None:
-        """Free what is stored of these segments, also of those that were saved in part."""
+        """Free all that is stored of these segments, also where a segment was saved in part."""
 
     async def clear_partition(self, storage_id: str) -> None:
         """Free everything that was saved in a partition."""
 
     async def stop(self) -> None:
-        """Stop the storage's processes, with which all values are gone. Safe to call twice."""
+        """Stop the storage's processes; all values are lost. Safe to call twice."""
 
 
 def start_host(
@@ -56,8 +56,8 @@ def start_host(
 ) -> DataPlaneHost:
     """Build the host of a run; ``run_id`` must differ between the runs of one Ray cluster.
 
-    ``log_path`` is the host's own log. The storage's processes log into a folder beside it, or without it
-    where Ray keeps logs.
+    ``log_path`` is the host's own log. The storage's processes log into a folder beside it; where it is None,
+    they log where Ray keeps logs.
     """
     storage: Storage = load_by_path(storage_kind_of(cfg.backend).storage)(cfg, log_path)
     limit_bytes = None if cfg.capacity_gib is None else int(cfg.capacity_gib * 2**30)
@@ -68,7 +68,7 @@ def start_host(
 class DataPlaneHost:
     """The host of a run.
 
-    All its methods run on one event loop: that of an asyncio actor, or of ``in_memory``.
+    All its methods run on one event loop: the asyncio actor's, or the one that ``in_memory`` starts.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class DataPlaneHost:
         samples of one rank are then stored together. Pass None where that is unknown, as when some groups
         will be cleared before.
 
-        Waits while as many partitions are open as may be, and raises TooManyPartitions at the deadline.
+        Waits while ``max_open_partitions`` are open, and raises TooManyPartitions at the deadline.
         """
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -125,7 +125,7 @@ class DataPlaneHost:
             self._catalog.capacity.release_partition(storage_id)
 
     async def describe(self, name: str) -> PartitionInfo:
-        """Return what a process has to know of an open partition. Raises UnknownPartition."""
+        """Return the description of an open partition that clients need. Raises UnknownPartition."""
         return self._catalog.describe(name)
 
     async def reserve(
@@ -174,7 +174,7 @@ class DataPlaneHost:
         return info, found
 
     async def clear(self, name: str, storage_id: str, rows: Rows) -> None:
-        """Clear rows. Segments of which no row is left are freed in the background.
+        """Clear rows. Segments that have no row left are freed in the background.
 
         Raises UnknownPartition, or UnknownSamples for rows that were never put or have been cleared.
         """
@@ -197,7 +197,7 @@ class DataPlaneHost:
             await asyncio.wait(freeing, timeout=self._timeout_s)
 
     async def stop(self) -> None:
-        """Stop the storage, with which all values are gone."""
+        """Stop the storage; all values are lost."""
         if self._watch is not None:
             self._watch.cancel()
         await self._storage.stop()
@@ -222,7 +222,7 @@ class DataPlaneHost:
             self._watch = asyncio.create_task(watch())
 
     async def _take_room(self, name: str, storage_id: str, sizes: Mapping[str, int]) -> None:
-        """Reserve bytes. Where they do not fit, wait for what is being freed and try once more."""
+        """Reserve bytes. Where they do not fit, wait until cleared segments are freed and try once more."""
         try:
             self._catalog.reserve(name, storage_id, sizes)
         except CapacityExceeded:
@@ -247,7 +247,8 @@ class DataPlaneHost:
             self._freeing.setdefault(storage_id, set()).add(task)
 
     async def _empty(self, storage_id: str) -> None:
-        """Free everything of a partition that was closed. Raises what freeing some of its segments raised."""
+        """Free everything of a partition that was closed. Raises the error with which freeing a segment
+        failed."""
         self._free(storage_id, self._unfinished.pop(storage_id, []))
         await asyncio.gather(*self._freeing.pop(storage_id, ()))
         await self._storage.clear_partition(storage_id)
@@ -255,7 +256,7 @@ class DataPlaneHost:
     async def _finish(self, work: Coroutine[Any, Any, _T], doing: str) -> _T:
         """Wait until the storage has done ``work``, and return the result.
 
-        Raises StorageFailed when one of its processes dies, also where ``work`` has ended: TransferQueue
+        Raises StorageFailed when one of its processes dies, even if ``work`` has ended: TransferQueue
         hides errors while it clears. Raises DeadlineExceeded after ``timeout_s``, and the work's own
         DataPlaneError.
         """

@@ -62,7 +62,7 @@ class InMemoryDataPlane(DataPlaneClient):
     def open_partition(self, name: str, columns: Sequence[Column], num_readers: int | None = None) -> None:
         """Open a partition and declare its columns, as ``DataPlaneHost.open_partition`` says.
 
-        Waits while as many partitions are open as may be, and raises TooManyPartitions at the deadline.
+        Waits while ``max_open_partitions`` are open, and raises TooManyPartitions at the deadline.
         """
         self.host.ask("open_partition", name, self._timeout_s, name, tuple(columns), num_readers)
 

@@ -47,8 +47,8 @@ class DataPlane(Protocol):
         """Write columns of samples that exist, and return ``meta`` with these columns.
 
         The samples may be any of a chunk; no column may be per_prompt. A second write of the same (sample,
-        column) raises DuplicateWrite. This process keeps what it wrote: an array that is read-only as it is,
-        so it must not change any more, and a copy of any other array.
+        column) raises DuplicateWrite. This process keeps what it wrote: a read-only array itself, which must
+        not change any more, and a copy of any other array.
         """
 
     def fetch(self, meta: KVBatchMeta, columns: Sequence[str]) -> dict[str, ColumnData]:
@@ -63,7 +63,7 @@ class DataPlane(Protocol):
         """Clear these samples. The bytes of a segment are freed once none of its samples is left."""
 
     def forget(self, partition: str) -> None:
-        """Forget what this process keeps of a partition; what the storage holds stays."""
+        """Forget the values that this process keeps of a partition; the storage keeps its own."""
 
     def take_operations(self) -> Sequence[Operation]:
         """Return the operations since the last call; none where ``data_plane.log_operations`` is off."""

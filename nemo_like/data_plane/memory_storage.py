@@ -77,7 +77,7 @@ class InMemoryStorage:
 
 
 class HostStore:
-    """A ``client.Store`` that sends values to the host, which keeps them, and gets them from it."""
+    """A ``client.Store`` that saves values in the host's process, and loads them from there."""
 
     def __init__(self, host: Host) -> None:
         self._host = host

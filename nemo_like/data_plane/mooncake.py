@@ -131,7 +131,7 @@ def master_program() -> Path:
 async def _listens(process: subprocess.Popen[bytes], port: int) -> bool:
     """Wait until this very process listens on ``port`` and return True; return False when it has ended.
 
-    The wait has no deadline of its own: the caller's, that of the storage's start, ends it.
+    The wait has no deadline of its own: the caller's deadline for the storage's start ends it.
     """
 
     async def listens() -> bool | None:

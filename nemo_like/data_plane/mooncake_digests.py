@@ -1,9 +1,9 @@
 """Checks that what Mooncake returns is what the run put there.
 
-Mooncake knows no secret: whoever reaches its processes can write into their memory. TransferQueue puts arrays
-there in a form that has pickles in it, and so have objects themselves. So each value gets a digest, which
-goes to TransferQueue's controller with the value's description. Readers have that from the controller, which
-asks for the run's secret, and decode nothing that has another digest.
+Mooncake knows no secret: whoever reaches its processes can write into their memory. TransferQueue
+stores arrays there in a form that contains pickles, and objects as pickles. So each value gets a digest,
+which TransferQueue's controller keeps with the value's description. A reader gets the digest from the
+controller, which asks for the run's secret, and decodes no value that has another digest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NUM_THREADS = 4
 
 
 class KeyValueClient(Protocol):
-    """What TransferQueue's storage manager calls of a client of Mooncake."""
+    """The methods of a Mooncake client that TransferQueue's storage manager calls."""
 
     def put(self, keys: list[str], values: list[Any]) -> list[Any] | None: ...
 
@@ -43,7 +43,7 @@ class KeyValueClient(Protocol):
 
 
 class DigestingClient:
-    """Stores values in another client as plain bytes, and takes from it only bytes that it gave.
+    """Stores values through another client as plain bytes, and accepts only the bytes that it stored.
 
     It has the methods of TransferQueue's ``StorageKVClient``.
     """
@@ -65,8 +65,8 @@ class DigestingClient:
         dtypes: list[Any] | None = None,
         custom_backend_meta: list[Any] | None = None,
     ) -> list[Any]:
-        """Return the values that were put with what ``put`` returned for them. Raises CorruptData where the
-        client returns other bytes."""
+        """Return the values of ``keys``; ``custom_backend_meta`` is what ``put`` returned for them. Raises
+        CorruptData where the wrapped client returns other bytes than were put."""
         assert custom_backend_meta is not None
         sizes = [(meta[_SIZE],) for meta in custom_backend_meta]
         buffers = self._client.get(keys, sizes, [torch.uint8] * len(keys), [None] * len(keys))

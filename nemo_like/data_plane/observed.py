@@ -39,7 +39,8 @@ class ObservedStore:
 
 
 class ObservedDataPlane:
-    """A ``DataPlane`` that records its operations in ``log``; the store of ``plane`` counts bytes there."""
+    """A ``DataPlane`` that records its operations in ``log``, where the store of ``plane`` counts its
+    bytes."""
 
     def __init__(self, plane: DataPlaneClient, log: OperationLog) -> None:
         self._plane, self._log = plane, log

@@ -65,7 +65,7 @@ def operation_metrics(operations: Iterable[Operation], prefix: str = "data_plane
     """Return the metrics ``{operation}/{statistic}`` and ``{operation}/{column}/{statistic}``
     (docs/metrics.md).
 
-    The latency and throughput of a column are those of whole calls, of all that carried the column.
+    A column's latency and throughput are measured over whole calls: all calls that carried the column.
     """
     groups: dict[str, list[Operation]] = {}
     column_bytes: dict[str, int] = {}

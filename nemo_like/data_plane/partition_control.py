@@ -46,7 +46,7 @@ class PartitionControl:
         self._closing.append(self._host.submit("close_partition", name))
 
     def move_to(self, host: ActorHandle) -> None:
-        """Use another host from now on; forget what the one before still had to close."""
+        """Use another host from now on; forget the closings that the host before it had not finished."""
         self._host = host
         self._closing.clear()
 
@@ -55,7 +55,7 @@ class PartitionControl:
         return ()
 
     def open(self, name: str) -> None:
-        """Open a partition with all columns; wait for those that are being closed, and for room."""
+        """Open a partition with all columns; wait until earlier closings have ended, and for room."""
         calls = [*self._closing, self._host.submit("open_partition", name, self._columns, self._num_readers)]
         self._closing.clear()
         # Only the host's death ends the wait. When another actor died, the next stage will tell: a wait that

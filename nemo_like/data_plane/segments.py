@@ -1,7 +1,7 @@
 """Segments, and what processes tell each other about them. A segment is what one storage key holds.
 
 One call writes a segment, which never changes: the values of some columns for some rows, each column
-contiguous, rows in the order of ``parts``. It holds a chunk, several chunks that one rank will read, or those
+contiguous, rows in the order of ``parts``. It holds a chunk, several chunks that one rank will read, or the
 rows of chunks that one worker had. The catalogue knows which segments make up a (chunk, column).
 
 Standard library only.
@@ -19,7 +19,7 @@ Rows = tuple[tuple[str, tuple[int, ...] | None], ...]
 
 
 class Part(NamedTuple):
-    """What a segment holds of one chunk."""
+    """The rows of one chunk that a segment holds."""
 
     chunk: str
     rows: tuple[int, ...] | None  # None: every row of the chunk, in order
@@ -28,7 +28,7 @@ class Part(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """One storage key and what lies under it."""
+    """One storage key, and what is stored under it."""
 
     key: str  # unique within the run
     columns: tuple[str, ...]
@@ -38,7 +38,8 @@ class Segment(NamedTuple):
 
 
 class PartitionInfo(NamedTuple):
-    """What a client has to know of an open partition; the host's ``describe`` and ``locate`` return it."""
+    """The description of an open partition that clients need; the host's ``describe`` and ``locate`` return
+    it."""
 
     name: str
     storage_id: str  # the partition's name in storage, unique per opening
@@ -70,7 +71,7 @@ def at(segments: Sequence[Segment], write: Any) -> tuple[Segment, ...]:
 
 
 def split(items: Iterable[int], sizes: Iterable[int], segment_bytes: int) -> list[list[int]]:
-    """Return groups of consecutive items; one that reaches ``segment_bytes`` takes no further item.
+    """Return groups of consecutive items; a group that reaches ``segment_bytes`` takes no further item.
 
     ``sizes`` are the items' bytes.
     """

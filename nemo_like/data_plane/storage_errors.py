@@ -15,7 +15,7 @@ HOST_GRACE_S = 5.0
 
 
 class DataPlaneError(RuntimeError):
-    """The base class of what the data plane raises on purpose."""
+    """The base class of the errors that the data plane raises on purpose."""
 
 
 class UnknownPartition(DataPlaneError):
@@ -27,7 +27,7 @@ class PartitionExists(DataPlaneError):
 
 
 class TooManyPartitions(DataPlaneError):
-    """As many partitions as may be stayed open until the deadline: their consumers are behind."""
+    """``max_open_partitions`` stayed open until the deadline: their consumers are behind."""
 
 
 class UnknownColumn(DataPlaneError):
@@ -35,7 +35,7 @@ class UnknownColumn(DataPlaneError):
 
 
 class UnknownSamples(DataPlaneError):
-    """Samples were asked for that were never put, or have been cleared."""
+    """The wanted samples were never put, or have been cleared."""
 
 
 class ColumnMismatch(DataPlaneError):

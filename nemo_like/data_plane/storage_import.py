@@ -25,7 +25,7 @@ TRANSFER_QUEUE_ENVIRONMENT = {
 
 
 def import_storage() -> None:
-    """Import TransferQueue and what it needs, torch among it.
+    """Import TransferQueue and the packages that it needs, torch among them.
 
     Every process that needs TransferQueue calls this before it imports ``data_plane.transfer_queue``. A
     storage process calls it first of all, since Ray, which then imports the actor's class, would take longer.

@@ -1,4 +1,4 @@
-"""What is known of a kind of storage behind the data plane: one file for each kind describes it so.
+"""The description of a kind of storage behind the data plane; each kind is one file that makes one.
 
 storage_kinds/simple.py    KIND = StorageKind(about=..., storage="module:function", store=...)
 """
@@ -21,7 +21,7 @@ class StorageKind:
     store: import path of ``(host, client_id, addresses, failure) -> data_plane.client.Store``, called in a
         client's process; ``failure`` asks the host's actor to answer why the storage failed, once it does.
     problems: yields which keys of ``data_plane`` do not fit together.
-    machine_problems: yields what it needs and this machine lacks.
+    machine_problems: yields what the storage needs and this machine lacks.
     has_units: ``num_storage_units`` processes of its own hold the bytes.
     """
 
@@ -34,7 +34,7 @@ class StorageKind:
 
 
 def storage_kind_of(name: str) -> StorageKind:
-    """Return what is known of the storage that ``data_plane.backend`` names."""
+    """Return the description of the storage that ``data_plane.backend`` names."""
     kind: StorageKind = STORAGE_KINDS.load(name)
     return kind
 

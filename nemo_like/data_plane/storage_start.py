@@ -1,6 +1,7 @@
 """Makes the storages of the shipped kinds, and the stores of their clients.
 
-The module of each is loaded only then; that of TransferQueue after ``import_storage``, which loads torch.
+Each function imports its module when it is called. ``import_storage``, which loads torch, comes before
+TransferQueue's.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def mooncake_storage(cfg: DataPlaneConfig, log_path: str | None) -> Storage:
 
 
 def transfer_queue_store(host: Any, client_id: str, addresses: Any, failure: Callable[[], Call]) -> Store:
-    """Make a client's store of TransferQueue, whichever its units are."""
+    """Make a client's store of TransferQueue, for either kind of storage units."""
     os.environ.update(TRANSFER_QUEUE_ENVIRONMENT)
     import_storage()
     from nemo_like.data_plane.transfer_queue import TransferQueueStore

@@ -107,7 +107,7 @@ def _connected(addresses: StorageAddresses, client_id: str) -> AsyncTransferQueu
 async def _unblocked(addresses: StorageAddresses, work: Coroutine[Any, Any, _T]) -> _T:
     """Await a get or a clearing, and return its result.
 
-    Those of Mooncake block the thread that they run on, so each gets a thread and an event loop of its own.
+    With Mooncake such a call blocks its thread, so it gets a thread and an event loop of its own.
     """
     if addresses.backend == _MOONCAKE:
         return await asyncio.to_thread(asyncio.run, work)
@@ -296,7 +296,7 @@ class TransferQueueStore:
         """Return the columns' values, one array per segment.
 
         Raises StorageFailed, DeadlineExceeded, or CorruptData when a key has the values of another segment,
-        or others than were saved.
+        or values that were never saved under it.
         """
         meta = _described(segments).select_fields([*columns, _KEY_COLUMN])
         getting = _unblocked(self._addresses, self._client.async_get_data(meta))
