@@ -10,7 +10,7 @@ from nemo_like.config.units import parse_duration_s
 
 
 def checkpointing_problems(checkpointing: CheckpointingConfig) -> Iterator[Problem]:
-    """Yield every problem of the time by which a run must have saved."""
+    """Yield every problem with ``checkpoint_must_save_by``, the time by which a run must have saved."""
     limit = checkpointing.checkpoint_must_save_by
     if limit is None:
         return

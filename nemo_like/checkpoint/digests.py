@@ -26,8 +26,8 @@ def file_digest(path: Path) -> str:
 
 
 def own_share(names: Iterable[str], rank: int, world_size: int) -> list[str]:
-    """Return the files that ``rank`` hashes: those that a worker of its rank wrote, and, of the files of a
-    larger world, those of every rank that equals it modulo ``world_size``."""
+    """Return the files that ``rank`` hashes: every file whose writer's rank, modulo ``world_size``, is
+    ``rank``. More ranks than there are now may have written the files."""
     return [name for name in names if _writer(name) % world_size == rank]
 
 

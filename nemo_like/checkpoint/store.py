@@ -7,7 +7,7 @@ checkpoints/
   step_20/                 exists only when everything in it is on disk
     training_state.json    where the run stood
     policy/                weights, optimizer, schedule: the training backend's own format
-  value/                 the same of the critic, where there is one
+    value/                 the same of the critic, where there is one
     manifest.json          every other file with its size and SHA-256
   step_10.corrupt/         set aside, because it is not what was written; for a person to look at or remove
   tmp_step_30/             unfinished: being written, or left by a run that was killed
@@ -82,7 +82,7 @@ class CheckpointStore:
 
     ``groups`` are the worker groups whose files a checkpoint has, each in a directory of its name. ``warn``
     is called with a sentence for every checkpoint that is set aside. ``expected_bytes`` is how large the
-    first checkpoint will be; later ones are expected to be as large as the one before.
+    first checkpoint will be; each later one is expected to be as large as its predecessor.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class CheckpointStore:
         """Begin the checkpoint of ``step``, and yield the directory with an empty one for each group's files.
 
         The caller completes the checkpoint with ``finish``: inside the block, or later, inside ``guarded``.
-        When the block raises, what was written of this checkpoint is removed; the others are untouched.
+        When the block raises, the files of this checkpoint are removed; other checkpoints are untouched.
         Raises DiskFull when the disk is full, or has less space free than the checkpoint needs.
         """
         shutil.rmtree(self._unfinished(step), ignore_errors=True)
@@ -113,9 +113,9 @@ class CheckpointStore:
 
     @contextmanager
     def guarded(self, step: int) -> Iterator[None]:
-        """Guard what the block does to an unfinished checkpoint after ``writing`` has ended.
+        """Guard a block that goes on with an unfinished checkpoint after ``writing`` has ended.
 
-        When the block raises, what was written of this checkpoint is removed. Raises DiskFull in place of the
+        When the block raises, the files of this checkpoint are removed. Raises DiskFull in place of the
         block's error when the disk is full.
         """
         name = f"the checkpoint of step {step}"
@@ -126,11 +126,11 @@ class CheckpointStore:
             yield
 
     def finish(self, state: TrainingState, group_digests: Mapping[str, str]) -> Checkpoint:
-        """Make the checkpoint being written whole and visible, then remove those that are no longer kept.
+        """Complete the checkpoint and make it visible, then remove checkpoints that are no longer kept.
 
-        ``group_digests`` are the SHA-256 of the groups' files, by their path inside the checkpoint, as the
-        workers that wrote them computed them. Raises CheckpointError when the directory, as this process sees
-        it, has other files.
+        ``group_digests`` are the SHA-256 of the groups' files, by their path inside the checkpoint, which the
+        workers computed that wrote these files. Raises CheckpointError when the directory, as this process
+        sees it, has other files.
         """
         unfinished = self._unfinished(state.step)
         self._check_written(unfinished, group_digests)
@@ -240,7 +240,8 @@ class CheckpointStore:
         return (value if self._retention.is_higher_better else -value), state.step
 
     def _needed_bytes(self) -> int:
-        """Return how many bytes the next checkpoint needs: as many as the one before it has."""
+        """Estimate the bytes of the next checkpoint: the size of the newest, or ``expected_bytes`` without
+        one."""
         paths = checkpoint_paths(self._root)
         return sum(_file_sizes(paths[-1]).values()) if paths else self._expected_bytes
 
@@ -257,23 +258,23 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint's manifest and training state, and check the sizes of all files.
 
     The groups' files are not read. Raises CheckpointError when a file is missing or has another size than it
-    was written with, or when the training state is not what was written.
+    was written with, or when the training state has changed since it was written.
     """
     try:
-        promised = _read_manifest(path / MANIFEST_FILE)
+        listed = _read_manifest(path / MANIFEST_FILE)
         state = TrainingState.from_json((path / STATE_FILE).read_text(encoding="utf-8"))
         state_digest = file_digest(path / STATE_FILE)
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint {path} is broken: {error}") from None
     there = _file_sizes(path)
-    broken = sorted(name for name, promise in promised.items() if there.get(name) != promise.num_bytes)
+    broken = sorted(name for name, entry in listed.items() if there.get(name) != entry.num_bytes)
     if broken:
         name = broken[0]
         raise CheckpointError(
             f"checkpoint {path} is broken: {name} has {there.get(name, 'no')} bytes instead of "
-            f"{promised[name].num_bytes}" + (f", and {len(broken) - 1} more files" if broken[1:] else "")
+            f"{listed[name].num_bytes}" + (f", and {len(broken) - 1} more files" if broken[1:] else "")
         )
-    digests = {name: promise.sha256 for name, promise in promised.items() if promise.sha256 is not None}
+    digests = {name: entry.sha256 for name, entry in listed.items() if entry.sha256 is not None}
     _raise_if_corrupt(path, [STATE_FILE] if digests.pop(STATE_FILE, state_digest) != state_digest else [])
     return Checkpoint(path, state, digests)
 
@@ -281,7 +282,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
 def verify_group_files(
     checkpoint: Checkpoint, group: str = POLICY_GROUP, differing_files: DifferingFiles = differing_files
 ) -> None:
-    """Raise CheckpointError when one of a worker group's files is not what was written.
+    """Raise CheckpointError when a file of a worker group has changed since it was written.
 
     ``differing_files`` hashes the files and says which differ: in this process, or on the group's workers.
     Files without a digest are not checked.
@@ -291,15 +292,15 @@ def verify_group_files(
 
 
 @dataclass(frozen=True, slots=True)
-class _Promise:
-    """What the manifest says of one file."""
+class _ManifestEntry:
+    """What the manifest says of one file: its size, and its digest unless the manifest is an older one."""
 
     num_bytes: int
     sha256: str | None
 
 
-def _read_manifest(path: Path) -> dict[str, _Promise]:
-    """Return what the manifest says of every file, by name; an older manifest has sizes and no digests.
+def _read_manifest(path: Path) -> dict[str, _ManifestEntry]:
+    """Return the manifest's entries by file name.
 
     Raises OSError when it cannot be read, and ValueError when it has another format.
     """
@@ -307,9 +308,9 @@ def _read_manifest(path: Path) -> dict[str, _Promise]:
     if not isinstance(entries, dict) or STATE_FILE not in entries:
         raise ValueError(f"{path.name} does not list {STATE_FILE}")
     if all(type(entry) is int for entry in entries.values()):
-        return {name: _Promise(size, None) for name, size in entries.items()}
+        return {name: _ManifestEntry(size, None) for name, size in entries.items()}
     try:
-        return {name: _Promise(entry["bytes"], entry["sha256"]) for name, entry in entries.items()}
+        return {name: _ManifestEntry(entry["bytes"], entry["sha256"]) for name, entry in entries.items()}
     except (KeyError, TypeError):
         raise ValueError(f"{path.name} does not give size and sha256 of every file") from None
 

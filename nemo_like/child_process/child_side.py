@@ -4,9 +4,9 @@
            ◀── (call id, whether it returned, content) ── stdout
 
 Each message is a frame: its length, and a pickle, or JSON where the two interpreters share no classes. The
-content is what the call returned, or the reason why it raised. The first call prepares the child and runs in
-its main thread; later calls run side by side on an event loop, until the parent's end is closed. Standard
-library only, since a child may have an interpreter that finds nothing else.
+content is the result of the call, or the text of the error that it raised. The first call prepares the child
+and runs in its main thread; later calls run side by side on an event loop, until the parent's end is closed.
+Standard library only, since a child may have an interpreter that finds nothing else.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def next_frame(stream: BinaryIO) -> bytes:
 
 
 class ParentCalls:
-    """The calls of the parent, which come in and are answered."""
+    """Receives the calls of the parent and answers them."""
 
     def __init__(self, codec: FrameCodec = PICKLE) -> None:
         """Move the frames to descriptors of their own, which no program that a call starts inherits.
 
-        From then on stdin is empty, and what is printed goes to stderr and so between no frames.
+        From then on stdin is empty, and prints go to stderr, so that none gets between frames.
         """
         self._codec = codec
         self._calls, self._answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")

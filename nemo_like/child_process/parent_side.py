@@ -1,7 +1,7 @@
 """Starts a child process of Python and calls it, by the frames of ``child_side``.
 
-A thread writes the calls and another reads the answers, so that neither side waits with its own for the
-other's, and calls may be made from any thread or event loop.
+A thread writes the calls and another reads the answers, so that neither side has to read before it can write,
+and calls may be made from any thread or event loop.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ChildFailed(Exception):
 
 
 class CallRaised(ChildFailed):
-    """The call raised in the child, or what it returned could not be sent."""
+    """The call raised in the child, or its result could not be sent."""
 
 
 class ChildIsLate(ChildFailed, TimeoutError):
@@ -59,21 +59,21 @@ def own_environment() -> dict[str, str]:
 
 
 class ChildAnswer:
-    """The answer to a call, which is to come; its deadline is ``timeout_s`` after it was made."""
+    """The answer that a call will get; its deadline is ``timeout_s`` after this object was made."""
 
     def __init__(self, answered: Future[Any], timeout_s: float | None) -> None:
         self._answered, self._timeout_s = answered, timeout_s
         self._end_s = None if timeout_s is None else time.monotonic() + timeout_s
 
     def result(self) -> Any:
-        """Wait for what the call returns, and return it. Raises CallRaised, ChildDied or ChildIsLate."""
+        """Wait for the result of the call, and return it. Raises CallRaised, ChildDied or ChildIsLate."""
         try:
             return self._answered.result(self._remaining_s())
         except TimeoutError:
             raise self._late() from None
 
     async def returned(self) -> Any:
-        """Do as ``result``, while the event loop goes on."""
+        """Return and raise the same as ``result``, without blocking the event loop."""
         try:
             return await asyncio.wait_for(asyncio.wrap_future(self._answered), self._remaining_s())
         except TimeoutError:
@@ -99,11 +99,11 @@ class Child:
     ) -> None:
         """Start the process. Raises OSError where that is not possible.
 
-        With ``stderr=subprocess.PIPE``, its last words are told when it has died, and else nobody.
+        With ``stderr=subprocess.PIPE``, ChildDied says the last lines that the child wrote to stderr.
         """
         self._codec, self._call_ids = codec, itertools.count()
         self._calls: dict[int, Future[Any]] = {}
-        self._registering = threading.Lock()  # guards what ``_calls`` and ``_died`` say together
+        self._registering = threading.Lock()  # guards ``_calls`` and ``_died``, which change together
         self._died: ChildDied | None = None
         self._frames = SimpleQueue[bytes]()
         ours, theirs = socket.socketpair()
@@ -145,8 +145,8 @@ class Child:
         return ChildAnswer(answered, timeout_s)
 
     def close(self, grace_s: float = _GRACE_S) -> None:
-        """Close this end, upon which a child that serves ends by itself; kill one that has not ``grace_s``
-        later. Calls under way and later ones raise ChildDied."""
+        """Close this end, upon which a child in ``serve`` exits by itself; kill it when it is still there
+        after ``grace_s``. Calls under way and later calls raise ChildDied."""
         self._is_open = False
         # Shut down instead of close: calls that are waiting to be written are given up too.
         with suppress(OSError):
@@ -200,7 +200,7 @@ class Child:
 
 
 class _Tail:
-    """The end of what comes through a pipe; what comes before is read and forgotten."""
+    """Reads a pipe to its end and keeps only the last ``_TAIL_BYTES``."""
 
     def __init__(self, pipe: IO[bytes]) -> None:
         self._pipe, self._end = pipe, b""
@@ -208,8 +208,8 @@ class _Tail:
         self._reading.start()
 
     def last_lines(self) -> str:
-        """Wait for the pipe's end, briefly where something else still holds it; return the last lines after
-        a colon, or nothing."""
+        """Wait for the pipe's end, at most ``_PIPE_GRACE_S``; return the last lines after a colon, or ""
+        where nothing was written."""
         self._reading.join(_PIPE_GRACE_S)
         lines = [line.strip() for line in self._end.decode(errors="replace").splitlines()]
         shown = [line[:_SHOWN_CHARACTERS] for line in lines if line][-_SHOWN_LINES:]

@@ -1,4 +1,4 @@
-"""Errors for what can go wrong between actors. Each names the actor, the stage and what to look at."""
+"""Errors of processes and of the calls between them. Each names the actor, the stage and the log to read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ClusterError(RuntimeError):
 
 
 class ActorDied(ClusterError):
-    """A process of the run is gone. With a ``reason`` it may still exist, but is of no more use."""
+    """A process of the run is gone. With a ``reason`` it may still exist, but is no longer usable."""
 
     def __init__(self, actor: str, stage: str, log_path: str | None, reason: str | None = None) -> None:
         what = "died" if reason is None else "failed"
@@ -28,7 +28,7 @@ class ActorDied(ClusterError):
 
 
 class ActorBroken(ActorDied):
-    """A process lives, but raised an error of class ``kind`` after which it is of no more use."""
+    """A process lives, but raised an error of class ``kind`` after which it is no longer usable."""
 
     def __init__(self, actor: str, stage: str, log_path: str | None, reason: str, kind: str) -> None:
         super().__init__(actor, stage, log_path, reason)
@@ -50,7 +50,7 @@ class ActorFailed(ClusterError):
 
 
 class RayDied(ClusterError):
-    """Ray itself has failed, so every actor of the run is of no more use."""
+    """Ray itself has failed, so every actor of the run is no longer usable."""
 
     def __init__(self, reason: str, stage: str) -> None:
         super().__init__(f"{reason} during stage {stage!r}")

@@ -55,7 +55,7 @@ class ActorSpec:
     num_cpus: float = 1.0
     env: Mapping[str, str] = field(default_factory=dict)
     concurrency: Concurrency = Concurrency.serial
-    in_threads: Collection[str] = ()  # asyncio: methods that may wait, each call of which gets a thread
+    in_threads: Collection[str] = ()  # asyncio: methods that may block; each call of them gets a thread
     log_path: str | None = None  # the process writes its stdout and stderr to this file
     without: Collection[str] = ()  # optional packages that the target's module is imported without
 
@@ -71,7 +71,7 @@ class Call:
     def result(self, timeout_s: float) -> Any:
         """Wait for the call and return its result.
 
-        Raises what the method raised, or ray.exceptions.GetTimeoutError after ``timeout_s``.
+        Raises the method's own error, or ray.exceptions.GetTimeoutError after ``timeout_s``.
         """
         return ray.get(self.ref, timeout=timeout_s)
 
@@ -95,7 +95,7 @@ class ActorHandle:
         """Start a call that lasts as long as the actor is of use.
 
         It fails as soon as the actor dies, and also when its constructor raised. It returns a ``Breakdown``
-        when the process says that it is of no more use.
+        when the process says that it is no longer usable.
         """
         return Call(self.name, "watch", self._remote.watch.remote())
 
@@ -151,15 +151,15 @@ def _use_interface_of_node() -> None:
 def _work_in(directory: str) -> None:
     """Change to the driver's directory, so that relative paths mean the same here as in the driver.
 
-    A Ray that existed before may have been started in any directory. A node that lacks the driver's keeps
-    its own: absolute paths may work there all the same.
+    An existing Ray may have been started in any directory. On a node that lacks the driver's directory
+    nothing changes: absolute paths may work there all the same.
     """
     if os.path.isdir(directory):
         os.chdir(directory)
 
 
 class _Shell:
-    """What Ray runs in the process: it builds the target and forwards calls to it.
+    """The Ray actor around the target: it builds the target and forwards calls to it.
 
     Where the target's constructor raised, every later call raises that error.
     """
@@ -193,8 +193,8 @@ class _Shell:
 
     @contextmanager
     def _traced(self) -> Iterator[None]:
-        """Write the stack of an error of the block into this process's log, which the driver names beside the
-        error's text."""
+        """Write the stack of an error that the block raises into this process's log. The driver names the log
+        beside the error's text."""
         try:
             yield
         except Exception as error:
@@ -234,8 +234,8 @@ class _AsyncShell(_Shell):
 def runtime_env(variables: Mapping[str, str]) -> dict[str, Any]:
     """Return Ray's description of a process that has these environment variables.
 
-    A shell starts such a process, to which Ray gives the interpreter's path as it is: a path with a space
-    would be taken for a command and an argument, and Ray would try again for ever.
+    Ray starts such a process by a shell, to which it gives the interpreter's path unquoted: a path with a
+    space would be taken for a command and an argument, and Ray would try again for ever.
     """
     described: dict[str, Any] = {"env_vars": dict(variables)}
     if (quoted := shlex.quote(sys.executable)) != sys.executable:
@@ -246,7 +246,7 @@ def runtime_env(variables: Mapping[str, str]) -> dict[str, Any]:
 def start_actor(spec: ActorSpec, **options: Any) -> ActorHandle:
     """Start the process and return at once; an error of the target's constructor surfaces on the first call.
 
-    ``options`` are further options of a Ray actor, and win over those that ``spec`` implies.
+    ``options`` are further options of a Ray actor, and win over the options that ``spec`` implies.
     """
     resources: dict[str, Any] = {
         "name": spec.name,

@@ -1,6 +1,6 @@
-"""Lets a process of a run say that it is of no more use, although it lives.
+"""Lets a process of a run say that it is no longer usable, although it lives.
 
-    what no check raises: no memory, a library's error ─▶ break_down ─▶ the watch on this process ends
+    an error of no check: no memory, a library's error ─▶ break_down ─▶ the watch on this process ends
     ─▶ every wait of the driver raises ``ActorBroken``, as it raises ``ActorDied`` when a process is gone
 
 The driver then replaces the process, or starts all again, as after a death.
@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from nemo_like.cluster.actor_errors import Overdue
 from nemo_like.observability.printable import printable
 
-# What code raises that was given something wrong: it would raise the same again.
+# Errors of code that was given something wrong: it would raise the same again.
 CODE_ERRORS = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 # Classes of errors, of Python and of libraries, that no death of another process causes.
 OUT_OF_MEMORY = {"MemoryError", "OutOfMemoryError"}
@@ -30,7 +30,7 @@ _PACKAGE = __name__.partition(".")[0]
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """Why a process is of no more use: what it raised."""
+    """Why a process is no longer usable: the error that it raised."""
 
     kind: str  # the error's class
     reason: str  # one line
@@ -41,13 +41,13 @@ _breakdown: Future[Breakdown] = Future()
 
 
 def breakdown() -> Future[Breakdown]:
-    """Return what is done as soon as this process is of no more use."""
+    """Return a future that is done as soon as this process is no longer usable."""
     return _breakdown
 
 
 def break_down(error: BaseException, doing: str = "") -> None:
-    """Have this process count as dead from now on, because of ``error``; ``doing`` begins the reason. Only
-    the first error of a process counts."""
+    """Declare this process dead because of ``error``; ``doing`` begins the reason. Only the first error of
+    a process counts."""
     with _lock:
         if not _breakdown.done():
             _breakdown.set_result(Breakdown(type(error).__name__, f"{doing}{in_short(error)}"))
@@ -55,9 +55,9 @@ def break_down(error: BaseException, doing: str = "") -> None:
 
 @contextmanager
 def breaking_down(counts: Callable[[Exception], bool] = lambda error: True) -> Iterator[None]:
-    """Have this process count as dead when the block raises what no check raised, no mistake in code and no
-    other process: memory that is not there, a library that fails. Only errors count for which ``counts``
-    returns true."""
+    """Declare this process dead when the block raises an error such as a lack of memory or a library's
+    failure. Errors of this project's checks, of wrong code or input (``CODE_ERRORS``), and errors that
+    another process caused, do not count, nor does an error for which ``counts`` returns false."""
     try:
         yield
     except Exception as error:
@@ -73,8 +73,8 @@ def is_own(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory is missing, of the machine or of a GPU. Libraries have classes of their own for
-    it, and some say it only in the text."""
+    """Return whether the error says that the machine or a GPU has no memory left. Libraries have classes of
+    their own for it, and some say it only in the text."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & OUT_OF_MEMORY) or any(text in str(error).lower() for text in _SAID_OUT_OF_MEMORY)
 

@@ -1,7 +1,7 @@
-"""Whether C can be compiled here, as Triton does when a process first uses a GPU, and so every engine.
+"""Finds out whether C can be compiled on this machine, as every engine on a GPU needs.
 
-Triton takes the compiler that ``CC`` names, else gcc, else clang, and includes Python's headers
-(``triton/runtime/build.py``).
+Triton compiles C when a process first uses a GPU. It takes the compiler that ``CC`` names, else gcc, else
+clang, and includes Python's headers (``triton/runtime/build.py``).
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from nemo_like.cluster.watchdog import Watchdog, end_processes
 
 # When a call fails, or a process breaks down, another actor's death may have caused it. The wait for that
 # death is this long, since a dying process closes its connections at once but takes seconds to be gone. No
-# death causes the errors of code that was given something wrong.
+# death causes an error of code that was given something wrong (``CODE_ERRORS``).
 _CAUSE_GRACE_S = 10.0
 # How often a waiting ``gather`` checks whether Ray itself still lives.
 _RAY_PERIOD_S = 1.0
@@ -50,8 +50,8 @@ class Cluster:
     ) -> None:
         """Prepare a cluster without actors.
 
-        When a deadline is missed, the stacks of all actors are written to ``report_directory``; null: never.
-        ``ray_failure`` returns why Ray itself is of no more use, or None while it works.
+        When a deadline is missed, the stacks of all actors are written to ``report_directory``; None: never.
+        ``ray_failure`` returns why Ray itself is no longer usable, or None while it works.
         """
         self._ray_failure = ray_failure
         self._watchdog = Watchdog(report_directory) if report_directory else None
@@ -77,7 +77,7 @@ class Cluster:
         return min(known) if known and len(known) == len(sizes) else None
 
     def smallest_host_bytes(self) -> int | None:
-        """Return the memory of the smallest reserved node with GPUs; None without."""
+        """Return the memory of the smallest reserved node with GPUs; None without GPUs."""
         nodes = self._reservation.nodes.values() if self._reservation else ()
         return min((node.memory_bytes for node in nodes if node.memory_bytes is not None), default=None)
 
@@ -106,15 +106,16 @@ class Cluster:
         return handle
 
     def watch(self, handle: ActorHandle, call: Call) -> None:
-        """Take the end of ``call``, one of this actor's, for the actor's failure from now on.
+        """Take the end of ``call``, a call of this actor, for the actor's failure from now on.
 
-        Every ``gather`` then raises: the call's error, or ActorDied with what the call returned: a text, or
-        a ``Breakdown``.
+        Every ``gather`` then raises: ActorFailed with the call's error, ActorDied with the text that the call
+        returned, or ActorBroken where it returned a ``Breakdown``.
         """
         self._watches[call.ref] = handle
 
     def dead(self) -> list[str]:
-        """Return the names of the actors that are gone or of no more use, since a watched call has ended."""
+        """Return the names of the actors that are gone or no longer usable, since a watched call has
+        ended."""
         ended, _ = ray.wait(list(self._watches), num_returns=len(self._watches), timeout=0)
         return list(dict.fromkeys(self._watches[ref].name for ref in ended))
 
@@ -134,8 +135,8 @@ class Cluster:
     ) -> list[Any]:
         """Wait until all calls have ended and return their results in order.
 
-        Raises ActorDied when any actor of the run dies or breaks down meanwhile (with ``watching``: any of
-        these, or, once a call has failed, any other), RayDied when Ray itself dies, ActorFailed when a call
+        Raises ActorDied when any actor of the run dies or breaks down meanwhile (with ``watching``, only
+        these actors count until a call has failed), RayDied when Ray itself dies, ActorFailed when a call
         or an actor's constructor raises, and StageTimeout when ``timeout_s`` passes or when a call raises
         because a deadline inside its actor has passed. Time for which this process itself is stopped, as by
         Ctrl-Z, does not count.
@@ -168,8 +169,8 @@ class Cluster:
             asked_s, began_s = min(left_s, _RAY_PERIOD_S), time.monotonic()
             ready, _ = ray.wait([*pending, *watches], num_returns=1, timeout=asked_s)
             passed_s = time.monotonic() - began_s
-            # A wait that is much too long means that this process was stopped. Then it has yet to hear of
-            # what ended meanwhile, so that the time does not count.
+            # A wait that is much too long means that this process was stopped. Then it has yet to
+            # hear which calls ended meanwhile, so the time does not count.
             if passed_s < asked_s + _RAY_PERIOD_S:
                 left_s = max(0.0, left_s - passed_s)
             if not ready:
@@ -216,8 +217,8 @@ class Cluster:
             ) from error
 
     def _death(self, watch: ray.ObjectRef, stage: str) -> Exception:
-        """Return the error for a watched call that has ended; where its process broke down, that for a death
-        which follows within moments, and so was the cause."""
+        """Return the error for a watched call that has ended. Where its process broke down and another
+        process dies within moments, that death was the cause: return the error for it instead."""
         first = error = self._ended(watch, stage)
         watches = list(self._watches)
         deadline = time.monotonic() + _CAUSE_GRACE_S

@@ -41,7 +41,7 @@ class GcsWatch:
         threading.Thread(target=self._look, name="gcs-watch", daemon=True).start()
 
     def failure(self) -> str | None:
-        """Return why Ray is of no more use; None while its control process lives."""
+        """Return why Ray is no longer usable; None while its control process lives."""
         return self._failure
 
     def end_stopped(self) -> None:

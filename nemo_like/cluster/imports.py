@@ -14,10 +14,10 @@ from nemo_like.config.import_path import load_by_path
 
 @contextmanager
 def lasting_imports(without: Collection[str] = ()) -> Iterator[None]:
-    """Keep the garbage collector away from what a block makes that does nothing but import.
+    """Keep the garbage collector away from the objects that a block of imports makes.
 
     Imported objects stay for good. Looking for garbage among them takes a fifth of the import's time, and as
-    long again at every later collection of all generations; vLLM makes six of those while it starts.
+    long again at every later collection of all generations; vLLM runs six such collections while it starts.
     ``without`` names optional packages that must not be loaded in this block: importing them fails.
     """
     absent = [name for name in without if name not in sys.modules]
@@ -36,11 +36,11 @@ def lasting_imports(without: Collection[str] = ()) -> Iterator[None]:
 
 @contextmanager
 def unmarked_for_compiler() -> Iterator[None]:
-    """Keep torch's compiler from being loaded in a block that does nothing but import.
+    """Keep a block of imports from loading torch's compiler.
 
-    Libraries mark functions for the compiler as they are imported, and the decorators that do so load it,
-    which takes six tenths of a second. In this block they return the function as it is. This is for libraries
-    whose functions nobody compiles.
+    Libraries mark functions for the compiler by decorators, which load it when the library is imported; that
+    takes 0.6 seconds. In this block the decorators return the function as it is. Use it for libraries whose
+    functions nobody compiles.
     """
     compiler = importlib.import_module("torch.compiler")
     marks = {name: getattr(compiler, name) for name in ("allow_in_graph", "assume_constant_result")}

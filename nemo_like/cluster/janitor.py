@@ -23,8 +23,8 @@ from pathlib import Path
 
 import psutil
 
-# An environment variable that marks the processes which must not outlive the driver. Its value is a directory
-# below the driver's, that of the Ray to which they belong.
+# An environment variable that marks the processes which must not outlive the driver. Its value is the
+# directory of the Ray to which they belong, below the driver's directory.
 MARK = "NEMO_LIKE_ENDS_WITH"
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -38,8 +38,8 @@ _IGNORED_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1
 def swept_directory(parent: str) -> Iterator[Path]:
     """Put the temporary files of this process, and of processes it starts in this block, in a new directory.
 
-    The directory lies in ``parent`` and is yielded. It is removed after the block, with what runs under it,
-    and also when this process is killed inside the block.
+    The directory lies in ``parent`` and is yielded. After the block, or when this process is killed inside
+    it, the processes that are marked with the directory are killed and the directory is removed.
     """
     directory = Path(tempfile.mkdtemp(prefix="job-", dir=parent))
     janitor = _Janitor(directory)
@@ -79,7 +79,7 @@ class _Janitor:
 
 
 def clean_up(directory: Path) -> None:
-    """Kill every process marked with the directory or one below, and remove what these processes leave.
+    """Kill every process marked with the directory or one below it, and remove the files that they leave.
 
     Only this machine's processes are looked at; stopped ones are killed too.
     """

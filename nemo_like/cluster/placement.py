@@ -1,9 +1,9 @@
-"""Where actors run: on nodes that are reserved for them, and on whole GPUs of these.
+"""Reserves nodes and whole GPUs for a run, and tells each actor where it runs.
 
-A bundle is what one node gives: CPUs, and GPUs that Ray lends to nobody else meanwhile. Ray does not say
-which GPUs a bundle has, so a task that asks for all of them reports it once. The actors themselves ask Ray
-for no GPU: each starts with the ``CUDA_VISIBLE_DEVICES`` that its place in the bundle gives it, so that
-several can share a GPU and one can have several.
+A bundle is what one node gives to the run: CPUs, and GPUs that Ray lends to nobody else meanwhile. Ray does
+not say which GPUs a bundle has, so a task that asks for all of them reports it once. The actors themselves
+ask Ray for no GPU: each starts with ``CUDA_VISIBLE_DEVICES`` set to its GPUs of the bundle, so that several
+actors can share a GPU and one actor can have several.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Reservation:
         if not devices:
             return {}
         gpus = self.nodes[actor].gpus
-        visible = ",".join(gpus[place].device for place in devices)
+        visible = ",".join(gpus[index].device for index in devices)
         return {"CUDA_VISIBLE_DEVICES": visible, **_OWN_DEVICES}
 
     def endpoint(self, actor: str, timeout_s: float) -> tuple[str, int]:
@@ -104,7 +104,7 @@ class Reservation:
         return ray.get(probe.remote(), timeout=timeout_s)
 
     def release(self) -> None:
-        """Give the bundles back to Ray, which ends what still runs in them. Safe to call twice."""
+        """Give the bundles back to Ray, which ends the actors that still run in them. Safe to call twice."""
         remove_placement_group(self.group)
 
     def _index(self, actor: str) -> int | None:
@@ -143,25 +143,24 @@ def _nodes_by_actor(bundles: Sequence[Bundle], group: PlacementGroup, timeout_s:
     addresses = {node["NodeID"]: str(node["NodeManagerAddress"]) for node in ray.nodes()}
     nodes = [Node(node_ids[i], addresses[node_ids[i]]) for i in range(len(bundles))]
     asked = {i: _ask_for_gpus(group, i, bundle) for i, bundle in enumerate(bundles) if bundle.num_gpus}
-    found: list[_Lent] = ray.get(list(asked.values()), timeout=timeout_s)
-    check_compilers({nodes[i].address: lent.problem for i, lent in zip(asked, found, strict=True)})
-    for i, lent in zip(asked, found, strict=True):
-        nodes[i] = replace(nodes[i], gpus=lent.gpus, memory_bytes=lent.memory_bytes)
+    reports: list[_NodeReport] = ray.get(list(asked.values()), timeout=timeout_s)
+    check_compilers({nodes[i].address: report.problem for i, report in zip(asked, reports, strict=True)})
+    for i, report in zip(asked, reports, strict=True):
+        nodes[i] = replace(nodes[i], gpus=report.gpus, memory_bytes=report.memory_bytes)
     return {actor: nodes[i] for i, bundle in enumerate(bundles) for actor in bundle.actors}
 
 
 def check_compilers(problems: Mapping[str, str | None]) -> None:
-    """Raise ClusterError with what keeps nodes from compiling C, by address; None where nothing does."""
-    if told := [f"node {address}: {problem}" for address, problem in problems.items() if problem]:
+    """Raise ClusterError where a node cannot compile C. ``problems`` has the reason, or None, by address."""
+    if failing := [f"node {address}: {problem}" for address, problem in problems.items() if problem]:
         raise ClusterError(
-            f"{'; '.join(told)}. Triton, which engines use on GPUs, compiles C when it starts: {REMEDY}"
+            f"{'; '.join(failing)}. Triton, which engines use on GPUs, compiles C when it starts: {REMEDY}"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Lent:
-    """What a node says of the GPUs that a bundle has there, of its memory, and of what keeps it from using
-    them."""
+class _NodeReport:
+    """The GPUs that a bundle has on a node, the node's memory, and why it cannot compile C, if it can't."""
 
     gpus: tuple[Gpu, ...]
     memory_bytes: int
@@ -170,16 +169,16 @@ class _Lent:
 
 def _ask_for_gpus(group: PlacementGroup, index: int, bundle: Bundle) -> ray.ObjectRef:
     """Start a task that takes all GPUs of a bundle and reports them."""
-    task = ray.remote(num_cpus=0, num_gpus=bundle.num_gpus, max_retries=0)(_lent_gpus)
+    task = ray.remote(num_cpus=0, num_gpus=bundle.num_gpus, max_retries=0)(_node_report)
     return task.options(scheduling_strategy=_in_bundle(group, index)).remote()
 
 
-def _lent_gpus() -> _Lent:
+def _node_report() -> _NodeReport:
     devices = ray.get_runtime_context().get_accelerator_ids()["GPU"]
     sizes = gpu_memory_bytes()
     known = sizes if len(sizes) == len(devices) else [None] * len(devices)
     gpus = tuple(Gpu(device, size) for device, size in zip(devices, known, strict=True))
-    return _Lent(gpus, _memory_bytes(), compiling_problem())
+    return _NodeReport(gpus, _memory_bytes(), compiling_problem())
 
 
 def _memory_bytes() -> int:

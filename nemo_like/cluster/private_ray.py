@@ -1,7 +1,7 @@
 """A Ray for this run alone, on this machine. It keeps its files in one directory and leaves nothing behind.
 
-The directory lies among the temporary files. A driver that is killed leaves it behind, and those of Ray's
-processes that were stopped, unless all this happens inside ``swept_directory``.
+The directory lies among the temporary files. A driver that is killed leaves the directory behind, and
+each of Ray's processes that was stopped, unless all this happens inside ``swept_directory``.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def temporary_parent() -> str:
 
 
 def temporary_parent_note() -> str | None:
-    """Return a sentence where ``temporary_parent`` is not the directory for temporary files that was asked
-    for; None where it is."""
+    """Return a sentence for the user where the path of the directory for temporary files is too long and
+    ``temporary_parent`` is another one; None otherwise."""
     asked = tempfile.gettempdir()
     if os.environ.get("RAY_TMPDIR") or not _is_too_long(asked):
         return None
@@ -74,7 +74,7 @@ class PrivateRay:
         self._watch: GcsWatch | None = None
 
     def failure(self) -> str | None:
-        """Return why this Ray is of no more use; None while it works, and before ``start``."""
+        """Return why this Ray is no longer usable; None while it works, and before ``start``."""
         return None if self._watch is None else self._watch.failure()
 
     def start(self, timeout_s: float, warn: Callable[[str], None]) -> None:
@@ -158,8 +158,8 @@ class PrivateRay:
 
 
 def failed_import(directory: Path) -> str | None:
-    """Return the error of the import that ended the agent of the Ray in this directory, which Ray's own error
-    leaves out; None where no import did."""
+    """Return the import error that ended Ray's agent, from its log in ``directory``; None where there is
+    none. Ray's own error leaves it out."""
     for log in directory.glob("session_*_*/logs/dashboard_agent.log"):
         lines = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
         if lines and (found := _FAILED_IMPORT.fullmatch(lines[-1].strip())):
@@ -174,13 +174,13 @@ def _protect_token() -> None:
 
 
 def _kept_token() -> Path:
-    """Return where Ray keeps the user's token; a relative path where nobody knows of a home."""
+    """Return where Ray keeps the user's token; a relative path where the user has no home."""
     return Path(os.path.expanduser("~"), ".ray", "auth_token")
 
 
 @contextmanager
 def _set(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have these environment variables in this process for the block; none of them is set otherwise."""
+    """Set these environment variables in this process for the block; none of them may be set already."""
     os.environ.update(variables)
     try:
         yield
@@ -190,9 +190,9 @@ def _set(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _token(directory: Path) -> dict[str, str]:
-    """Return the variable that says where a Ray's token is, for a user whose home has none and takes none.
+    """Return the variable that tells Ray where its token is, or {} where the user's home can hold the token.
 
-    It is then in ``directory``, and for this user alone.
+    Where it cannot, and no variable names a token yet, one is made in ``directory`` for this user alone.
     """
     if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}.isdisjoint(os.environ):
         return {}
@@ -210,7 +210,7 @@ def _token(directory: Path) -> dict[str, str]:
 
 @cache
 def _own_token() -> str:
-    """Make a token. It is one for all Rays of this process, which reads it once."""
+    """Make the token of all Rays that this process starts; a process reads its token only once."""
     return secrets.token_hex(32)
 
 

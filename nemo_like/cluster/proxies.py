@@ -14,7 +14,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def no_proxy(environment: Mapping[str, str], hosts: Iterable[str]) -> dict[str, str]:
-    """Return NO_PROXY and no_proxy with the hosts that ``environment`` names there and these.
+    """Return NO_PROXY and no_proxy, which name ``hosts`` beside the hosts that ``environment`` names.
 
     Some clients read one, some the other. "*", which stands for every host, stays alone.
     """
@@ -24,5 +24,5 @@ def no_proxy(environment: Mapping[str, str], hosts: Iterable[str]) -> dict[str, 
 
 
 def bypass_proxies(hosts: Iterable[str] = LOOPBACK) -> None:
-    """Have this process, and those that it starts from now on, reach ``hosts`` without a proxy."""
+    """Let this process, and every process that it starts later, reach ``hosts`` without a proxy."""
     os.environ.update(no_proxy(os.environ, hosts))

@@ -1,4 +1,4 @@
-"""The connection to Ray itself: a private one on this machine, or one that exists already."""
+"""Connects this process to Ray: to a private one on this machine, or to one that exists already."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def ray_runtime(
 ) -> Iterator[Callable[[], str | None]]:
     """Join an existing Ray or start a private one; leave or end it on exit.
 
-    Yields a function that returns why a private Ray is of no more use, or None while it works. On exit every
-    non-detached actor of this process ends. A private Ray ends with all its processes, and its files are
-    removed; inside ``swept_directory`` the same happens when this process is killed. ``warn`` is told of each
-    failed attempt to start one; ``last_words`` gets the reason when this process must end because its private
-    Ray died.
-    Raises ClusterError when Ray cannot be had in time, or has fewer CPUs or GPUs than asked for.
+    Yields a function that returns why a private Ray is no longer usable, or None while it works. On exit
+    every non-detached actor of this process ends. A private Ray ends with all its processes, and its files
+    are removed; inside ``swept_directory`` the same happens when this process is killed. ``warn`` is told of
+    each failed attempt to start one; ``last_words`` gets the reason when this process must end because its
+    private Ray died. Raises ClusterError when Ray cannot be started or joined in time, or has fewer CPUs or
+    GPUs than asked for.
     """
     # Ray leaves CUDA_VISIBLE_DEVICES alone for an actor that asks for no GPU.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")

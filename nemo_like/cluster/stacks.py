@@ -1,9 +1,9 @@
 """Stacks of the actors' processes on this machine, taken from outside: no process need answer a call.
 
-A process belongs to an actor when its standard error is the actor's log: the actor's own process, and those
-that it started. Actors that an actor started have their own logs, in the folder named like that actor's log
-without ".log". py-spy reads the stacks if it may look into the process; where it may not, a process that
-called ``dump_stacks_on_signal`` writes them itself.
+A process belongs to an actor when its standard error is the actor's log, as it is for the actor's own process
+and for processes that it started. Actors that an actor started have their own logs, in the folder named like
+that actor's log without ".log". py-spy reads the stacks if it may look into the process; where it may not, a
+process that called ``dump_stacks_on_signal`` writes them itself.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PY_SPY_TIMEOUT_S = 10.0
 _SIGNAL_GRACE_S = 1.0
 _NUM_SHOWN_FRAMES = 4
 _PACKAGE = f"{os.sep}nemo_like{os.sep}"
-# Their code calls the methods of an actor, and looks after its log.
+# Files whose code calls the methods of an actor, and looks after its log.
 _SHELL = (
     os.path.join("nemo_like", "cluster", "actors.py"),
     os.path.join("nemo_like", "observability", "bounded_log.py"),
@@ -41,7 +41,7 @@ _SHELL = (
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One frame of a stack: a place in the code."""
+    """One frame of a stack: a line of the code that is being run."""
 
     function: str
     path: str

@@ -1,4 +1,4 @@
-"""The stages of a run: what has a deadline, and what an engine holds of a GPU's memory meanwhile.
+"""The stages of a run, and which of its GPU memory an engine holds during each of them.
 
     engines start ──▶ policy starts ──▶ weight_sync ──▶ generation ──▶ logprobs ──▶ policy_training ─┐
                                              ▲                                                       │
@@ -17,19 +17,19 @@ from enum import Enum
 
 
 class EngineHolds(Enum):
-    """What of its GPU memory an engine holds."""
+    """Which part of its GPU memory an engine holds."""
 
-    nothing = "nothing"  # asleep: what the KV cache held is lost, the weights too or they wait on the host
+    nothing = "nothing"  # asleep: the KV cache is lost; the weights too, or they wait on the host
     weights = "weights"
     everything = "everything"  # weights and KV cache
 
 
 class Stage(Enum):
-    """A part of a run, with its title in the plan of the memory, and what an engine holds in it that shares
-    its GPU with the policy. The key of its name in cluster.stage_timeouts_s is its deadline."""
+    """A part of a run, with its title in the memory plan, and what an engine that shares its GPU with the
+    policy holds meanwhile. The key of the same name in cluster.stage_timeouts_s is its deadline."""
 
     engine_start = "engines", EngineHolds.everything  # without a deadline
-    policy_start = "policy", EngineHolds.nothing  # and that of critic and teacher; without a deadline
+    policy_start = "policy", EngineHolds.nothing  # the start of critic and teacher too; without a deadline
     # Weights are overwritten before the KV cache wakes, while the trainer still holds what it sends.
     weight_sync = "sync", EngineHolds.weights
     generation = "generate", EngineHolds.everything  # also scoring by engines
@@ -46,5 +46,6 @@ class Stage(Enum):
         self.engine_holds = engine_holds
 
 
-# In each of these, a process holds the same parts of its GPU memory throughout; the others are parts of them.
+# In each of these stages a process holds the same parts of its GPU memory throughout; the other two stages
+# happen inside these.
 GPU_STAGES = tuple(stage for stage in Stage if stage not in (Stage.checkpoint, Stage.validation))

@@ -55,7 +55,7 @@ class Watchdog:
 
 
 def end_processes(log_paths: Mapping[str, str]) -> None:
-    """Kill the actors' processes on every node. A stopped one would not follow Ray's request to end."""
+    """Kill the actors' processes on every node. A stopped process would not follow Ray's request to end."""
     on_every_node(kill_processes, log_paths)
 
 

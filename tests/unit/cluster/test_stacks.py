@@ -30,7 +30,7 @@ def dump(*threads: Thread, problem: str = "") -> ProcessDump:
     [
         (
             (IDLE, WATCH, LOOP, CALL),
-            "recv (torch/distributed.py:4) < Worker.train (policy/workers/worker.py:5)",
+            "recv (torch/distributed.py:4) < Worker.train (workers/worker.py:5)",
         ),
         ((IDLE, WATCH, LOOP), "_step (generation/vllm_engine.py:8)"),
         ((IDLE, WATCH), "main_loop (ray/worker.py:3)"),
