@@ -1,4 +1,4 @@
-"""Rules on speculative decoding: how engines may draft."""
+"""Rules on ``speculative_config``: by which methods and settings engines may draft tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _BY_BATCH = "has the length of a draft depend on what else is in the batch, so t
 _OTHER_RUNNER = "has vLLM take its first model runner, which nothing here has looked at on GPUs"
 
 
-# By name, the values that change nothing, and why others are refused.
+# By argument of vLLM, the values that change nothing, and why any other value is refused.
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "rejection_sample_method": (("standard",), "keeps drafts by another rule than the policy's probability"),
     "synthetic_acceptance_rates": ((None,), "keeps drafts whatever the policy's probability is"),
@@ -41,7 +41,7 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 
 
 def draft_problems(generation: GenerationConfig, policy: PolicyConfig) -> Iterator[Problem]:
-    """Yield every problem with how engines, which hold the policy's model, are to draft."""
+    """Yield every problem with the way in which engines of the policy's model are to draft."""
     given = generation.vllm_kwargs.get(ARGUMENT)
     if given is None:
         return
@@ -61,8 +61,8 @@ def draft_problems(generation: GenerationConfig, policy: PolicyConfig) -> Iterat
 def cache_problems(generation: GenerationConfig, policy: PolicyConfig, model: ModelInfo) -> Iterator[Problem]:
     """Yield a problem where engines on CPUs may run out of their KV cache while they draft.
 
-    A sample that loses its place there begins its drafts elsewhere when it comes back, and so draws other
-    random numbers than without the others that took its place.
+    A sample that is evicted from the cache begins its drafts elsewhere when it comes back. It then draws
+    other random numbers, so that its result depends on the samples that evicted it.
     """
     drafts = speculation(generation)
     if drafts is None or policy.device is not Device.cpu:
@@ -125,7 +125,8 @@ def _shape(device: Device, given: Any) -> Iterator[Problem]:
 
 
 def _method(device: Device, drafts: Speculation) -> Iterator[Problem]:
-    """Yield the problems of what drafts, where it is to run."""
+    """Yield every problem with the drafting method: that the device lacks it, or that its checkpoint is
+    missing."""
     method = drafts.method
     if method not in _METHODS[device]:
         names = ", ".join(one.value for one in _METHODS[device])
@@ -143,7 +144,7 @@ def _method(device: Device, drafts: Speculation) -> Iterator[Problem]:
 
 
 def _on_cpu(generation: GenerationConfig, given: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield what has a seed fix no sample with vLLM's first model runner."""
+    """Yield a problem for each setting with which a seed fixes no sample in vLLM's first model runner."""
     if given.get("draft_sample_method", "greedy") != "greedy":
         yield Problem(
             key=f"{KEY}.draft_sample_method={given['draft_sample_method']}",

@@ -1,8 +1,8 @@
 """``EndpointEngine``: a server behind an OpenAI-compatible API that answers in place of an engine.
 
-A prompt of plain text goes to ``/completions``, one of messages to ``/chat/completions``, with a request and
-a seed for each response. What comes back is text; its tokens, by the policy's tokenizer, are there to be
-counted, and have no log-probs. So it serves evaluations, and no training.
+A prompt of plain text goes to ``/completions``, a prompt of messages to ``/chat/completions``, with a request
+and a seed for each response. The server answers with text. The policy's tokenizer makes tokens of it, which
+are there to be counted and have no log-probs: this engine serves evaluations, and no training.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResul
 from nemo_like.generation.sampling import SamplingSettings
 
 _MAX_SHOWN_CHARACTERS = 500
-# What a server that asks for no key is sent, so that the client does not look for one of somebody else.
+# The key for a server that asks for none; without it the client would take OPENAI_API_KEY.
 _NO_KEY = "none"
-# The fields by which vLLM, SGLang and others continue a last message of the assistant.
+# The fields by which vLLM, SGLang and other servers continue a last message of the assistant.
 _CONTINUED = {"add_generation_prompt": False, "continue_final_message": True}
 
 
 class EndpointEngine:
-    """A ``GenerationEngine``, where the methods are described; an asyncio actor hosts it."""
+    """A ``GenerationEngine`` (its methods are described there), hosted by an asyncio actor."""
 
     def __init__(self, *, name: str, cfg: EvaluationConfig, tokenizer_name: str) -> None:
         """Prepare the client; nothing is sent yet.
@@ -81,10 +81,10 @@ class EndpointEngine:
         return EngineStats(AS_LOADED, 0.0, self._num_tokens)
 
     async def hold(self, what: EngineHolds) -> None:
-        """Do nothing: a server's memory is its own."""
+        """Do nothing: the server does not share its memory with a run."""
 
     async def _serve(self, request: GroupRequest, sampling: SamplingSettings, sink: ResultSink) -> None:
-        """Ask for all responses to one prompt, and give them to the sink; tell it of a failure."""
+        """Request all responses to one prompt and give them to the sink; tell the sink of a failure."""
         try:
             async with asyncio.TaskGroup() as group:
                 asked = [group.create_task(self._response(request, seed, sampling)) for seed in request.seeds]
@@ -92,7 +92,7 @@ class EndpointEngine:
             self._num_tokens += sum(len(response.token_ids) for response in responses)
             sink.submit("on_groups", [GroupResult(request.request_id, responses, AS_LOADED)])
         except* Exception as errors:
-            sink.submit("on_engine_error", self._name, self._told(errors.exceptions[0]))
+            sink.submit("on_engine_error", self._name, self._described(errors.exceptions[0]))
         finally:
             del self._under_way[request.request_id]
 
@@ -113,8 +113,8 @@ class EndpointEngine:
         return Response(token_ids, np.zeros(len(ids), np.float32), is_truncated, text=text)
 
     async def _choice(self, request: GroupRequest, seed: int, sampling: SamplingSettings) -> tuple[Any, str]:
-        """Return the server's choice and its text. Raises openai.OpenAIError after ``max_attempts``, and
-        ValueError for an answer of another form."""
+        """Request one response; return the server's choice and its text. Raises openai.OpenAIError after
+        ``max_attempts``, and ValueError for an answer without a choice."""
         more = {name: value for name in ("top_k", "min_p") if (value := getattr(sampling, name))}
         if stop_token_ids := self._stop_token_ids(sampling):
             more["stop_token_ids"] = stop_token_ids
@@ -139,7 +139,7 @@ class EndpointEngine:
             if is_begun(said):
                 asked["extra_body"] = {**_CONTINUED, **(asked["extra_body"] or {})}
             answer = await self._client.chat.completions.create(messages=messages, **asked)
-        # A server of another kind may answer anything, which the client hands on as it is.
+        # A server of another kind may answer anything; the client hands that on unchecked.
         choices = getattr(answer, "choices", None)
         if not choices:
             raise ValueError(f"no completion: {answer}")
@@ -147,14 +147,14 @@ class EndpointEngine:
         return choice, (choice.text if isinstance(said, str) else choice.message.content) or ""
 
     def _stop_token_ids(self, sampling: SamplingSettings) -> list[int]:
-        """Return the stop tokens that a server must be told. It knows those of its checkpoint, and does not
-        look for a stop string in a special token, which its texts leave out."""
+        """Return the stop tokens that a server must be told. It knows its checkpoint's own, and finds no stop
+        string that is a special token, since its texts leave special tokens out."""
         own = [token for token in sampling.stop_token_ids if token not in self._tokenizer.end_token_ids]
         added = self._tokenizer.added_tokens
         return [*own, *(added[text] for text in sampling.stop_strings if text in added)]
 
-    def _told(self, error: Exception) -> str:
-        """Say what came back from where; never with the API key, which some servers repeat."""
+    def _described(self, error: Exception) -> str:
+        """Describe an error and the server that gave it, without the API key, which some servers repeat."""
         came_back = f"{type(error).__name__}: {error}".rstrip(": ")
         if isinstance(error.__cause__, Exception):
             came_back += f" ({type(error.__cause__).__name__}: {error.__cause__})"

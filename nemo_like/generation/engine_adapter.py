@@ -1,4 +1,4 @@
-"""The adapters that an engine computes beside its weights."""
+"""The LoRA adapters that an engine computes beside its weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineAdapter:
-    """What an engine must know of the adapters that it will compute beside its weights."""
+    """What an engine must know at its start of the adapters that weight transfers will bring."""
 
     rank: int
-    target_modules: tuple[str, ...]  # last parts of the layers' names; none: all that vLLM can adapt
+    target_modules: tuple[str, ...]  # last parts of the layers' names; (): every layer that vLLM can adapt

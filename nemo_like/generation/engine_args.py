@@ -16,12 +16,12 @@ from nemo_like.models.model_info import has_vision_tower
 from nemo_like.policy.options import Device
 
 _MIN_BATCHED_TOKENS = 8192
-# vLLM's name of what it does to 16-bit weights whenever they are loaded.
+# vLLM's name for the quantization of 16-bit weights whenever they are loaded.
 _QUANTIZATIONS = {None: None, Quantization.fp8: "fp8_per_channel"}
 _FOR_IMAGES: dict[str, Any] = {
     "limit_mm_per_prompt": {"video": 0},
     "mm_processor_cache_gb": 0,  # all first turns of a prompt's samples are one request: images come once
-    # By name: of what vLLM needs to load it, engines without images need nothing.
+    # By import path, since engines without images need not load this module.
     "logits_processors": ["nemo_like.generation.no_placeholders:NoPlaceholders"],
 }
 # The sizes for which vLLM can allocate an adapter.
@@ -29,7 +29,7 @@ _MAX_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 def engine_args(spec: EngineSpec) -> EngineArgs:
-    """Return the arguments of an engine, less those that ``complete_args`` sets for the engine's own parts.
+    """Return the arguments of an engine, without the few that ``complete_args`` sets afterwards.
 
     Raises TypeError where ``generation.vllm_kwargs`` has an argument that this vLLM does not know.
     """
@@ -63,14 +63,14 @@ def engine_args(spec: EngineSpec) -> EngineArgs:
         max_num_batched_tokens=max(
             _MIN_BATCHED_TOKENS,
             max_total_sequence_length,
-            cfg.max_num_seqs * drafts.num_slots if drafts else 0,  # drafts are never cut for want of room
+            cfg.max_num_seqs * drafts.num_slots if drafts else 0,  # room for every draft: none is cut
         ),
         enable_chunked_prefill=False,  # a partly prefilled request with a seed makes the engine fail
         enforce_eager=cfg.enforce_eager,
         tensor_parallel_size=cfg.tensor_parallel_size,
         distributed_executor_backend="mp" if cfg.tensor_parallel_size > 1 else None,
         max_logprobs=-1,  # no limit of its own on how many log-probs a request may ask for
-        logprobs_mode="processed_logprobs",  # after temperature, top-p and top-k: those sampled from
+        logprobs_mode="processed_logprobs",  # after temperature, top-p and top-k, as sampled
         disable_log_stats=True,
         worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
         **by_device,

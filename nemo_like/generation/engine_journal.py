@@ -1,18 +1,18 @@
-"""The journal of an engine: what entered it and left it, and at which of its steps. Standard library only.
+"""The journal of an engine: which requests and weights it took, and at which steps. Standard library only.
 
 An engine's results depend on its requests, on its weights, and on the step at which each of these takes
-effect: on what a step computes together, and on which token of a sample is the first of new weights. A
-journal has all of that, one JSON object per line:
+effect: that decides which requests a step computes together, and which token of a sample is the first of new
+weights. A journal records all of this, one JSON object per line:
 
-    {"event": "start", "engine": "engine-0", "settings": {...}}        first, what must be alike in a replay
+    {"event": "start", "engine": "engine-0", "settings": {...}}        first; a replay needs the same settings
     {"step": 0, "event": "add", "requests": [["3/0", 2774538121]]}     in their order, each with its digest
     {"step": 9, "event": "abort", "requests": ["3/0"]}
     {"step": 9, "event": "weights", "version": 4, "running": ["3/1"]}
     {"step": 14, "event": "mixed", "request": "3/1", "versions": [[[3, 0], [4, 7]]]}
     {"step": 20, "event": "ran"}                                       when it was flushed
 
-``step`` counts the engine's steps that had run before in this journal. "mixed" is for people: it says of each
-response of a finished group at which of its tokens which version began. A replay needs only the others.
+``step`` is the number of engine steps that had run since the journal began. "mixed" is for people, and a
+replay ignores it: for each response of a finished group it lists the versions, each with its first token.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineJournal:
-    """The files of a stretch of an engine's work: the one that it writes, and one whose events it repeats
-    first. A stretch begins where the engine has no requests."""
+    """The journal file that an engine shall write from now on, and perhaps another journal whose events it
+    shall replay first. A journal begins where the engine has no requests."""
 
     path: str
     replayed: str | None = None
 
 
 class JournalError(ValueError):
-    """A journal cannot be read, or does not fit what happens; the message names file, line and event."""
+    """A journal cannot be read, or a replay has come to differ from it; the message names file and line."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestsAdded:
-    """These requests entered the engine, in this order. ``requests`` has the digest of each."""
+    """These requests entered the engine, in this order; ``requests`` has their ids and digests."""
 
     step: int
     requests: tuple[tuple[str, int], ...]
@@ -58,7 +58,7 @@ class RequestsAdded:
 
 @dataclass(frozen=True, slots=True)
 class RequestsAborted:
-    """These requests left the engine unfinished, or did not enter it at all."""
+    """These requests were aborted: they left the engine unfinished, or never entered it."""
 
     step: int
     request_ids: tuple[str, ...]
@@ -76,7 +76,7 @@ class WeightsTaken:
 
 @dataclass(frozen=True, slots=True)
 class StepsRan:
-    """So many steps had run when the journal was flushed, and nothing else had happened."""
+    """``step`` steps had run when the journal was flushed, without an event since the one before."""
 
     step: int
     line: int
@@ -91,8 +91,8 @@ def journal_settings(
     weight_updates: WeightUpdates,
     others: Mapping[str, int | str],
 ) -> dict[str, Any]:
-    """Return what must be alike in an engine that writes a journal and one that replays it; ``others`` is
-    what the configuration of generation does not say."""
+    """Return the settings that must be equal in an engine that writes a journal and in an engine that replays
+    it. ``others`` are settings from outside the group ``generation``."""
     vllm_cfg = {name: getattr(value, "value", value) for name, value in asdict(generation.vllm_cfg).items()}
     return {
         "vllm": vllm_version,
@@ -115,12 +115,12 @@ def request_digest(request: GroupRequest, sampling: SamplingSettings) -> int:
 
 
 class JournalWriter:
-    """Writes a journal. Events reach the file with ``flush``, which new weights imply."""
+    """Writes a journal. Events reach the file at ``flush``, which ``took_weights`` calls too."""
 
     def __init__(self, path: Path, engine: str, settings: Mapping[str, Any]) -> None:
         """Make the file, and the folders above it.
 
-        Raises FileExistsError when it is there already, DiskFull or OSError when it cannot be written.
+        Raises FileExistsError when the file exists already, DiskFull or OSError when it cannot be written.
         """
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -142,14 +142,14 @@ class JournalWriter:
         self.flush()
 
     def ran(self, step: int) -> None:
-        """Write that ``step`` steps have run: that up to there a replay has no other event to wait for."""
+        """Write that ``step`` steps have run, so a replay runs up to there without waiting for an event."""
         if step > self._last_step:
             self._write({"step": step, "event": "ran"})
 
     def finished_mixed(
         self, step: int, request_id: str, versions: Sequence[Sequence[tuple[int, int]]]
     ) -> None:
-        """Write for each response of a group at which of its tokens which version began."""
+        """Write for each response of a group its policy versions, each with the index of its first token."""
         spans = [[list(span) for span in response] for response in versions]
         self._write({"step": step, "event": "mixed", "request": request_id, "versions": spans})
 
@@ -161,7 +161,7 @@ class JournalWriter:
         self._unwritten.clear()
 
     def _append(self, lines: bytes) -> None:
-        """Append the lines, or leave the file as it was and raise OSError."""
+        """Append the lines; on failure restore the file and raise OSError."""
         with self._path.open("ab", buffering=0) as file:
             size = file.tell()
             try:
@@ -179,14 +179,14 @@ class JournalWriter:
 
 @dataclass(frozen=True, slots=True)
 class WrittenJournal:
-    """A journal that was read."""
+    """A journal as ``read_journal`` returns it."""
 
     path: Path
     settings: Mapping[str, Any]
     events: tuple[JournalEvent, ...]
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Raise JournalError when an engine with these settings would compute otherwise."""
+        """Raise JournalError unless ``settings`` equal the settings in the journal."""
         own = json.loads(json.dumps(dict(settings)))
         names = [name for name in {**own, **self.settings} if own.get(name) != self.settings.get(name)]
         if names:
@@ -200,9 +200,9 @@ class WrittenJournal:
 def read_journal(path: Path) -> WrittenJournal:
     """Read a journal. A last line that was cut short, as by a kill, is left out.
 
-    Raises JournalError for a file that is none, OSError when it cannot be read.
+    Raises JournalError for a file that is no journal, and OSError when the file cannot be read.
     """
-    # What is no UTF-8 is replaced by a character that no number and no name has, and so is refused below.
+    # Bytes that are no UTF-8 become a character that no number and no name has, so they are refused below.
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
@@ -234,7 +234,7 @@ def _parsed(path: Path, number: int, line: str) -> dict[str, Any]:
     return value
 
 
-# Each takes the object of a line and its number.
+# Each function takes the JSON object of a line, and the line's number.
 _READERS: Mapping[str, Callable[[Mapping[str, Any], int], JournalEvent | None]] = {
     "add": lambda one, line: RequestsAdded(
         int(one["step"]), tuple((str(name), int(digest)) for name, digest in one["requests"]), line
@@ -247,7 +247,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any], int], JournalEvent | None]] 
 
 
 def _event(path: Path, number: int, value: Mapping[str, Any]) -> JournalEvent | None:
-    """Return the event of a line; None for one that is for people."""
+    """Return the event of a line; None for a "mixed" event, which no replay needs."""
     reader = _READERS.get(value.get("event", ""))
     if reader is None:
         raise JournalError(

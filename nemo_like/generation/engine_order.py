@@ -1,11 +1,11 @@
-"""What an engine does next. Pure: nothing here waits or calls vLLM.
+"""Decides what an engine does next. Pure: nothing here waits or calls vLLM.
 
     requests that wait ─┐
     requests that run  ─┼─▶ next: add | abort | pause | step | wait
     a wish to pause    ─┘
 
-``LiveOrder`` decides by what is there, ``JournalOrder`` by what an engine did before: as long as its journal
-has events, each takes effect at the same step as it did then, in the same order, whenever the callers come.
+``LiveOrder`` decides by the requests at hand. ``JournalOrder`` replays a journal: as long as the journal has
+events, each takes effect at the step at which it did then, in the same order, whenever its caller comes.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Enqueued(Protocol):
 
     @property
     def digest(self) -> int:
-        """Of everything on which its responses depend besides the weights."""
+        """A digest of everything on which its responses depend besides the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSituation:
-    """What an engine has between two of its steps."""
+    """The state of an engine between two of its steps."""
 
-    num_steps: int  # that have run
+    num_steps: int  # steps that have run
     waiting: Mapping[str, Enqueued]  # in the order in which they came
     running: Collection[str]  # requests that vLLM has
-    num_sequences: int  # unfinished responses of these
-    to_abort: Collection[str]  # requests that wait or run, and that their callers want no more
-    wants_pause_for: int | None  # the version that a trainer wants to bring; None: none, or it is paused
+    num_sequences: int  # unfinished responses of the running requests
+    to_abort: Collection[str]  # waiting or running requests that their callers have aborted
+    wants_pause_for: int | None  # the version that a trainer wants to bring; None: no trainer waits
     is_paused: bool
 
 
@@ -60,14 +60,14 @@ class AddRequests:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequests:
-    """Take these requests from vLLM, or from those that wait."""
+    """Remove these requests from vLLM, or from the waiting requests."""
 
     request_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class GrantPause:
-    """Run no step until the trainer has brought the weights, or has given that up."""
+    """Run no step until the trainer has brought its weights, or has given the transfer up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +77,20 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """Wait for a call; ``what`` says for which there is a deadline, and is empty where there is none."""
+    """Wait for a call. ``what`` names the call that a journal expects by a deadline; "" where none does."""
 
     what: str = ""
-    came: str = ""  # what came instead
+    came: str = ""  # which requests came instead
 
 
 Action = AddRequests | AbortRequests | GrantPause | RunStep | WaitFor
 
 
 class LiveOrder:
-    """Lets requests in as there is room, and pauses when no sample must end first.
+    """Gives requests to vLLM as there is room, and grants a pause as soon as no sample must end first.
 
-    Requests of which vLLM has begun no response wait outside of it: what vLLM has is either running or about
-    to, and is not to begin while a trainer brings weights between samples.
+    Requests wait outside of vLLM until there is room for them, since vLLM begins whatever it has, and no
+    sample may begin while a trainer that brings weights between samples waits for the running ones.
     """
 
     def __init__(self, weight_updates: WeightUpdates | None, max_num_seqs: int) -> None:
@@ -110,7 +110,7 @@ class LiveOrder:
         return RunStep() if now.running else WaitFor()
 
     def _fitting(self, now: EngineSituation) -> tuple[str, ...]:
-        """Return the requests, in their order, for all of whose responses there is room; at least one where
+        """Return the first waiting requests for whose responses there is room; at least one request where
         nothing runs."""
         fitting: list[str] = []
         num_sequences = now.num_sequences
@@ -123,22 +123,22 @@ class LiveOrder:
 
 
 class JournalOrder:
-    """Repeats the events of a journal. ``took`` tells it that weights were taken."""
+    """Replays the events of a journal. ``took`` tells it that the engine took new weights."""
 
     def __init__(self, journal: WrittenJournal) -> None:
         self._path = journal.path
         self._events: deque[JournalEvent] = deque(journal.events)
-        # Requests that have not entered yet, nor been aborted while they waited.
+        # Requests whose entry, or whose abort while they waited, is still to come.
         self._to_come = {name for event in journal.events for name in _names(event)}
 
     def knows(self, request_id: str) -> bool:
-        """Return whether a request that has not entered occurs at an event to come."""
+        """Return whether this request has not entered yet and occurs in the rest of the journal."""
         return request_id in self._to_come
 
     def next(self, now: EngineSituation) -> Action | None:
         """Return what the engine did next; None when every event has taken effect.
 
-        Raises JournalError when that is impossible now.
+        Raises JournalError when the next event cannot take effect any more.
         """
         while self._events:
             event = self._events[0]
@@ -148,7 +148,7 @@ class JournalOrder:
         return None
 
     def took(self, version: int) -> None:
-        """Go on after the event of new weights, for which ``next`` has granted a pause."""
+        """Drop the event of new weights, for which ``next`` has granted a pause, and go on."""
         event = self._events.popleft()
         assert isinstance(event, WeightsTaken)
         assert event.version == version

@@ -1,4 +1,4 @@
-"""``EngineQueue``: what callers want of an engine and vLLM has not got yet, and the journal of what it got.
+"""``EngineQueue``: the calls of an engine that have not reached vLLM yet, and the journal of those that have.
 
     submit ──▶ waiting ─┐                       ┌─▶ journal
     abort  ──▶ to abort ┼─ next, between steps ─┴─▶ vLLM
@@ -44,10 +44,10 @@ class _Awaited:
 
 @dataclass(slots=True)
 class EngineQueue(Generic[RequestT]):
-    """What waits for one engine, and how many steps the engine has run.
+    """The requests, aborts and pauses that wait for one engine, and how many steps the engine has run.
 
-    While ``journal`` has events, these say what comes next; then ``live`` does. What is done is written by
-    ``writer``. A wait for a call that the journal says must come ends after ``timeout_s``.
+    While ``journal`` has events, they decide what comes next; then ``live`` does. ``writer`` writes down what
+    is done. A call that ``journal`` expects must come within ``timeout_s``.
     """
 
     live: LiveOrder
@@ -57,19 +57,19 @@ class EngineQueue(Generic[RequestT]):
     clock: Callable[[], float] = time.monotonic
     num_steps: int = 0
     waiting: dict[str, RequestT] = field(default_factory=dict)
-    _to_abort: dict[str, None] = field(default_factory=dict)  # in the order in which it was asked for
+    _to_abort: dict[str, None] = field(default_factory=dict)  # in the order of the aborts
     _pausing: _Pausing | None = None
     _awaited: _Awaited | None = None
 
     @property
     def is_draining(self) -> bool:
-        """Whether a trainer waits for samples to end."""
+        """Whether a trainer waits for a pause, until which samples end and none begins."""
         return self._pausing is not None
 
     def next(self, running: Collection[str], num_sequences: int, *, is_paused: bool) -> Action:
-        """Return what comes next, and write it down where it is an event.
+        """Return what the engine does next, and write requests that enter or leave to the journal.
 
-        Raises JournalError when the journal does not fit, or what it says has not come in time.
+        Raises JournalError when a replay differs from its journal, or an expected call has not come in time.
         """
         now = EngineSituation(
             num_steps=self.num_steps,
@@ -92,23 +92,23 @@ class EngineQueue(Generic[RequestT]):
 
     @property
     def awaited(self) -> str:
-        """What the journal says must come next and has not; empty where nothing must."""
+        """The call that the replayed journal expects and that has not come; empty where it expects none."""
         return "" if self._awaited is None else self._awaited.what
 
     def patience_s(self) -> float | None:
-        """Return for how long the engine may wait for the call that the latest ``next`` waits for; None: for
-        ever."""
+        """Return how many seconds are left for the call that the latest ``next`` waits for; None: any
+        number."""
         return None if self._awaited is None else max(0.0, self._awaited.deadline_s - self.clock())
 
     def take(self, request_id: str) -> RequestT:
-        """Return a waiting request, which waits no more."""
+        """Remove a waiting request from the queue and return it."""
         return self.waiting.pop(request_id)
 
     def abort(self, request_ids: Iterable[str], running: Collection[str]) -> tuple[str, ...]:
-        """Forget requests that wait, and return those that run and are to be aborted now.
+        """Forget waiting requests, and return the running requests that vLLM must abort now.
 
-        While a journal is replayed, a request that it knows stays until the step at which it was aborted, or
-        finished, then.
+        While a journal is replayed, a request of that journal stays until the step at which it was aborted or
+        finished in the recorded run.
         """
         now: list[str] = []
         for name in request_ids:
@@ -120,21 +120,21 @@ class EngineQueue(Generic[RequestT]):
         return tuple(name for name in now if name in running)
 
     def abort_all(self, running: Collection[str]) -> tuple[str, ...]:
-        """Forget the requests that wait, and return those that run and are to be aborted now.
+        """Forget all waiting requests, and return the running requests, which vLLM must abort now.
 
-        A journal that is being repeated ends here: what will come did not come in its run.
+        A replay ends here, since the calls to come are not those of the recorded run.
         """
         self.journal, self._awaited = None, None
         return self.abort([*self.waiting, *running], running)
 
     def is_wanted(self, finished_id: str) -> bool:
-        """Return whether a finished request is to be delivered."""
+        """Return whether a finished request shall be delivered: whether no caller has aborted it."""
         wanted = finished_id not in self._to_abort
         self._to_abort.pop(finished_id, None)
         return wanted
 
     def ask_pause(self, version: int) -> Future[None]:
-        """Want a pause, in place of an earlier one; the future resolves when it is granted."""
+        """Ask for a pause, in place of an earlier one; the returned future resolves when it is granted."""
         self.give_up_pause(RuntimeError(f"another pause, for version {version}, took its place"))
         self._pausing = _Pausing(version, Future())
         return self._pausing.granted
@@ -147,7 +147,7 @@ class EngineQueue(Generic[RequestT]):
         return pausing.version
 
     def give_up_pause(self, reason: Exception) -> None:
-        """Have a pause that was not granted yet raise this."""
+        """Withdraw the pause that waits, if any; its future raises ``reason``."""
         if self._pausing is not None:
             self._pausing.granted.set_exception(reason)
             self._pausing = None
@@ -160,7 +160,7 @@ class EngineQueue(Generic[RequestT]):
             self.writer.took_weights(self.num_steps, version, running)
 
     def write_finished(self, request_id: str, versions: Sequence[Sequence[tuple[int, int]]]) -> None:
-        """Write at which tokens of a finished group's responses which version began, where several have."""
+        """Write the versions of a finished group's responses, where a response has several."""
         if self.writer is not None and any(len(spans) > 1 for spans in versions):
             self.writer.finished_mixed(self.num_steps, request_id, versions)
 

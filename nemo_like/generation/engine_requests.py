@@ -51,14 +51,14 @@ class QueuedRequest:
 
     @property
     def digest(self) -> int:
-        """Of everything on which its responses depend besides the weights."""
+        """A digest of everything on which its responses depend besides the weights."""
         return request_digest(self.request, self.sampling)
 
 
 def sampling_params(
     request: GroupRequest, sampling: SamplingSettings, added_tokens: Mapping[str, int]
 ) -> SamplingParams:
-    """Return what vLLM is asked for.
+    """Return vLLM's sampling parameters for the request.
 
     ``added_tokens`` are the ids of the tokens that the tokenizer never splits, by text. A stop string that is
     one of them becomes that token, for which no response need be decoded.
@@ -83,10 +83,10 @@ def sampling_params(
         stop_token_ids=[*sampling.stop_token_ids, *stop_tokens],
         stop=stop_strings,
         ignore_eos=True,  # only the stop tokens and strings of the settings end a response
-        logprobs=0,  # only that of the sampled token
+        logprobs=0,  # only the sampled token's log-prob
         flat_logprobs=True,
         detokenize=bool(stop_strings),  # only where needed: it takes a fifth of the time
-        skip_special_tokens=False,  # a stop string may have some
+        skip_special_tokens=False,  # a stop string may contain special tokens
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,  # vLLM need not copy an object that was made for this one request
     )
@@ -98,8 +98,8 @@ def sampling_params(
 
 
 def as_prompt(request: GroupRequest, model: Any) -> Any:
-    """Return a prompt as vLLM takes it for the model of this configuration. Where the prompt has an image,
-    vLLM itself repeats the image's token."""
+    """Return the request's prompt in vLLM's form; ``model`` is the Hugging Face configuration. A run of an
+    image's token is cut to one token, since vLLM repeats it itself."""
     if not request.images:
         return tokens_input(list(request.prompt_ids))
     token = model.image_token_id
@@ -113,8 +113,8 @@ def as_prompt(request: GroupRequest, model: Any) -> Any:
 
 
 def check_places(request: GroupRequest, output: RequestOutput) -> None:
-    """Raise GenerationError when images take other places in the engine's prompt than in the request's, whose
-    tokens the trainer will read."""
+    """Raise GenerationError when the engine's prompt, with the tokens of its images, differs from the
+    request's prompt, which the trainer will read."""
     if request.images and tuple(output.prompt_token_ids or ()) != request.prompt_ids:
         raise GenerationError(
             f"request {request.request_id!r}: the engine's prompt has {len(output.prompt_token_ids or ())} "
@@ -126,8 +126,8 @@ def check_places(request: GroupRequest, output: RequestOutput) -> None:
 def as_response(
     completion: CompletionOutput, routes: ResponseRoutes, *, with_versions: bool, is_masked: bool = False
 ) -> Response:
-    """Return a finished response; with or without the policy version of each token as a column, and with
-    which tokens a mask forced where it was sampled under one."""
+    """Return a finished response. ``with_versions`` adds the column of each token's policy version, and
+    ``is_masked`` the column of the tokens that a mask of structured outputs forced."""
     logprobs, top = _logprobs(completion)
     columns = {**routes.columns, **top}
     if is_masked:
@@ -149,9 +149,9 @@ def as_response(
 
 
 def _logprobs(completion: CompletionOutput) -> tuple[np.ndarray, Mapping[str, Any]]:
-    """Return the log-probs of the sampled tokens, and those of the most likely ones if they were asked for.
+    """Return the log-probs of the sampled tokens, and columns of the most likely tokens if asked for.
 
-    vLLM gives a row per token: the sampled one first, then the most likely ones.
+    vLLM gives a row per token: the sampled token first, then the most likely tokens.
     """
     num_tokens = len(completion.token_ids)
     rows = np.asarray(completion.logprobs.logprobs, dtype=np.float32).reshape(num_tokens, -1)
@@ -162,5 +162,5 @@ def _logprobs(completion: CompletionOutput) -> tuple[np.ndarray, Mapping[str, An
 
 
 def version_spans(completion: CompletionOutput) -> list[tuple[int, int]]:
-    """Return each policy version that sampled tokens of a finished response, with its first token's index."""
+    """Return the (version, index of its first token) of each policy version that sampled the response."""
     return [(int(span.version), span.start) for span in completion.weight_versions or ()]

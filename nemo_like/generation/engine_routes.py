@@ -1,4 +1,4 @@
-"""What an engine returns of the experts that its routers chose, for a trainer whose routers choose the same.
+"""Returns the experts that an engine's routers chose, so that the trainer's routers can choose the same.
 
 on a GPU   vLLM's enable_return_routed_experts ──▶ CompletionOutput.routed_experts ─┐
 on a CPU   RouteRecorderExtension in vLLM's workers ──▶ take_routes ────────────────┴─▶ Response
@@ -24,8 +24,9 @@ _KEY = "policy.megatron_cfg.router_replay=true"
 
 @dataclass(frozen=True, slots=True)
 class ResponseRoutes:
-    """The experts of a response's tokens, [L, layers, k], and of its request's prompt from ``num_known`` on,
-    [prompt - num_known, layers, k]; both by column, empty where none are returned."""
+    """The experts of a response's tokens, [L, layers, k], and of its request's prompt from token
+    ``num_known`` on, [prompt - num_known, layers, k]; each by column name, {} where the engine returns no
+    experts."""
 
     columns: dict[str, np.ndarray]
     context_columns: dict[str, np.ndarray]
@@ -38,26 +39,27 @@ class EngineRoutes:
     """Collects the experts of one engine's requests."""
 
     def __init__(self, column: Column | None, device: Device) -> None:
-        """Collect nothing where there is no ``column`` to return."""
+        """Collect the experts for ``column``; collect nothing where it is None."""
         self._column = column
-        # On CPUs vLLM has the option, and no model runner that does it.
+        # On CPUs vLLM accepts the option, but its model runner there does not implement it.
         self._is_native = column is not None and device is Device.cuda
         self._engine: LLMEngine
         self._ids: dict[str, str] = {}  # vLLM's own ids of the unfinished requests
-        self._dropped: list[str] = []  # of requests of which workers may hold something for nobody
+        self._dropped: list[str] = []  # ids of requests whose experts the workers may discard
 
     def configure(self, args: EngineArgs) -> None:
-        """Set vLLM's option where vLLM itself returns the experts."""
+        """Set vLLM's option ``enable_return_routed_experts`` where it works: on GPUs."""
         args.enable_return_routed_experts = self._is_native
 
     def ask(self, request: GroupRequest, params: SamplingParams) -> None:
-        """Have vLLM leave out the experts of tokens that are known, where it returns them itself."""
+        """Tell vLLM, where it returns experts itself, to leave out the request's first ``num_known``
+        tokens."""
         if self._is_native:
             params.routed_experts_prompt_start = request.num_known
 
     def start(self, engine: LLMEngine) -> None:
-        """Have the engine's workers record. Raises GenerationError when layers of the model have no experts
-        that could be recorded."""
+        """Let the engine's workers record experts, where vLLM does not return them. Raises GenerationError
+        when the model has another number of layers with experts than the column."""
         self._engine = engine
         if self._column is None or self._is_native:
             return
@@ -71,7 +73,7 @@ class EngineRoutes:
             )
 
     def add(self, request: GroupRequest, engine_id: str) -> None:
-        """Remember under which id vLLM computes the request."""
+        """Remember the id under which vLLM computes the request."""
         if self._column is not None:
             self._ids[request.request_id] = engine_id
 
@@ -81,17 +83,17 @@ class EngineRoutes:
             self.forget([_id_of(engine_id, index, num_responses) for index in range(num_responses)])
 
     def forget(self, engine_ids: Sequence[str]) -> None:
-        """Have workers forget what they recorded of requests, by vLLM's ids, that nobody will ask for."""
+        """Let the workers discard the experts of these requests (vLLM's ids), which nobody will ask for."""
         if self._column is not None:
             self._dropped += engine_ids
 
     def take(
         self, finished: Sequence[tuple[GroupRequest, RequestOutput]]
     ) -> dict[tuple[str, int], ResponseRoutes]:
-        """Return the experts of the responses that just finished, by request and number of the response; none
-        where nothing is returned.
+        """Return the experts of the responses that just finished, by request id and index of the response; {}
+        where no column asks for experts.
 
-        Raises GenerationError when the engine returned none although it should.
+        Raises GenerationError when the engine returned no experts.
         """
         if self._column is None or not finished:
             return {}
@@ -105,7 +107,7 @@ class EngineRoutes:
         }
 
     def _native(self, finished: Sequence[tuple[GroupRequest, RequestOutput]]) -> Iterator[Any]:
-        """Yield what vLLM itself returned, numbered from 1."""
+        """Yield the experts that vLLM itself returned, numbered from 1."""
         assert self._column is not None
         for request, output in finished:
             self._ids.pop(request.request_id)
@@ -120,23 +122,23 @@ class EngineRoutes:
                 yield (request.request_id, completion.index), experts
 
     def _recorded(self, finished: Sequence[tuple[GroupRequest, RequestOutput]]) -> Iterator[Any]:
-        """Yield what the workers recorded; one call asks for all."""
-        wanted, places = {}, {}
+        """Yield the experts that the workers recorded; one call to the workers asks for all."""
+        wanted, keys = {}, {}
         for request, output in finished:
             engine_id = self._ids.pop(request.request_id)
             for completion in output.outputs:
                 name = _id_of(engine_id, completion.index, len(request.seeds))
                 stop = len(request.prompt_ids) + len(completion.token_ids) - 1
                 wanted[name] = (request.num_known, stop)
-                places[name] = (request.request_id, completion.index)
+                keys[name] = (request.request_id, completion.index)
         dropped, self._dropped = self._dropped, []
         taken = call_workers(self._engine, "take_routes", {"wanted": wanted, "dropped": dropped})
-        for name, place in places.items():
-            yield place, taken[name]
+        for name, key in keys.items():
+            yield key, taken[name]
 
     def _cut(self, rows: np.ndarray, request: GroupRequest, completion: CompletionOutput) -> ResponseRoutes:
-        """Divide the experts of the tokens from ``num_known`` on between prompt and response. The engine has
-        not read the response's last token."""
+        """Divide the experts of the tokens from ``num_known`` on between prompt and response. The response's
+        last token gets 0, since the engine has not read it."""
         assert self._column is not None
         num_context = len(request.prompt_ids) - request.num_known
         num_rows = num_context + len(completion.token_ids) - 1
@@ -153,5 +155,5 @@ class EngineRoutes:
 
 
 def _id_of(engine_id: str, index: int, num_responses: int) -> str:
-    """Return vLLM's id of one response; a request for several is one of its own for each."""
+    """Return vLLM's id of one response: vLLM splits a request for several responses into one for each."""
     return engine_id if num_responses == 1 else f"{index}_{engine_id}"

@@ -1,4 +1,4 @@
-"""Rules on engines beside the model that they hold and the adapters that they get."""
+"""Rules on engines: whether they can hold the policy's model, and get its adapters alone."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ LARGEST_ENGINE_RANK = 512  # vLLM's largest max_lora_rank
 def engine_layout_problems(
     generation: GenerationConfig, policy: PolicyConfig, model: ModelInfo, *, is_used: bool
 ) -> Iterator[Problem]:
-    """Yield every problem of engines that hold the policy's model; without ``is_used`` there are none, and
-    only how they would be divided is looked at."""
+    """Yield every problem of engines that hold the policy's model. Without ``is_used`` the run has no
+    engines, and only the division over tensor-parallel ranks is checked."""
     if is_used and policy.device is Device.cpu and model.head_size not in CPU_HEAD_SIZES:
         yield Problem(
             key=f"policy.model_name={policy.model_name}",
@@ -45,7 +45,7 @@ def engine_layout_problems(
 
 
 def adapter_problems(generation: GenerationConfig, policy: PolicyConfig) -> Iterator[Problem]:
-    """Yield every problem of engines that get adapters alone."""
+    """Yield every problem with ``generation.lora_sync=adapter``, where engines get adapters alone."""
     lora, sends_adapters = policy.lora, generation.lora_sync is LoraSync.adapter
     if sends_adapters and not lora.enabled:
         yield Problem(
@@ -69,7 +69,7 @@ def adapter_problems(generation: GenerationConfig, policy: PolicyConfig) -> Iter
 
 
 def cache_size_problems(generation: GenerationConfig, policy: PolicyConfig) -> Iterator[Problem]:
-    """Yield a problem when engines on CPUs are given no size for their KV cache."""
+    """Yield a problem when engines on CPUs have no size for their KV cache."""
     if policy.device is Device.cpu and generation.vllm_cfg.kv_cache_gib is None:
         yield Problem(
             key="generation.vllm_cfg.kv_cache_gib=null",

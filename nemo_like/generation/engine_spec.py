@@ -1,4 +1,4 @@
-"""What a run asks of an engine."""
+"""``EngineSpec``: the engine that a run needs. The driver makes it, an engine's process reads it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from nemo_like.policy.options import Device, Precision
 
 
 class Sleeps(Enum):
-    """Whether an engine gives its device's memory to the policy, and what then becomes of its weights."""
+    """Whether an engine gives its device's memory to the policy, and what happens to its weights then."""
 
     never = "never"
-    keeping_weights = "keeping_weights"  # they wait in host memory
-    losing_weights = "losing_weights"  # others must come before it generates again
+    keeping_weights = "keeping_weights"  # they are kept in host memory
+    losing_weights = "losing_weights"  # a transfer must bring weights before it generates again
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,13 @@ class EngineSpec:
     seed: int
     # The directory of a tokenizer. Without one the engine knows token ids alone, and refuses stop strings.
     tokenizer_name: str | None = None
-    # CallSampling may mask what is sampled, for which the engine needs a tokenizer.
+    # CallSampling may restrict the tokens that are sampled, for which the engine needs a tokenizer.
     structured_outputs: bool = False
-    # A weight transfer brings such adapters, which the engine computes beside the checkpoint's weights.
+    # Weight transfers bring these adapters, which the engine computes beside the checkpoint's weights.
     adapter: EngineAdapter | None = None
-    # Responses bring this column.
+    # The column in which responses return the experts of their tokens; None: they return none.
     routed_experts: Column | None = None
-    # The engine takes weights while samples are under way, and responses bring the column policy_versions.
+    # How the engine takes weights while it has requests; responses then have the column policy_versions.
     weight_updates: WeightUpdates | None = None
     # An engine that sleeps needs a GPU.
     sleeps: Sleeps = Sleeps.never

@@ -1,4 +1,4 @@
-"""How long an engine did what, and how many tokens it delivered."""
+"""Measures an engine: the seconds of each of its activities, and the tokens that it delivered."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class EngineActivity(Enum):
 
 
 class EngineClock:
-    """Adds up the seconds of each activity; an engine is always in one of them."""
+    """Adds up the seconds of each activity; at any time an engine is in exactly one."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         """Start in ``idle``; ``now`` returns the time in seconds."""
@@ -50,7 +50,7 @@ class EngineTally:
     generation_s: float = 0.0  # in steps
     draining_s: float = 0.0  # in steps in which samples ended and none began, for weights
     num_tokens: Counter[int] = field(default_factory=Counter)  # of delivered responses, by policy version
-    num_drafts: int = 0  # of delivered responses, as what follows
+    num_drafts: int = 0  # of delivered responses, like the two below
     num_draft_tokens: int = 0
     num_kept_draft_tokens: int = 0
 
@@ -65,8 +65,8 @@ class EngineTally:
                 self.num_tokens.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
 
     def count_drafts(self, drafts: Any) -> None:
-        """Count the drafts of a response that is delivered: vLLM's ``spec_decode_metrics``, of which the
-        ``histogram`` says how many drafts had so many tokens kept; None where there were none."""
+        """Count the drafts of a delivered response. ``drafts`` is vLLM's ``spec_decode_metrics``: entry n of
+        its ``histogram`` is the number of drafts with n tokens kept. None: there were no drafts."""
         if drafts is not None:
             self.num_drafts += sum(drafts.histogram)
             self.num_draft_tokens += drafts.num_draft_tokens

@@ -1,10 +1,10 @@
-"""``EngineThread``: the one thread on which an engine computes. All calls come to it by a queue.
+"""``EngineThread``: the single thread on which an engine computes. All calls reach it through a queue.
 
     caller's thread      step thread
       call ──queue──▶      run commands, then work.advance(), again and again
 
-With nothing to do the thread blocks on the queue. It also receives weights, so no step runs with half of
-them.
+With nothing to do the thread blocks on the queue. The thread also loads new weights, so that no step runs
+with weights that are half loaded.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _T = TypeVar("_T")
 
 
 class EngineWork(Protocol):
-    """What the thread does between commands."""
+    """The work that the thread does between commands."""
 
     def advance(self) -> bool:
-        """Do what comes next; return whether to go on at once. Otherwise the thread waits for a command."""
+        """Do the next piece of work; return whether to go on at once, rather than wait for a command."""
 
     def patience_s(self) -> float | None:
-        """Return for how long the thread may wait for a command; None: for ever."""
+        """Return how many seconds the thread may wait for a command; None: any number."""
 
     def fail(self, error: GenerationError, reason: str) -> None:
-        """Forget what was under way, and tell all who wait for it that the engine failed for this reason."""
+        """Forget unfinished work, and tell every caller who waits for it that the engine failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _Command:
 
 
 class EngineThread:
-    """Runs the calls of one engine, and its ``work`` once there is some. It serves until the process ends."""
+    """Runs the calls of one engine, and its ``work`` once that is set, until the process ends."""
 
     work: EngineWork | None = None
 
@@ -61,8 +61,8 @@ class EngineThread:
     def call(self, function: Callable[[], _T]) -> _T:
         """Run ``function`` on the thread and return its result.
 
-        Raises what it raises, GenerationError once the engine has failed, and EngineOverdue when the thread
-        does not answer in time.
+        Raises the function's own error, GenerationError once the engine has failed, and EngineOverdue when
+        the thread does not answer in time.
         """
         done: Future[_T] = Future()
         self._commands.put(_Command(function, done))
@@ -77,15 +77,15 @@ class EngineThread:
         self._is_stopped = True
 
     def needs_processes(self) -> None:
-        """Take note that the engine needs all worker processes that there are now."""
+        """Declare that the engine needs every worker process that exists now."""
         self._num_processes = len(multiprocessing.active_children())
 
     def fail(self, error: Exception, doing: str = "") -> GenerationError:
-        """Have the work fail, and every later call raise; return what it raises.
+        """Let the work fail, and every later call raise; return the error that they raise.
 
-        The stack goes to this process's log. What vLLM raised makes the process count as dead, so that it is
-        replaced; what a check of this project raised would come again. When a worker process is gone, end
-        this process instead.
+        The stack goes to this process's log. An error of vLLM makes the process count as dead, so that it is
+        replaced. An error of this project's checks does not, since it would come again. When a worker
+        process is gone, end this process instead.
         """
         traceback.print_exception(error)
         if len(multiprocessing.active_children()) < self._num_processes:
@@ -106,7 +106,7 @@ class EngineThread:
             goes_on = self._advance()
 
     def _run_commands(self, *, waits: bool) -> None:
-        """Run all queued commands; if it ``waits``, wait for one first."""
+        """Run all queued commands; with ``waits``, wait for a first command."""
         patience_s = None if self.work is None else self.work.patience_s()
         try:
             command = self._commands.get(block=waits, timeout=patience_s)
@@ -138,7 +138,7 @@ class EngineThread:
 
 
 def end_process() -> None:
-    """End this process, whose engine has lost a worker and is of no more use, so that it can be replaced.
+    """End this process, whose engine has lost a worker and is no longer usable, so that it can be replaced.
 
     vLLM has written to the log which worker died.
     """

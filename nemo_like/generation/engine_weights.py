@@ -1,6 +1,6 @@
-"""``VllmWeights``: takes the weights that a trainer brings, and gives the device's memory up meanwhile.
+"""``VllmWeights``: takes new weights from a trainer, and gives up device memory while the engine sleeps.
 
-pause ──▶ fetch ──▶ load, or resume            ``WeightReceiver`` says what each does
+pause ──▶ fetch ──▶ load, or resume            ``WeightReceiver`` describes each call
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class VllmWeights:
         requests: RequestLoop,
         fail: Callable[[Exception, str], GenerationError],
     ) -> None:
-        """``fail`` makes the engine fail, as ``EngineThread.fail`` does."""
+        """Take care of the engine's weights; ``fail`` is ``EngineThread.fail``."""
         self._vllm, self._requests, self._fail = started, requests, fail
         self._in_force = started.weights
 
     def join(self, group: WeightGroup) -> None:
-        """Begin to join the group."""
+        """Let every worker begin to join the group."""
         self._vllm.ask_workers("join_weight_group", group=group)
 
     def pause(self, version: int) -> Future[None]:
-        """Return what resolves when the engine is paused."""
+        """Ask for a pause; return a future that resolves when the engine is paused."""
         if version < self._in_force.policy_version:
             raise ValueError(
                 f"engine {self._vllm.name!r} is at policy_version={self._in_force.policy_version}; "
@@ -56,12 +56,12 @@ class VllmWeights:
         if self._vllm.memory.holds is EngineHolds.nothing:
             raise RuntimeError(f"engine {self._vllm.name!r} sleeps, so there is no room for weights to load")
         granted = self._requests.queue.ask_pause(version)
-        # Elsewhere a pause for another version comes in its turn too.
+        # With weight_updates the step thread grants the pause when its turn comes.
         self._in_force.paused_for = self._requests.queue.grant_pause() if is_between_batches else None
         return granted
 
     def withdraw_pause(self, granted: Future[None]) -> str:
-        """Go on without the pause, and return what it waited for."""
+        """Withdraw the pause, and return a text that says what it waited for."""
         if granted.done():
             self._in_force.paused_for = None
             return "it has done so now, too late"
@@ -72,7 +72,7 @@ class VllmWeights:
         return f"{len(groups)} groups have not ended, such as {groups[:1]}"
 
     def fetch(self, transfer: Transfer, groups: Sequence[str]) -> None:
-        """Wait for what the trainer offers in these groups before the load."""
+        """Wait for the tensors that the trainer offers in these groups before the load."""
         self._check_paused(transfer.version)
         self._vllm.ask_workers("fetch_weights", transfer=transfer, groups=groups)
 
@@ -94,14 +94,14 @@ class VllmWeights:
         return version
 
     def resume(self, transfer: Transfer) -> int:
-        """Give the transfer up, go on with the version in force, and return that version."""
+        """Give the transfer up, resume with the version in force, and return that version."""
         self._vllm.ask_workers("give_up_weights", transfer=transfer)
         self._requests.queue.give_up_pause(RuntimeError("the trainer gave the transfer up"))
         self._in_force.paused_for = None
         return self._in_force.policy_version
 
     def hold(self, what: EngineHolds) -> None:
-        """Hold exactly this of the device's memory from now on."""
+        """Hold exactly this part of the device's memory from now on."""
         if num_groups := self._requests.num_groups:
             raise RuntimeError(
                 f"engine {self._vllm.name!r} still generates {num_groups} groups, so it cannot sleep"
@@ -112,7 +112,7 @@ class VllmWeights:
             raise RuntimeError(f"engine {self._vllm.name!r} cannot hold {what.value}: {error}") from error
 
     def _forget_old_values(self) -> None:
-        """Drop cached keys, values and features of images, which were computed with the old weights."""
+        """Drop the cached keys, values and image features that the old weights computed."""
         if not (self._vllm.keeps_kv_cache and self._requests.unfinished):
             drop_keys_and_values(self._vllm.llm, under_way=self._vllm.spec.weight_updates is not None)
         self._vllm.llm.reset_encoder_cache()
@@ -123,9 +123,9 @@ class VllmWeights:
         return digest
 
     def _load_adapter(self, groups: Sequence[str]) -> int | None:
-        """Load adapters in place of those before, and return their digest.
+        """Load new adapters in place of the old ones, and return their digest.
 
-        vLLM loads adapters from a directory only. This one lies in memory, and is gone when they are loaded.
+        vLLM loads adapters from a directory only: here a temporary one, in memory where there is /dev/shm.
         """
         with tempfile.TemporaryDirectory(
             dir=_SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else None

@@ -1,4 +1,4 @@
-"""How an engine's process is started: environment variables, and methods that wait.
+"""How an engine's process is started: with which environment variables, and which methods in threads.
 
 The driver imports this module to build actor specs, so nothing heavy is imported here.
 """
@@ -36,12 +36,12 @@ def engine_environment(device: Device) -> dict[str, str]:
 
 
 def unused_by_engines(device: Device) -> tuple[str, ...]:
-    """Return optional packages without which an engine's module is imported, for ``ActorSpec.without``.
+    """Return optional packages that an engine's process shall not import, for ``ActorSpec.without``.
 
-    On CPUs vLLM imports them where it can, which takes three quarters of a second: scipy for sound, which no
-    engine reads, and a part of torch's compiler, to change how it compiles, which happens on GPUs alone.
-    Transformers imports scikit-learn where it is installed, and that needs scipy. On GPUs all of them are
-    left to vLLM, whose start takes far longer there.
+    On CPUs vLLM imports them if it can, which takes three quarters of a second. It needs scipy for sound,
+    which no engine reads, and a part of torch's compiler only to compile, which happens on GPUs alone.
+    Transformers imports scikit-learn if it is installed, and that needs scipy. On GPUs nothing is left out,
+    since vLLM's start takes far longer there anyway.
     """
     return ("scipy", "sklearn", "torch._inductor.lowering") if device is Device.cpu else ()
 

@@ -1,8 +1,8 @@
-"""The experts of a mixture, which come one by one and are loaded a layer's matrix at a time.
+"""Stacks the experts of a mixture, which arrive one by one, and loads a layer's matrix of all at a time.
 
-vLLM's loader spends some 75 microseconds of Python on each tensor, and a mixture of 48 layers with 128
-experts has 18,432 of them: more than a second, where the bytes need less. The same loader takes a matrix of
-all of a layer's experts that its worker has as one tensor.
+vLLM's loader spends some 75 microseconds of Python on each tensor. A mixture of 48 layers with 128 experts
+has 18,432 tensors of experts: that takes more than a second, longer than moving the bytes. The same loader
+takes one tensor with a matrix of every expert that its worker has of a layer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EXPERT = re.compile(r"(?P<layer>.+\.experts)\.(?P<index>\d+)\.(?P<matrix>\w+)\.
 
 @dataclass(frozen=True, slots=True)
 class _Matrix:
-    """Where a matrix of every expert belongs: a parameter of the layer, and vLLM's name of the part of it."""
+    """The parameter of a layer that a matrix of its experts belongs to, and vLLM's name of its part there."""
 
     parameter: str
     shard: str
@@ -30,19 +30,19 @@ class _Matrix:
 
 @dataclass(slots=True)
 class _Layer:
-    """A layer's experts, and what has come of them."""
+    """A layer's experts, and which of their tensors have come."""
 
     name: str
     runner: MoERunner
     matrices: Mapping[str, _Matrix]  # by their names in the checkpoint
     num_experts: int
-    own: dict[int, None]  # of all workers' experts those of this one, in the order in which it has them
-    # By matrix and expert; what is loaded is gone, and its matrix is in ``loaded``.
+    own: dict[int, None]  # numbers of this worker's experts, in the order in which it has them
+    # Tensors by matrix and expert, until the matrix is loaded; then its name is in ``loaded``.
     held: dict[str, dict[int, Tensor]] = field(default_factory=dict)
     loaded: set[str] = field(default_factory=set)
 
     def take(self, matrix: str, expert: int, tensor: Tensor, device: torch.device) -> None:
-        """Hold the tensor, or load the matrix of all own experts if it is the last that was missing."""
+        """Hold the tensor; once every own expert has one, load them all as one stack."""
         if expert not in self.own:
             return
         held = self.held.setdefault(matrix, {})
@@ -51,11 +51,11 @@ class _Layer:
             return
         stack = torch.stack([held[one] for one in self.own]).to(device)
         del self.held[matrix], held
-        place = self.matrices[matrix]
-        parameter = getattr(self.runner.routed_experts, place.parameter)
-        # With three axes the tensor is taken for all of the worker's experts, of which it wants one's number.
+        target = self.matrices[matrix]
+        parameter = getattr(self.runner.routed_experts, target.parameter)
+        # The loader takes a tensor of three axes for all of the worker's experts, and asks for one's number.
         first = next(iter(self.own))
-        parameter.weight_loader(parameter, stack, place.parameter, shard_id=place.shard, expert_id=first)
+        parameter.weight_loader(parameter, stack, target.parameter, shard_id=target.shard, expert_id=first)
         self.loaded.add(matrix)
 
     def missing(self) -> list[str]:
@@ -70,14 +70,14 @@ class _Layer:
 
 
 class ExpertStacks:
-    """Loads the experts of one session of loading, whatever the order in which they come."""
+    """Loads the experts of one transfer, in whatever order they come."""
 
     def __init__(self, model: torch.nn.Module, device: torch.device) -> None:
         self._model, self._device = model, device
-        self._layers: dict[str, _Layer | None] = {}  # None: a layer whose experts vLLM is to load one by one
+        self._layers: dict[str, _Layer | None] = {}  # None: a layer whose experts vLLM loads one by one
 
     def take(self, tensors: NamedTensors) -> NamedTensors:
-        """Take the experts' tensors, and load what is complete by them; return the others."""
+        """Take the experts' tensors, load the matrices that they complete, and return the other tensors."""
         others = []
         for name, tensor in tensors:
             match = _EXPERT.fullmatch(name)
@@ -97,9 +97,9 @@ class ExpertStacks:
         if missing := [name for layer in layers for name in layer.missing()]:
             raise RuntimeError(f"the trainer sent no weights for {missing[:8]} ({len(missing)} in all)")
         return {
-            f"{layer.name}.routed_experts.{place.parameter}"
+            f"{layer.name}.routed_experts.{matrix.parameter}"
             for layer in layers
-            for place in layer.matrices.values()
+            for matrix in layer.matrices.values()
         }
 
     def _layer(self, name: str) -> _Layer | None:
@@ -114,8 +114,8 @@ def _fits(layer: _Layer, match: re.Match[str], tensor: Tensor) -> bool:
 
 
 def _stacked_layer(model: torch.nn.Module, name: str) -> _Layer | None:
-    """Return the layer of this name if its loader takes the matrices of all experts at once: where vLLM has
-    them under the checkpoint's names, each expert once, in weights of plain numbers."""
+    """Return the layer of this name, or None unless its loader takes the matrices of all experts at once. It
+    does where vLLM has each expert once, with unquantized weights under the checkpoint's names."""
     try:
         runner = model.get_submodule(name)
     except AttributeError:
@@ -141,23 +141,23 @@ def _stacked_layer(model: torch.nn.Module, name: str) -> _Layer | None:
     return _Layer(name, runner, matrices, config.num_experts, dict.fromkeys(own)) if own else None
 
 
-def own_experts(num_experts: int, places: Tensor | None) -> list[int]:
-    """Return which experts a worker has, in their order there.
+def own_experts(num_experts: int, positions: Tensor | None) -> list[int]:
+    """Return the numbers of the experts that a worker has, in the worker's order.
 
-    ``places``: [experts] int, the place of each among the worker's own, -1 for those of other workers; None
-    where it has all.
+    ``positions``: [experts] int, the position of each expert in the worker, -1 where another worker has it;
+    None where this worker has every expert.
     """
-    if places is None:
+    if positions is None:
         return list(range(num_experts))
-    by_expert = places.tolist()[:num_experts]
+    by_expert = positions.tolist()[:num_experts]
     return sorted((one for one in range(num_experts) if by_expert[one] >= 0), key=by_expert.__getitem__)
 
 
 def repack_experts(model: torch.nn.Module) -> None:
     """Pack the weights of a model's experts again, on a CPU.
 
-    There packed weights replace the experts' plain ones, but vLLM packs them at the engine's start only. A
-    reload leaves plain weights, which would be read as packed ones.
+    On a CPU, vLLM replaces the experts' weights by packed ones when the engine starts, and not again. A
+    reload leaves plain weights, which would then be read as packed ones.
     """
     for layer in model.modules():
         kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)

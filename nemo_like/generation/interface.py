@@ -1,6 +1,6 @@
-"""What a generation engine takes and gives: requests of token ids, results of token ids and log-probs.
+"""The interface of a generation engine: its requests (token ids) and results (token ids and log-probs).
 
-Also the protocols of an engine and of its side of a weight transfer.
+It also has the protocols of an engine and of an engine's side of a weight transfer.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from nemo_like.weight_transport.process_groups import GroupAddress
 
 
-# By column: how many values each response has, and the values of all.
+# Column -> (number of values of each response, the values of all responses).
 _Joined = Mapping[str, tuple[list[int], np.ndarray]]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRequest:
-    """One prompt, and a seed for each response wanted: response j is sampled with ``seeds[j]``.
+    """One prompt, and a seed for each of its responses: response j is sampled with ``seeds[j]``.
 
     Raises ValueError when ``prompt_ids`` is empty, and unless the seeds are consecutive and within
     [0, 2**63): the engine serves a group as one request, and samples its j-th response with the first
@@ -43,8 +43,8 @@ class GroupRequest:
     request_id: str  # unique among the unfinished requests of an engine
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
-    images: tuple[bytes, ...] = ()  # files; prompt_ids have a row of the image token for each
-    num_known: int = 0  # first tokens of prompt_ids for which no ``context_columns`` are wanted
+    images: tuple[bytes, ...] = ()  # files; for each, prompt_ids repeat the image token
+    num_known: int = 0  # how many first tokens of prompt_ids need no ``context_columns``
     said: Prompt | None = None  # what prompt_ids encode; for engines that ask a server
 
     def __post_init__(self) -> None:
@@ -70,10 +70,10 @@ FORCED = "forced"
 class CallSampling(SamplingSettings):
     """How the response to one call of an agent is sampled."""
 
-    # JSON of vLLM's StructuredOutputsParams, such as {"json": {"type": "object"}}: what may be sampled.
-    # The log-probs of the response are those without this mask; responses bring the column forced.
+    # JSON of vLLM's StructuredOutputsParams, such as {"json": {"type": "object"}}: a mask of allowed tokens.
+    # The response's log-probs are those without this mask, and it has the column forced.
     structured_outputs: str | None = None
-    num_top_logprobs: int = 0  # responses bring the columns top_token_ids and top_logprobs of so many tokens
+    num_top_logprobs: int = 0  # k of the response's columns top_token_ids and top_logprobs; 0: without them
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +89,11 @@ class Response:
     text: str | None = None  # what a server answered; None: what token_ids decode to
 
     def continued(self, rest: Response) -> Response:
-        """Return the response whose first tokens are this one's, and which ``rest`` ends: the response to a
-        request whose prompt had these tokens at its end.
+        """Return this response continued by ``rest``, the response to a request whose prompt ended with this
+        response's tokens.
 
-        An engine has not read the last token that it sampled. What it gives for tokens that it reads comes,
-        for that one, as the only context of ``rest``.
+        An engine has not read the last token that it sampled, so this response's columns of read tokens lack
+        a value for it. ``rest`` has that value as its only context.
         """
         columns = {}
         for name, values in self.columns.items():
@@ -111,7 +111,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class VersionSpan:
-    """The policy versions that sampled a response; they are the same where one version sampled all of it."""
+    """The oldest and the newest policy version that sampled a token of a response; often the same one."""
 
     oldest: int
     newest: int
@@ -121,18 +121,18 @@ class VersionSpan:
 class GroupResult:
     """The responses to one request.
 
-    ``policy_version`` is that of the weights in force when the group was finished; -1 is the checkpoint as
-    loaded. It has sampled all tokens, unless the engine takes weights while samples are under way: then the
-    column ``policy_versions`` of each response says which version sampled which token.
+    ``policy_version`` is the version in force when the group was finished; -1 is the checkpoint as loaded.
+    This version sampled all tokens, unless the engine takes weights while samples are under way: then each
+    response has a column ``policy_versions`` with the version that sampled each token.
     """
 
     request_id: str
     responses: tuple[Response, ...]  # in the order of the request's seeds
     policy_version: int
-    weights_digest: int | None = None  # of these weights as they arrived; None without tripwires
+    weights_digest: int | None = None  # digest of these weights as they arrived; None without tripwires
 
     def version_spans(self) -> tuple[VersionSpan, ...]:
-        """Return of each response the oldest and the newest policy version that sampled a token of it."""
+        """Return for each response the oldest and the newest policy version that sampled a token of it."""
         columns = [response.columns.get(POLICY_VERSIONS.name) for response in self.responses]
         return tuple(
             VersionSpan(self.policy_version, self.policy_version)
@@ -142,7 +142,8 @@ class GroupResult:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the arrays of all responses as one; two small ones each would cost more than sampling."""
+        """Pickle the arrays of all responses joined; pickling small arrays one by one costs more than
+        sampling."""
         lengths = [len(response.token_ids) for response in self.responses]
         token_ids = np.concatenate([response.token_ids for response in self.responses])
         logprobs = np.concatenate([response.logprobs for response in self.responses])
@@ -187,7 +188,7 @@ def _joined(columns: Sequence[Mapping[str, np.ndarray]]) -> _Joined:
 
 
 def _divided(joined: _Joined, count: int) -> list[dict[str, np.ndarray]]:
-    """Return the columns of each of ``count`` responses."""
+    """Divide joined values again: return the columns of each of ``count`` responses."""
     divided: list[dict[str, np.ndarray]] = [{} for _ in range(count)]
     for name, (lengths, values) in joined.items():
         parts = np.split(values, np.cumsum(lengths)[:-1])
@@ -197,7 +198,7 @@ def _divided(joined: _Joined, count: int) -> list[dict[str, np.ndarray]]:
 
 
 class GenerationError(RuntimeError):
-    """The engine failed: its unfinished requests are lost, and it takes no more."""
+    """The engine failed: its unfinished requests are lost, and it accepts no others."""
 
 
 class EngineOverdue(GenerationError, Overdue):
@@ -225,7 +226,7 @@ class EngineStats:
     paused_s: float = 0.0  # seconds from when it stopped for weights until they were loaded
     draining_s: float = 0.0  # seconds of generation_s in which samples ended and none began, for weights
     tokens_by_version: Mapping[int, int] = field(default_factory=dict)  # of num_generated_tokens
-    # Of delivered responses, where the engine drafts: drafts, their tokens, and those that were kept.
+    # Drafts of the delivered responses, tokens in these drafts, and draft tokens that were kept.
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_kept_draft_tokens: int = 0
@@ -233,7 +234,7 @@ class EngineStats:
 
 @dataclass(frozen=True, slots=True)
 class WeightAddress:
-    """Where the workers of the engines get the weights that one policy worker sends."""
+    """Where the engines' workers connect to get the weights that one policy worker sends."""
 
     transport: WeightTransport  # never auto
     endpoint: Endpoint
@@ -242,23 +243,23 @@ class WeightAddress:
 
 @dataclass(frozen=True, slots=True)
 class WeightGroup:
-    """How an engine's workers get the weights that one policy worker sends."""
+    """The weights that one policy worker sends, and how one engine's workers get them."""
 
     name: str
     address: WeightAddress
-    first_rank: int  # of this engine's workers in a process group; they take consecutive ranks
+    first_rank: int  # the first of the consecutive ranks that this engine's workers take in a process group
     bucket_bytes: int
     tensors: tuple[TensorSpec, ...]  # Hugging Face names, in the order they are sent
-    delta: bool = False  # whether only what changed of them is sent, after a first time
+    delta: bool = False  # whether only changed values are sent, after a first transfer of all
     adapter: Mapping[str, Any] | None = None  # peft's adapter_config.json, where the tensors are adapters
-    tripwires: Tripwires = Tripwires.off  # in which transfers the engine computes the digest of what it gets
+    tripwires: Tripwires = Tripwires.off  # in which transfers the engine computes the digest of the tensors
 
 
 @dataclass(frozen=True, slots=True)
 class WeightEndpoint:
-    """What the trainer needs to know of an engine before it connects to it."""
+    """What the trainer must know of an engine before the two connect."""
 
-    node_id: str  # of Ray; "" outside Ray
+    node_id: str  # Ray's id of the engine's node; "" outside Ray
     num_workers: int
 
 
@@ -275,13 +276,13 @@ class GenerationEngine(Protocol):
         """Abort requests, so that their groups are never delivered. Unknown and finished ids are ignored."""
 
     def abort_all(self) -> None:
-        """Abort every unfinished request, whoever made it, and repeat no journal from now on. Raises
+        """Abort every unfinished request, whoever made it, and stop replaying a journal. Raises
         GenerationError in a failed engine."""
 
     def stats(self) -> EngineStats: ...
 
     def hold(self, what: EngineHolds) -> None:
-        """Hold exactly this of the device's memory from now on, and leave the rest to others.
+        """Hold exactly this part of the device's memory from now on, and leave the rest to others.
 
         An engine generates while it holds everything, and loads weights unless it holds nothing. Raises
         RuntimeError for an engine that was not started to sleep, or that still generates.
@@ -289,18 +290,18 @@ class GenerationEngine(Protocol):
 
 
 class JournalingEngine(Protocol):
-    """An engine that writes down what it does."""
+    """An engine that can write a journal of its requests and weights, and replay one."""
 
     def open_journal(self, journal: EngineJournal) -> None:
-        """Write a journal from now on, in place of an earlier one, and repeat the events of another first.
+        """Write a new journal from now on; first replay the events of ``journal.replayed``, if that is given.
 
-        Its steps count from here. Raises RuntimeError while requests are unfinished, ValueError without
-        ``weight_updates``, JournalError when the journal to repeat cannot be read or is of an engine with
-        other settings, and DiskFull or OSError.
+        Steps count from here. Raises RuntimeError while requests are unfinished, ValueError without
+        ``weight_updates``, JournalError when the journal to replay cannot be read or was written under other
+        settings, and DiskFull or OSError.
         """
 
     def flush_journal(self) -> None:
-        """Bring what the journal has so far to its file. Raises DiskFull or OSError."""
+        """Write the journal's events so far to its file. Raises DiskFull or OSError."""
 
 
 class ScoringEngine(Protocol):
@@ -310,10 +311,10 @@ class ScoringEngine(Protocol):
         """Return the log-probs of all tokens but the first, at temperature 1, nats."""
 
     def score(self, sequences: Sequence[Sequence[int]], top_k: int) -> PromptScores:
-        """Return the log-probs of all tokens of the sequences, at temperature 1, and the ``top_k`` tokens
-        that are most likely in their places.
+        """Return the log-probs of all tokens of the sequences, at temperature 1, and the ``top_k`` most
+        likely tokens at each position.
 
-        A sequence has at least one token, and fewer than the engine's longest. Raises ValueError for another.
+        Raises ValueError for a sequence without tokens, or as long as the engine's limit or longer.
         """
 
 
@@ -333,19 +334,19 @@ class WeightReceiver(Protocol):
     def pause(self, version: int) -> None:
         """Stop sampling until ``version`` is loaded or ``resume`` is called.
 
-        The engine may have ``version`` already, since a trainer that connects anew sends to all engines.
-        Where weights may come while samples are under way, return when no step is run any more: at once, or
-        when the samples that have begun have ended. Raises ValueError for an older version, EngineOverdue
-        when that takes too long, RuntimeError while requests are unfinished elsewhere.
+        The engine may have ``version`` already, since a trainer that connects anew sends to all engines. An
+        engine with ``weight_updates`` returns when it runs no step any more: at once, or when the samples
+        that have begun have ended. Raises ValueError for an older version, EngineOverdue when that takes too
+        long, and RuntimeError while requests are unfinished in an engine without ``weight_updates``.
         """
 
     def fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
-        """Wait for what the trainer offers in these groups before the load. Changes no weight."""
+        """Wait for the tensors that the trainer offers in these groups before the load. Changes no weight."""
 
     def load_weights(self, version: int, groups: Sequence[str]) -> int:
         """Load every tensor of these groups, commit the version, resume sampling, and return the version.
 
-        When it fails, the engine serves no more, since its weights are then a mix of versions.
+        When it fails, the engine serves no more requests, since its weights are then a mix of versions.
         """
 
     def resume(self, transfer: Transfer) -> int:

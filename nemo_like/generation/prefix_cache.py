@@ -1,4 +1,4 @@
-"""Drops what a vLLM engine keeps of the weights that it had before."""
+"""Drops the keys and values that a vLLM engine has cached with earlier weights."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from typing import Protocol
 
 
 class Caching(Protocol):
-    """What is needed of vLLM's ``LLMEngine``."""
+    """The method of vLLM's ``LLMEngine`` that is used here."""
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool: ...
 
 
 def drop_keys_and_values(engine: Caching, *, under_way: bool) -> None:
-    """Drop cached keys and values; with ``under_way`` those of samples under way too, which vLLM computes
-    anew when these go on.
+    """Drop cached keys and values. With ``under_way``, drop also those of samples under way, which vLLM
+    computes anew when the samples go on.
 
-    Raises RuntimeError when vLLM keeps them, as it does while it counts a block of them as in use.
+    Raises RuntimeError when vLLM keeps them, as it does while it counts one of their blocks as in use.
     """
     if not engine.reset_prefix_cache(reset_running_requests=under_way):
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""``PromptScorer``: has an idle engine say how likely given tokens are."""
+"""``PromptScorer``: lets an idle engine compute the log-probs of given tokens."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PromptScorer:
     def __init__(
         self, started: StartedVllm, requests: RequestLoop, fail: Callable[[Exception], GenerationError]
     ) -> None:
-        """``fail`` makes the engine fail, as ``EngineThread.fail`` does."""
+        """Score by this engine; ``fail`` is ``EngineThread.fail``."""
         self._vllm, self._requests, self._fail = started, requests, fail
 
     def score(self, sequences: Sequence[Sequence[int]], top_k: int) -> PromptScores:
@@ -28,7 +28,7 @@ class PromptScorer:
             raise RuntimeError(f"engine {self._vllm.name!r} still generates, so it cannot score tokens")
         self._vllm.check_awake()
         llm, adapter = self._vllm.llm, self._vllm.weights.adapter
-        names = [f"score-{place}" for place in range(len(sequences))]
+        names = [f"score-{index}" for index in range(len(sequences))]
         engine_ids: list[str] = []
         try:
             for name, token_ids in zip(names, sequences, strict=True):

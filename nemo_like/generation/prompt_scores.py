@@ -1,8 +1,8 @@
 """Log-probs of given tokens from a vLLM engine, as packed columns.
 
-vLLM computes them at temperature 1 and without any of sampling's filters, whatever the request's sampling
-settings are. It returns for each token but the first its own log-prob, and behind it the most likely tokens
-in its place. It reads no cached prefix for such a request.
+vLLM computes them at temperature 1 and without top-p, top-k or min-p, whatever the request's sampling
+settings are. For each token but the first it returns the token's own log-prob, followed by the most likely
+tokens at that position. It reads no cached prefix for such a request.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from vllm.sampling_params import RequestOutputKind
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """What an engine says of the tokens of some sequences, one after the other, T in all; log-probs in nats.
+    """The log-probs (nats) of all T tokens of some sequences, packed one sequence after the other.
 
     Nothing predicts a sequence's first token, so its values are 0.
     """
 
     logprobs: np.ndarray  # [T] float32
-    topk_ids: np.ndarray  # [T, k] int32, of the tokens most likely in its place, the most likely first
+    topk_ids: np.ndarray  # [T, k] int32, the most likely tokens at each position, most likely first
     topk_logprobs: np.ndarray  # [T, k] float32
 
 
 def scoring_params(top_k: int) -> SamplingParams:
-    """Return the parameters of a request that is scored, with its ``top_k`` most likely tokens."""
+    """Return the parameters of a request that scores its prompt and asks for ``top_k`` most likely tokens."""
     return SamplingParams(
         max_tokens=1,  # vLLM has no request without a response
         temperature=0.0,

@@ -1,12 +1,11 @@
-"""``RequestLoop``: gives an engine's requests to vLLM, steps it, and delivers what has finished.
+"""``RequestLoop``: gives an engine's requests to vLLM, steps it, and delivers finished groups.
 
     add, abort ──▶ waiting ──▶ vLLM: a step, again and again
                                   │ groups that finished in this step
                                   └─▶ sink.submit("on_groups", results)
 
-An engine that takes weights while samples are under way keeps the requests that vLLM has not begun, and asks
-``engine_order`` before each step what comes next. What it does is written to a journal, from which another
-engine can do the same again.
+An engine with ``weight_updates`` holds back the requests that vLLM has no room for, and asks ``engine_order``
+before each step what comes next. It can write what it does to a journal, which another engine can replay.
 """
 
 from __future__ import annotations
@@ -53,19 +52,20 @@ class RequestLoop:
     """The ``EngineWork`` of a ``VllmEngine``. Only the engine's step thread calls it."""
 
     def __init__(self, started: StartedVllm, timeout_s: float) -> None:
-        """``timeout_s`` bounds the wait for a call that a journal says must come."""
+        """Serve the started engine; ``timeout_s`` bounds the wait for a call that a replayed journal
+        expects."""
         self._vllm, self._timeout_s = started, timeout_s
-        self.unfinished: dict[str, QueuedRequest] = {}  # those that vLLM has
+        self.unfinished: dict[str, QueuedRequest] = {}  # the requests that vLLM has
         live = LiveOrder(started.spec.weight_updates, started.spec.generation.vllm_cfg.max_num_seqs)
         self.queue: EngineQueue[QueuedRequest] = EngineQueue(live, timeout_s)
         self._tally = EngineTally()
 
     @property
     def num_groups(self) -> int:
-        """How many groups are unfinished, whether vLLM has them or not."""
+        """The number of unfinished groups, in vLLM or waiting."""
         return len(self.unfinished) + len(self.queue.waiting)
 
-    # What callers want
+    # Calls from outside
 
     def add(self, queued: Sequence[QueuedRequest]) -> None:
         """Take requests, as ``GenerationEngine.submit`` says."""
@@ -137,7 +137,7 @@ class RequestLoop:
         self.queue.flush()
         self.queue = EngineQueue(self.queue.live, self._timeout_s, order, writer)
 
-    # What the step thread does
+    # The ``EngineWork`` of the step thread
 
     def patience_s(self) -> float | None:
         return self.queue.patience_s()
@@ -215,7 +215,7 @@ class RequestLoop:
             sink.submit("on_groups", results)
 
     def _enqueue(self, queued: Sequence[QueuedRequest]) -> None:
-        """Have the requests wait for their turn. vLLM, which might refuse them, sees them only then."""
+        """Let the requests wait for their turn. Check their lengths now, since vLLM sees them only then."""
         longest = self._vllm.spec.max_total_sequence_length
         for one in queued:
             num_tokens = len(one.request.prompt_ids)
@@ -231,14 +231,15 @@ class RequestLoop:
         llm, weights = self._vllm.llm, self._vllm.weights
         request, prompt = queued.request, as_prompt(queued.request, llm.model_config.hf_config)
         if self._vllm.keeps_kv_cache:
-            # Keys and values of old weights stay in the cache for samples under way, and for no others.
+            # Keys and values of old weights stay in the cache for samples under way, and for no other
+            # samples.
             prompt["cache_salt"] = str(weights.num_loads)
         engine_id = llm.add_request(request.request_id, prompt, queued.params, lora_request=weights.adapter)
         self._vllm.routes.add(request, engine_id)
         self.unfinished[request.request_id] = queued
 
     def _drop(self, request_ids: Sequence[str]) -> None:
-        """Have vLLM abort the requests that it was given, and forget them; ignore the others."""
+        """Let vLLM abort the requests that it has, and forget them; ignore all other ids."""
         known = {name: queued for name in request_ids if (queued := self.unfinished.pop(name, None))}
         self._vllm.llm.abort_request(list(known))
         for name, queued in known.items():

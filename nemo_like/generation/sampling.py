@@ -1,4 +1,4 @@
-"""How the responses of one task are sampled."""
+"""``SamplingSettings``: how responses are sampled."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class SamplingSettings:
     top_p: float
     top_k: int  # 0: all tokens
     max_new_tokens: int  # per turn
-    # A response ends with one of these, which is no part of its text. The configuration's alone, until a
-    # rollout adds those of the checkpoint.
+    # A response ends with one of these, which is no part of its text. At first they are the configuration's;
+    # a rollout adds the checkpoint's.
     stop_token_ids: tuple[int, ...] = ()
     min_p: float = 0.0
     stop_strings: tuple[str, ...] = ()  # a response also ends with one of these, which stays in it

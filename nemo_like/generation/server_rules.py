@@ -10,7 +10,7 @@ from nemo_like.driver.options import EvaluationConfig
 
 
 def server_problems(asked: EvaluationConfig) -> Iterator[Problem]:
-    """Yield every problem of the keys that say which server answers, and how it is asked."""
+    """Yield every problem with the keys that name the server of an evaluation."""
     if (asked.base_url is None) != (asked.model is None):
         given, lacking = ("base_url", "model") if asked.model is None else ("model", "base_url")
         yield Problem(
@@ -28,7 +28,7 @@ def server_problems(asked: EvaluationConfig) -> Iterator[Problem]:
 
 
 def api_key_problems(asked: EvaluationConfig) -> Iterator[Problem]:
-    """Yield a problem when this machine lacks the key of the server's API."""
+    """Yield a problem when the environment variable with the server's API key is not set here."""
     variable = asked.api_key_variable
     if variable is not None and not os.environ.get(variable):
         yield Problem(

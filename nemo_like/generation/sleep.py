@@ -2,8 +2,8 @@
 
     everything ──sleep──▶ nothing ──wake──▶ weights ──wake──▶ everything
 
-What the KV cache holds is lost. The weights are lost too (vLLM's sleep of level 2) where a transfer brings
-all of them before anything is generated again; elsewhere they wait in host memory (level 1).
+The contents of the KV cache are lost. Where a transfer brings all weights before the engine generates again,
+the weights are lost too (vLLM's sleep of level 2); elsewhere they are kept in host memory (level 1).
 ``cluster.stage`` says what an engine holds in which stage of a run.
 """
 
@@ -27,7 +27,7 @@ _LEVELS = {Sleeps.keeping_weights: 1, Sleeps.losing_weights: 2}  # vLLM's
 
 
 def has_sleep_mode(engine: str, sleeps: Sleeps, device: Device) -> bool:
-    """Return whether vLLM must allocate its memory so that it can give it up.
+    """Return whether vLLM must allocate memory that it can give up.
 
     Raises ValueError for an engine that should sleep on a CPU, where vLLM's sleep does nothing.
     """
@@ -47,7 +47,7 @@ class Sleeper(Protocol):
 
 
 class EngineMemory:
-    """Moves one engine between what it may hold. The engine starts with everything."""
+    """Changes which part of its memory one engine holds. The engine starts with everything."""
 
     def __init__(self, engine: Sleeper, sleeps: Sleeps) -> None:
         self._engine, self._sleeps = engine, sleeps
@@ -55,14 +55,14 @@ class EngineMemory:
         self._has_weights = True
 
     def weights_came(self) -> None:
-        """Take note that the engine has got all weights."""
+        """Record that a transfer has brought all weights."""
         self._has_weights = True
 
     def hold(self, target: EngineHolds) -> None:
-        """Have the engine hold exactly this from now on; does nothing where it does already.
+        """Make the engine hold exactly ``target`` from now on; do nothing where it does already.
 
-        Raises RuntimeError for an engine that never sleeps, and when one that lost its weights should hold
-        everything before others came.
+        Raises RuntimeError for an engine that never sleeps, and when an engine that lost its weights should
+        hold everything before a transfer brought new weights.
         """
         if self._sleeps is Sleeps.never:
             raise RuntimeError("it was not started to sleep: it has a device of its own")

@@ -2,8 +2,8 @@
 
     draft of the next tokens ──▶ the policy computes all of them at once ──▶ each is kept, or replaced
 
-A token is kept or replaced so that the sample is one of the policy, whatever was drafted. Standard library
-only.
+The rule of keeping and replacing leaves the samples distributed as the policy's, whatever is drafted.
+Standard library only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEY = f"generation.vllm_kwargs.{ARGUMENT}"
 class DraftMethod(Enum):
     """What makes the drafts, by vLLM's names."""
 
-    ngram = "ngram"  # what followed the last tokens where they stand earlier in the sample; on CPUs
+    ngram = "ngram"  # copies what followed the last few tokens earlier in the sample; on CPUs
     ngram_gpu = "ngram_gpu"  # the same on GPUs
     draft_model = "draft_model"  # a smaller model
     eagle = "eagle"  # a head on the policy's hidden states
@@ -32,12 +32,12 @@ class DraftMethod(Enum):
 
     @property
     def has_weights(self) -> bool:
-        """Whether an engine holds weights for it that no trainer sends."""
+        """Whether an engine holds weights for this method, which no trainer sends."""
         return self not in (DraftMethod.ngram, DraftMethod.ngram_gpu)
 
     @property
     def has_checkpoint(self) -> bool:
-        """Whether its weights have a checkpoint of their own."""
+        """Whether the method's weights have a checkpoint of their own."""
         return self.has_weights and self is not DraftMethod.mtp
 
 
@@ -51,13 +51,13 @@ class Speculation:
 
     @property
     def num_slots(self) -> int:
-        """How many tokens a sample takes of a step's budget: its draft, the token before it, and one more
-        that a draft model reads."""
+        """The tokens of a step's budget that one sample takes: its draft, the token before the draft, and one
+        more that a draft model reads."""
         return self.num_tokens + 2
 
 
 def speculation(generation: GenerationConfig) -> Speculation | None:
-    """Return how engines draft; None where they do not, or where the rules refuse how they are to."""
+    """Return how engines draft; None where they do not, or where ``draft_rules`` refuses the settings."""
     given = generation.vllm_kwargs.get(ARGUMENT)
     if not isinstance(given, Mapping) or given.get("method") not in [one.value for one in DraftMethod]:
         return None
@@ -83,8 +83,8 @@ def draft_bytes(generation: GenerationConfig) -> int:
 
 
 def with_absolute_draft(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments with the absolute path of a draft that is on this machine, since engines run in
-    another folder."""
+    """Return vLLM's arguments, with the path of a draft's local checkpoint made absolute, since engines run
+    in another folder."""
     given = kwargs.get(ARGUMENT)
     if not isinstance(given, Mapping) or not Path(str(given.get("model"))).is_dir():
         return dict(kwargs)

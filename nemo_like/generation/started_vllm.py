@@ -1,4 +1,4 @@
-"""How vLLM's engine is started, and what the parts of a ``VllmEngine`` share of it."""
+"""Starts vLLM's engine; ``StartedVllm`` is what the parts of a ``VllmEngine`` share."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nemo_like.generation.speculation import speculation
 from nemo_like.models.model_info import has_vision_tower
 from nemo_like.policy.options import Device
 
-# After so many net allocations Python collects the youngest generation.
+# The number of net allocations after which Python collects the youngest generation.
 _GC_THRESHOLD = 50_000
 
 
@@ -38,8 +38,8 @@ class WeightsInForce:
     """The weights that an engine samples with."""
 
     policy_version: int = AS_LOADED
-    digest: int | None = None  # as they arrived; None without tripwires
-    # What each request needs to be computed with the adapter; None where there is none.
+    digest: int | None = None  # of the weights as they arrived; None without tripwires
+    # With this, vLLM computes a request with the adapter; None where there is no adapter.
     adapter: LoRARequest | None = None
     num_loads: int = 0
     paused_for: int | None = None  # the version for which no step runs; None: steps run
@@ -66,7 +66,7 @@ class StartedVllm:
         )
 
     def check_awake(self) -> None:
-        """Raise RuntimeError unless the engine holds all that it needs to generate."""
+        """Raise RuntimeError unless the engine holds its weights and its KV cache."""
         if self.memory.holds is not EngineHolds.everything:
             raise RuntimeError(f"engine {self.name!r} sleeps, so it cannot generate")
 
@@ -76,8 +76,8 @@ class StartedVllm:
 
 
 def complete_args(name: str, spec: EngineSpec, routes: EngineRoutes) -> EngineArgs:
-    """Return the arguments of vLLM's engine, with those on which parts of this one depend. Raises ValueError
-    when it should sleep but cannot."""
+    """Return ``engine_args`` completed by the arguments that routes, sleep, weight updates and structured
+    outputs need. Raises ValueError when the engine should sleep but cannot."""
     args = engine_args(spec)
     if spec.generation.vllm_cfg.tensor_parallel_size > 1:
         track_names(unset=MARK)
@@ -89,7 +89,7 @@ def complete_args(name: str, spec: EngineSpec, routes: EngineRoutes) -> EngineAr
         # A step that is computed ahead would belong to two versions, and depend on the machine's speed.
         args.async_scheduling = False
     if spec.structured_outputs:
-        # Without spaces of choice: a policy that is bad at JSON would fill its response with them.
+        # No optional spaces: a policy that is bad at JSON would fill its response with them.
         args.structured_outputs_config.disable_any_whitespace = True
         args.structured_outputs_config.backend = "xgrammar"
     # To process images vLLM needs a tokenizer.
@@ -101,7 +101,7 @@ def complete_args(name: str, spec: EngineSpec, routes: EngineRoutes) -> EngineAr
 
 
 def built(spec: EngineSpec, args: EngineArgs) -> LLMEngine:
-    """Build vLLM's engine. Raises what vLLM raises."""
+    """Build vLLM's engine. Raises vLLM's own errors."""
     if has_vision_tower(spec.model_name) and is_needed():
         patch_vllm()
     with one_gloo_device():
@@ -109,8 +109,8 @@ def built(spec: EngineSpec, args: EngineArgs) -> LLMEngine:
 
 
 def prepared(name: str, spec: EngineSpec, llm: LLMEngine, routes: EngineRoutes) -> StartedVllm:
-    """Prepare vLLM's engine and its workers for what ``spec`` asks. Raises GenerationError when the model has
-    not the layers of experts that the run needs."""
+    """Prepare vLLM's engine and its workers as ``spec`` asks. Raises GenerationError when the model has
+    another number of layers with experts than the run's column."""
     llm.set_weight_version(str(AS_LOADED))
     has_tokenizer = not llm.model_config.skip_tokenizer_init
     if spec.structured_outputs:
@@ -129,7 +129,7 @@ def prepared(name: str, spec: EngineSpec, llm: LLMEngine, routes: EngineRoutes) 
     if multiprocessing.active_children():
         llm.model_executor.register_failure_callback(end_process)
         remove_names()
-    # What the start leaves behind is never garbage, so no collection need look at it. A batch allocates
+    # The objects of the start are never garbage, so no collection need look at them. A batch allocates
     # so many small objects that collections at Python's default rate take a twentieth of its time.
     gc.collect()
     gc.freeze()

@@ -1,4 +1,5 @@
-"""``VllmEngine``: one in-process vLLM engine. One thread steps it, and runs all calls, which come by a queue.
+"""``VllmEngine``: one in-process vLLM engine. One thread steps it and runs all calls, which it gets by a
+queue.
 
 a call of                  on the caller's thread         on the step thread (``engine_thread.py``)
   GenerationEngine           submit, abort, stats, ...      RequestLoop    also between calls: vLLM's steps
@@ -40,8 +41,8 @@ from nemo_like.weight_transport.connections import Transfer
 
 
 class VllmEngine:
-    """A ``GenerationEngine``, ``JournalingEngine``, ``WeightReceiver`` and ``ScoringEngine``, where the
-    methods are described.
+    """A ``GenerationEngine``, ``JournalingEngine``, ``WeightReceiver`` and ``ScoringEngine``; these protocols
+    describe the methods.
 
     It belongs in a serial actor whose process was started with ``engine_environment``.
     """
@@ -68,7 +69,7 @@ class VllmEngine:
         self._thread.call(lambda: self._start(args, routes))
 
     def _start(self, args: EngineArgs, routes: EngineRoutes) -> None:
-        # The step thread builds the engine, since the current CUDA device is a thread's own.
+        # The step thread builds the engine, since each thread has its own current CUDA device.
         try:
             llm = built(self._spec, args)
         except Exception as error:

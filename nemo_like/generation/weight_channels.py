@@ -1,4 +1,4 @@
-"""The receiving ends of the channels by which weights come to a worker of an engine."""
+"""The receiving ends of the channels through which an engine's worker gets new weights."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class IncomingWeights(Protocol):
     """The receiving end of one weight group."""
 
     def fetch(self, transfer: Transfer) -> None:
-        """Wait for what the sender offers before the load."""
+        """Wait for the tensors that the sender offers before the load."""
 
     def receive(self) -> Iterator[NamedTensors]:
-        """Yield the tensors of the fetched transfer, in parts."""
+        """Yield the tensors of the fetched transfer, some at a time."""
 
     def end(self, transfer: Transfer, how: Word) -> None:
         """Tell the sender that the transfer is loaded, or given up."""
@@ -37,7 +37,7 @@ class IncomingWeights(Protocol):
 
 
 class WholeInMemory:
-    """A whole transfer lies in shared memory before it is loaded; it is loaded from there."""
+    """Receives transfers by shared memory: a whole transfer is there before it is loaded from there."""
 
     def __init__(self, receiver: MemoryReceiver) -> None:
         self._receiver = receiver
@@ -51,14 +51,14 @@ class WholeInMemory:
 
 
 class InBuckets:
-    """Buckets arrive during the load."""
+    """Receives transfers in buckets, which arrive during the load."""
 
     def __init__(self, sender: SenderConnection, buckets: IncomingBuckets, device: torch.device) -> None:
         self._sender, self._receiver = sender, BucketReceiver(sender, buckets, device)
         self._transfer: Transfer | None = None
 
     def fetch(self, transfer: Transfer) -> None:
-        """Note the transfer; nothing is offered in advance."""
+        """Remember the transfer; its sender offers nothing before the load."""
         self._transfer = transfer
 
     def receive(self) -> Iterator[NamedTensors]:

@@ -40,7 +40,7 @@ logging.getLogger(initialize_layerwise_reload.__module__).addFilter(
 class WeightReceiverExtension:
     """Methods that vLLM mixes into every worker; the engine calls each of them on every worker."""
 
-    # The worker's own, of vLLM.
+    # vLLM's worker has these.
     vllm_config: Any
     rank: int
     device: Any
@@ -62,7 +62,7 @@ class WeightReceiverExtension:
         self.weight_receiver.join(group)
 
     def fetch_weights(self, transfer: Transfer, groups: Sequence[str]) -> None:
-        """Wait for what these groups offer in advance, as ``WeightReceiver`` says."""
+        """Wait for the tensors that these groups offer before the load, as ``WeightReceiver`` says."""
         self.weight_receiver.fetch(transfer, groups)
 
     def load_weight_groups(self, groups: Sequence[str]) -> int | None:
@@ -86,8 +86,8 @@ class WeightReceiverExtension:
 class TrainerWeightReceiver:
     """Receives tensors under their Hugging Face names and loads them, in one session per version.
 
-    A session covers all groups: if the parts of a fused module (qkv, gate and up) came in two sessions, vLLM
-    would pack the module from half-old weights.
+    A session covers all groups: if the tensors of a fused module (qkv, gate and up) came in two sessions,
+    vLLM would pack the module from half-old weights.
     """
 
     def __init__(self, model: torch.nn.Module, vllm_config: Any, worker: int, device: torch.device) -> None:
@@ -98,15 +98,15 @@ class TrainerWeightReceiver:
         self._adapter: Mapping[str, Any] | None = None
         self._transfer = Transfer(0, -1)
         self._tripwires = Tripwires.off
-        # By group, of the latest transfer; None where it is not digested.
+        # Of the latest transfer, by group; None where no digest is computed.
         self._digests: dict[str, WeightsDigest] | None = None
         self._joiner = ThreadPoolExecutor(thread_name_prefix="join_weight_group")
 
     def join(self, group: WeightGroup) -> None:
         """Begin to join the group in the background; leave an earlier group of the same name.
 
-        If this waited, engines that are asked to join several groups in different orders would wait for each
-        other.
+        In the foreground, engines that are asked to join several groups in different orders would wait for
+        each other.
         """
         self._leave(group.name)
         self._tripwires = group.tripwires
@@ -116,9 +116,9 @@ class TrainerWeightReceiver:
         self._channels[group.name] = self._joiner.submit(join, group, self.worker, self.device)
 
     def fetch(self, transfer: Transfer, groups: Sequence[str]) -> None:
-        """Wait for what the senders of these groups offer in advance; the model is not touched.
+        """Wait for the tensors that the senders of these groups offer before the load; change no weight.
 
-        Raises when it does not come.
+        Raises a channel's error when they do not come.
         """
         self._transfer = transfer
         self._digests = {} if is_due(transfer.number, self._tripwires) else None
@@ -138,8 +138,8 @@ class TrainerWeightReceiver:
             self._load_model(groups)
 
     def write_adapter(self, groups: Sequence[str], path: Path) -> None:
-        """Receive the transfer that was fetched, and tell the senders; an engine's first worker writes what
-        came, adapters by peft's names, into the directory ``path``, from which vLLM can load them."""
+        """Receive the fetched transfer of adapters (by peft's names), and tell the senders. An engine's first
+        worker writes the adapters into the directory ``path``, from which vLLM can load them."""
         with self._loading():
             tensors = {
                 name: tensor.to("cpu", copy=True)
@@ -153,13 +153,13 @@ class TrainerWeightReceiver:
                 (path / "adapter_config.json").write_text(json.dumps(self._adapter))
 
     def digest(self) -> int | None:
-        """Return the sum of the groups' digests of what was received last; None where none is computed."""
+        """Return the digest of the latest transfer, summed over groups; None where none is computed."""
         return None if self._digests is None else sum(one.value() for one in self._digests.values())
 
     @contextmanager
     def _loading(self) -> Iterator[None]:
-        """Tell the senders after the block that the transfer is loaded. Any error leaves the groups, so that
-        senders, and workers that receive beside this one, fail now and not at a deadline."""
+        """Tell the senders after the block that the transfer is loaded. On an error, leave all groups, so
+        that the senders and the engine's other workers fail now and not at a deadline."""
         try:
             yield
             self._end(self._transfer, Word.loaded)
@@ -193,7 +193,7 @@ class TrainerWeightReceiver:
             )
 
     def _received(self, name: str) -> Iterator[NamedTensors]:
-        """Yield the group's tensors, whole, also where only what changed of them is received."""
+        """Yield the group's tensors, completed where only changed values are sent."""
         parts = self._channel(name).receive()
         if name in self._changes:
             parts = self._changes[name].decode(parts)
@@ -211,7 +211,7 @@ class TrainerWeightReceiver:
                 channel.result().end(transfer, how)
 
     def _channel(self, name: str) -> IncomingWeights:
-        """Wait until the group is joined and return its channel. Joining has a deadline of its own."""
+        """Wait until the group is joined, which has its own deadline, and return its channel."""
         return self._channels[name].result()
 
     def _leave(self, name: str) -> None:

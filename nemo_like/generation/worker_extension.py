@@ -1,4 +1,4 @@
-"""What this project adds to vLLM's workers, in one class, since vLLM takes one."""
+"""``WorkerExtension``: all methods that this project adds to vLLM's workers; vLLM takes one class only."""
 
 from __future__ import annotations
 
@@ -11,4 +11,4 @@ from nemo_like.generation.weight_receiver import WeightReceiverExtension
 class WorkerExtension(
     WeightReceiverExtension, RouteRecorderExtension, UnmaskedLogprobsExtension, DraftSamplingExtension
 ):
-    """Methods that vLLM mixes into every worker."""
+    """The methods that vLLM mixes into every worker, by its argument ``worker_extension_cls``."""
