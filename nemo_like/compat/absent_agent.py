@@ -1,8 +1,11 @@
 """Stands in for Ray's dashboard agent on the node of a private Ray, which serves nobody there.
 
-Ray's own takes two seconds of CPU time to start, and 90 MB of memory. Run by a raylet with the agent's
-arguments, this says that none of the agent's ports is in use, and lives as long as the raylet, which ends
-when its agent does. Standard library only.
+Ray's own agent takes two seconds of CPU time to start, and 90 MB of memory. A raylet runs this program with
+the agent's arguments. It says that none of the agent's ports is in use, and lives as long as the raylet,
+which ends when its agent does. Standard library only.
+
+Private part: the files and arguments of the agent of ray 2.60.0. ``ray.init`` cannot leave the agent out.
+This module can go with a Ray whose raylet needs no agent.
 """
 
 from __future__ import annotations

@@ -4,6 +4,10 @@ policy.device is cpu.
 It has two parts. Once per process, a few functions of ``torch.cuda`` (current device, streams, random state)
 are replaced by CPU counterparts. Within ``cuda_means_cpu``, the literal device "cuda" in any torch call
 becomes "cpu".
+
+Private parts: ``torch._C.DisableTorchFunction`` of torch 2.13.0, and functions of megatron-core 0.16.1 that
+are replaced. Megatron-core's callers can choose layers, but no device. This module can go with a
+Megatron-core that takes a device.
 """
 
 from __future__ import annotations
@@ -72,7 +76,7 @@ class _InlineStream:
 
 @contextlib.contextmanager
 def cuda_means_cpu() -> Iterator[None]:
-    """Have torch calls that ask for "cuda" get the CPU within the block. The first call also replaces the
+    """Give torch calls that ask for "cuda" the CPU within the block. The first call also replaces the
     functions of ``torch.cuda``, for good."""
     _install()
     with _CudaMeansCpu():
@@ -88,7 +92,7 @@ def plain_torch() -> contextlib.AbstractContextManager[None]:
 
 @functools.cache
 def _install() -> None:
-    """Replace what Megatron-core calls unconditionally, of ``torch.cuda`` and of its own, for the CPU."""
+    """Replace functions of ``torch.cuda`` and Megatron-core that Megatron-core calls on any device."""
     from megatron.core.pipeline_parallel import schedules
     from megatron.core.tensor_parallel import random as megatron_random
     from megatron.core.transformer.moe import token_dispatcher
@@ -122,11 +126,11 @@ def _install() -> None:
 
 
 def _is_not_rng_notice(record: logging.LogRecord) -> bool:
-    """Return False for Megatron-core's notice that the CPU's random state changed: here that is the state
-    which it tracks, so the notice says nothing."""
+    """Return False for Megatron-core's notice that the CPU's random state changed: on CPUs Megatron-core
+    tracks that very state, so the notice says nothing."""
     return "CPU RNG state changed" not in record.getMessage()
 
 
 def _on_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
-    """Stand in for Megatron-core's function, which converts to numpy only what it moves from a GPU."""
+    """Stand in for Megatron-core's function, which converts only tensors of a GPU to numpy."""
     return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor

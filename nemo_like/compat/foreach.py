@@ -2,6 +2,10 @@
 
 Where neither is installed (as on every CPU), Megatron-core falls back to loops over parameters with a host
 synchronisation for each, and to torch's AdamW.
+
+Private parts: names in the optimizer modules of megatron-core 0.16.1, which are set, and the ``_foreach_``
+functions of torch 2.13.0. Megatron-core has no argument for optimizer kernels. This module can go with a
+Megatron-core whose own fallback restores step counts; without it updates are slower.
 """
 
 from __future__ import annotations
@@ -80,7 +84,7 @@ class GroupStepAdamW(torch.optim.Optimizer):
 
 @functools.cache
 def use_torch_kernels() -> None:
-    """Have Megatron-core use this module's kernels where it found neither Transformer Engine nor Apex."""
+    """Make Megatron-core use this module's kernels where it found neither Transformer Engine nor Apex."""
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None  # read unconditionally by the router
     if not megatron_optimizer.USING_PYTORCH_OPTIMIZER:
@@ -96,11 +100,11 @@ def use_torch_kernels() -> None:
 def _l2_norm(
     chunk_size: int, overflow: Tensor, tensors: list[list[Tensor]], per_tensor: bool
 ) -> tuple[Tensor, None]:
-    """Compute the norm over all the tensors, [1]; the signature is that of Apex's kernel."""
+    """Compute the norm over all the tensors, [1], with the signature of Apex's kernel."""
     return get_total_norm(tensors[0]).reshape(1), None
 
 
 def _scale(chunk_size: int, overflow: Tensor, tensors: list[list[Tensor]], factor: float) -> None:
-    """Set targets = sources * factor; the signature is that of Apex's kernel."""
+    """Set targets = sources * factor, with the signature of Apex's kernel."""
     sources, targets = tensors
     torch._foreach_copy_(targets, torch._foreach_mul(sources, factor))

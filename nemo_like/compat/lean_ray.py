@@ -3,8 +3,11 @@
 Even when it is told to start no dashboard and forward no logs, ``ray.init`` starts a dashboard, an
 autoscaler and a log monitor, and its raylet an agent of the dashboard. They take four seconds of CPU and
 delay the start and the end of a run by a second each. All of Ray's processes also listen on every interface
-of the machine, unless the node's address is that of loopback; ``ray.init`` replaces a loopback address by
+of the machine, unless the node's address is on loopback; ``ray.init`` replaces a loopback address by
 another.
+
+Private parts: ``ray._private`` of ray 2.60.0, functions and constants of which are replaced while Ray starts
+or ends. ``ray.init`` has no argument for any of this. This module can go with a Ray that has.
 """
 
 from __future__ import annotations
@@ -55,7 +58,8 @@ def few_services() -> Iterator[None]:
 def processes_with(variables: Mapping[str, str]) -> Iterator[None]:
     """Give these environment variables to the processes that Ray starts in this block, and to their children.
 
-    The variables never enter this process's own environment, so what other code starts does not get them.
+    The variables never enter this process's own environment, so processes that other code starts do not get
+    them.
     """
     start = services.start_ray_process
 
@@ -95,7 +99,7 @@ def deferred_signals() -> Iterator[None]:
     handler in the kernel, so this block sets its handlers again there. Handlers belong to the main thread;
     called on another, this leaves them alone.
     """
-    kill_all_processes = Node.kill_all_processes  # what ray.shutdown calls after it has reset the handler
+    kill_all_processes = Node.kill_all_processes  # ray.shutdown calls it after it has reset the handler
     with _noted_signals(are_handled_at_once=False) as install_again:
 
         def kill_with_handlers(*args: Any, **kwargs: Any) -> Any:
@@ -149,8 +153,8 @@ def _start_nothing(_: object) -> None:
 
 
 def _without_agent(start: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that starts processes as ``start`` does, but a raylet with a stand-in for the
-    dashboard's agent, without which a raylet ends."""
+    """Return a function that starts processes as ``start`` does, except that a raylet gets a stand-in for the
+    dashboard's agent, without which it would end."""
     agents, stand_in = os.path.join(services.RAY_PATH, "dashboard", "agent.py"), absent_agent.__file__
 
     def start_without(command: list[str], *args: Any, **kwargs: Any) -> Any:

@@ -1,12 +1,15 @@
-"""The vLLM worker's record of the experts that its routers choose, where vLLM cannot return them itself.
+"""Records in a vLLM worker which experts its routers choose, where vLLM cannot return them itself.
 
     router ──▶ experts[KV slot, layer]                        at every forward pass
     execute_model ──▶ finished[request], before its blocks are used anew ──▶ take_routes
 
-vLLM returns experts by its own option ``enable_return_routed_experts``, but only with its model runner V2,
-which does not run on CPUs. A token's place here is its slot in the KV cache: what a request finds there of
-others, by the prefix cache, was chosen when the slot was filled. A request that is preempted is computed anew
-in other slots; its tokens keep the experts of the first time, with which they were sampled.
+Experts are recorded by the token's slot in the KV cache. When the prefix cache gives a request the slots of
+another request, they have the experts that were chosen when the slots were filled. A request that is
+preempted is computed anew in other slots; its tokens keep the experts of the first time, which sampled them.
+
+Private parts: ``MoERunner``, the forward context and the model runner of vllm 0.32.0. vLLM's own option
+``enable_return_routed_experts`` needs its model runner V2, which does not run on CPUs. This module can go
+with a vLLM whose option works there.
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ from vllm.model_executor.layers.fused_moe.layer import MoERunner
 class RouteRecorderExtension:
     """Methods that vLLM mixes into every worker; the engine calls each of them on every worker."""
 
-    # The worker's own, of vLLM.
+    # vLLM's worker has these.
     rank: int
     model_runner: Any
 
     def record_routes(self, shape: tuple[int, int], dtype: str) -> int:
-        """Begin to record, and return how many layers have experts. All workers of an engine choose alike, so
-        the first one records. ``shape`` is [layers, k] of a token, and ``dtype`` numpy's name of what the
-        experts' numbers are kept as. Nothing is recorded when the model has another number of layers."""
+        """Begin to record, and return how many layers have experts. All workers of an engine choose the same
+        experts, so only the first worker records. ``shape`` is [layers, k] of a token, and ``dtype`` numpy's
+        name of the type for experts' numbers. When the model has another number of layers, record nothing."""
         runner = self.model_runner
         layers = [module for module in runner.get_model().modules() if isinstance(module, MoERunner)]
         if self.rank == 0 and len(layers) == shape[0]:
@@ -41,14 +44,14 @@ class RouteRecorderExtension:
     def take_routes(
         self, wanted: Mapping[str, tuple[int, int]], dropped: Sequence[str]
     ) -> dict[str, np.ndarray] | None:
-        """Return the experts of these finished requests, as ``RouteRecorder.take`` does, and forget those of
+        """Return the experts of the finished requests ``wanted``, as ``RouteRecorder.take`` does, and forget
         the requests ``dropped``. All workers but the first return None."""
         recorder = vars(self).get("_route_recorder")
         return None if recorder is None else recorder.take(wanted, dropped)
 
 
 class RouteRecorder:
-    """Keeps the experts of every token in the KV cache, numbered from 1, 0 where nothing was chosen yet."""
+    """Keeps the experts of every token in the KV cache, numbered from 1; 0: nothing was recorded."""
 
     def __init__(self, runner: Any, layers: Sequence[Any], shape: tuple[int, int], dtype: str) -> None:
         """Watch the routers of ``layers`` from now on."""
@@ -56,13 +59,13 @@ class RouteRecorder:
         self._block_size: int = runner.cache_config.block_size
         num_slots = runner.kv_cache_config.num_blocks * self._block_size
         self._experts = np.zeros((num_slots, *shape), dtype)
-        # Of requests that have ended, until they are taken; and what preempted ones had by then.
+        # Experts of ended requests until they are taken, and of preempted requests up to the preemption.
         self._finished: dict[str, np.ndarray] = {}
         self._preempted: dict[str, np.ndarray] = {}
-        # Those that were taken before vLLM's workers hear that they have ended.
+        # Requests that were taken before vLLM's workers heard that they have ended.
         self._taken_early: set[str] = set()
-        for place, layer in enumerate(sorted(layers, key=lambda one: one.layer_id)):
-            layer.router.set_capture_fn(partial(self._keep, place))
+        for index, layer in enumerate(sorted(layers, key=lambda one: one.layer_id)):
+            layer.router.set_capture_fn(partial(self._keep, index))
         self._execute = runner.execute_model
         runner.execute_model = self._execute_recorded
 
@@ -70,7 +73,7 @@ class RouteRecorder:
         """Return [stop - first, layers, k] of each request, by vLLM's id: the experts of its tokens from
         ``first`` to ``stop``.
 
-        Raises RuntimeError for tokens of which nothing was recorded.
+        Raises RuntimeError for tokens without recorded experts.
         """
         for request_id in dropped:
             self._finished.pop(request_id, None)
@@ -89,19 +92,20 @@ class RouteRecorder:
             )
         return rows
 
-    def _keep(self, place: int, chosen: torch.Tensor) -> None:
-        """Keep what the router of the ``place``-th layer has chosen for a batch's tokens, [tokens, k]."""
+    def _keep(self, layer: int, chosen: torch.Tensor) -> None:
+        """Keep the experts that the router of the ``layer``-th layer chose for a batch's tokens, [tokens,
+        k]."""
         slots_of_layers = get_forward_context().slot_mapping
         if not slots_of_layers:
             return  # a forward pass without a KV cache, of vLLM's start
         assert isinstance(slots_of_layers, dict)
         slots = next(iter(slots_of_layers.values()))[: len(chosen)].numpy()
         is_token = slots >= 0
-        self._experts[slots[is_token], place] = chosen.numpy()[: len(slots)][is_token] + 1
+        self._experts[slots[is_token], layer] = chosen.numpy()[: len(slots)][is_token] + 1
 
     def _execute_recorded(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Take what belongs to requests that have ended or lost their blocks, then have vLLM make the step,
-        in which others may get these blocks."""
+        """Copy the experts of requests that have ended or lost their blocks, then let vLLM make the step, in
+        which other requests may get these blocks."""
         for request_id in scheduler_output.preempted_req_ids or ():
             if request_id in self._runner.requests:
                 self._preempted[request_id] = self._of_request(request_id)
@@ -113,7 +117,7 @@ class RouteRecorder:
         return self._execute(scheduler_output, *args, **kwargs)
 
     def _of_request(self, request_id: str) -> np.ndarray:
-        """Return the experts of all tokens of a request but the last that it sampled, which was not read."""
+        """Return the experts of all tokens of a request but its last sampled token, which was not read."""
         request = self._runner.requests[request_id]
         (blocks,) = request.block_ids
         tokens = np.arange(min(request.num_tokens - 1, len(blocks) * self._block_size))

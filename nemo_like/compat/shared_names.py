@@ -1,4 +1,4 @@
-"""Removal of the names in /dev/shm under which one engine's processes meet: no name outlives the engine.
+"""Removes the names in /dev/shm under which one engine's processes meet, so that no name outlives the engine.
 
 vLLM's workers find their message queues, semaphores and reduction buffers there by name: 700 MB for two
 workers. A killed process removes no names. Python starts a resource tracker to remove them, but that is
@@ -6,8 +6,12 @@ killed with the engine, since Ray ends the whole process group of an actor.
 
     before vLLM starts    track_names     starts the tracker outside of the process group: it notices when all
                                           processes of the engine are gone, and removes the names Python gave
-    when all have met     remove_names    removes the names of what they map: memory without a name is gone
-                                          with the last process that maps it, however that process ends
+    when all have met     remove_names    removes the names of the memory that they map: memory without a
+                                          name is gone with the last process that maps it
+
+Private parts: ``resource_tracker._resource_tracker`` of Python 3.11, and how the names in /dev/shm of Python
+and of vllm 0.32.0 begin. Neither removes the names of a killed process group. This module can go with a vLLM
+that unlinks its shared memory once all workers have mapped it.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ def track_names(unset: str) -> None:
     """Start Python's resource tracker for this process and its children, outside of their process group and
     without the environment variable ``unset``.
 
-    There it survives when Ray ends them. Does nothing when this process has a tracker already.
+    There it survives when Ray kills the process group. Does nothing when this process has a tracker already.
     """
     tracker: Any = resource_tracker._resource_tracker
     if tracker._fd is not None:
@@ -56,10 +60,10 @@ def track_names(unset: str) -> None:
 def remove_names() -> None:
     """Remove the names of the shared memory that this process and its children map.
 
-    To be called when all these processes have mapped what they share: afterwards none can find it by name.
+    Call this when all these processes have mapped their memory: afterwards none can find it by name.
     """
     pids = [os.getpid(), *(child.pid for child in multiprocessing.active_children() if child.pid)]
-    mapped = {place for pid in pids for place in _mapped(pid)}
+    mapped = {file for pid in pids for file in _mapped(pid)}
     for path in _DIRECTORY.iterdir():
         if not path.name.startswith(_PREFIXES):
             continue
@@ -75,5 +79,5 @@ def _mapped(pid: int) -> Iterator[tuple[int, int]]:
     """Yield device and inode of each file that the process maps, which it may have opened by another name."""
     for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
         _, _, _, device, inode, *_ = line.split(maxsplit=5)
-        major, minor = (int(part, 16) for part in device.split(":"))
+        major, minor = (int(number, 16) for number in device.split(":"))
         yield os.makedev(major, minor), int(inode)

@@ -1,16 +1,19 @@
-"""Log-probs of tokens that were sampled under a mask (structured outputs), as the policy has them without.
+"""Computes the log-probs that tokens sampled under a mask (structured outputs) have without the mask.
 
     logits ──▶ copied ──▶ mask of the grammar ──▶ sampled token ──▶ its log-prob in the copy
 
-vLLM masks the logits before it samples, and its log-probs, raw ones too, are of what the mask left. The
-trainer knows no mask: the log-probs that it compares are those of the whole distribution, and so are these.
+vLLM masks the logits before it samples, and computes all log-probs, raw ones too, from the masked logits. The
+trainer knows no mask: it compares log-probs under the whole distribution, which this module computes.
 
-Where the mask took most of what the policy would have sampled, the token is the grammar's and not the
-policy's choice. It must not train: it is sampled however unlikely the policy finds it, so that its log-prob
-would be pushed down without end. vLLM's rank of such a token is replaced by ``FORCED_RANK``.
+Where the mask took most of the policy's probability, the grammar chose the token and not the policy. Such a
+token must not train: it is sampled however unlikely the policy finds it, so that training would push its
+log-prob down without end. vLLM's rank of the token is replaced by ``FORCED_RANK``.
 
-vLLM has two model runners. The first one samples on CPUs, the second one, V2, wherever there is Triton. Each
-is watched at its own doors: where it masks, and where it samples.
+vLLM has two model runners: the first samples on CPUs, the second (V2) wherever there is Triton. In each, the
+method that masks and the method that samples are wrapped.
+
+Private parts: both model runners of vllm 0.32.0. vLLM has no option for log-probs without the mask. This
+module can go with a vLLM that has one.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from torch import Tensor
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner as SecondRunner
 
 # A token is the policy's own choice where the mask left at least this share of the probability. It is the
-# lower end of the usual clip range: PPO takes no gradient of tokens that have become less likely than that.
+# lower end of the usual clip range: PPO takes no gradient of tokens whose ratio is below it.
 _MIN_SHARE = 0.8
 FORCED_RANK = 0  # vLLM counts ranks from 1
 
@@ -31,11 +34,11 @@ FORCED_RANK = 0  # vLLM counts ranks from 1
 class UnmaskedLogprobsExtension:
     """A method that vLLM mixes into every worker."""
 
-    # The worker's own, of vLLM.
+    # vLLM's worker has this.
     model_runner: Any
 
     def return_unmasked_logprobs(self) -> None:
-        """From now on, return log-probs without the mask of structured outputs.
+        """Let this worker return log-probs without the mask of structured outputs.
 
         Raises RuntimeError where vLLM samples in a way that does not show its logits before they are masked.
         """
@@ -51,7 +54,7 @@ class UnmaskedLogprobsExtension:
 
 
 class _Unmasked:
-    """The logits of rows that a mask will change in the step under way, before that."""
+    """Unmasked logits of the rows that a mask will change in the step under way."""
 
     def __init__(self, rows: Sequence[int], logits: Tensor) -> None:
         """Copy the rows of the batch's logits, [rows of the batch, vocabulary]."""
@@ -59,7 +62,7 @@ class _Unmasked:
         self._logits = logits[self.rows].float()
 
     def correct(self, found: Any, temperatures: Tensor | None) -> None:
-        """Write the log-probs without the mask, and the ranks of forced tokens, into what was sampled.
+        """Write the log-probs without the mask, and the rank of forced tokens, into ``found``.
 
         found: vLLM's LogprobsTensors of the whole batch; temperatures: [masked], None where all are 1.
         """
@@ -88,9 +91,9 @@ class _FirstRunnerWatch:
         state = self._runner.execute_model_state
         if grammar_output is None or state is None or state.logits is None:
             return self._sample_tokens(grammar_output)
-        places = self._runner.input_batch.req_id_to_index
-        found = [places[name] for name in grammar_output.structured_output_request_ids if name in places]
-        self._unmasked = _Unmasked(sorted(found), state.logits)
+        row_of = self._runner.input_batch.req_id_to_index
+        rows = [row_of[name] for name in grammar_output.structured_output_request_ids if name in row_of]
+        self._unmasked = _Unmasked(sorted(rows), state.logits)
         try:
             return self._sample_tokens(grammar_output)
         finally:

@@ -1,7 +1,11 @@
-"""Makes vLLM serve models that read images where torchvision cannot be imported, as beside builds for CPUs.
+"""Makes vLLM serve models that read images where torchvision cannot be imported, as with builds for CPUs.
 
-torchvision's published builds need CUDA. Images need none of it: transformers has image processors on Pillow.
-What does need it is videos, which no run has.
+torchvision's published builds need CUDA. Only videos need torchvision, and no run has any: for images,
+transformers has processors that use Pillow.
+
+Private parts: processing classes of vllm 0.32.0 and processors of transformers 5.19.0, methods of which are
+replaced. Neither has an option for a processor without videos. This module can go with versions that serve
+images without torchvision, or once torchvision is installed everywhere.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ def is_needed() -> bool:
 
 
 def _patch_processors() -> None:
-    """Have transformers make and load processors of images and text that have no part for videos."""
+    """Let transformers make and load processors of images and text that have no part for videos."""
     from transformers import Qwen2_5_VLProcessor, Qwen3VLProcessor
 
     of_images = classmethod(lambda cls: ["image_processor", "tokenizer"])
@@ -33,9 +37,9 @@ def _patch_processors() -> None:
 
 
 def patch_vllm() -> None:
-    """Have vLLM, in this process, serve models for images and text alone.
+    """Let vLLM in this process serve models for images and text alone.
 
-    To be called before the engine is made.
+    Call this before the engine is made.
     """
     _patch_processors()
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
@@ -54,7 +58,7 @@ def patch_vllm() -> None:
         smart_resize=None,
         Qwen3VLVideoProcessor=type("Qwen3VLVideoProcessor", (), {}),
     )
-    # The modules that were just added are imported by these.
+    # These import the modules that were just added.
     from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGeneration
     from vllm.model_executor.models.qwen2_vl import Qwen2VLProcessingInfo
     from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration, Qwen3VLProcessingInfo

@@ -1,8 +1,11 @@
-"""Calls of every worker of an engine, which all answer before an error is raised.
+"""Calls every worker of an engine, and raises a worker's error only when all workers have answered.
 
-vLLM's executor raises the first error among the answers of its workers and leaves those behind it unread;
-the next call would then take them for its own (``vllm/v1/executor/multiproc_executor.py``). So an error is an
-answer here.
+vLLM's executor raises the first error among its workers' answers and leaves the later answers unread; the
+next call would then read them as its own (``vllm/v1/executor/multiproc_executor.py``). So a worker that
+raises returns its error as an answer here.
+
+It works around a fault of vllm 0.32.0: the public ``collective_rpc`` has it. This module can go with a vLLM
+that reads all answers before it raises.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Workers(Protocol):
-    """What is needed of vLLM's ``LLMEngine``."""
+    """The method of vLLM's ``LLMEngine`` that is used here."""
 
     def collective_rpc(
         self, method: Callable[..., Any], *, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -34,7 +37,7 @@ class _Failed:
 def call_workers(engine: Workers, method: str, arguments: Mapping[str, Any]) -> Any:
     """Call a method of every worker, and return the first worker's answer when all have answered.
 
-    Raises what the first worker raised that failed; where that cannot be sent, RuntimeError with its text.
+    Raises the error of the first worker that failed; RuntimeError with its text if it cannot be pickled.
     """
     answers = engine.collective_rpc(_answer, args=(method,), kwargs=dict(arguments))
     for answer in answers:
@@ -44,7 +47,7 @@ def call_workers(engine: Workers, method: str, arguments: Mapping[str, Any]) -> 
 
 
 def _answer(worker: Any, method: str, **arguments: Any) -> Any:
-    """Return a worker's answer; in the worker's process."""
+    """Call the method in the worker's process, and return the result or the error."""
     try:
         return getattr(worker, method)(**arguments)
     except Exception as error:

@@ -1,9 +1,14 @@
 """Cuts off peers that send a lot to a ZeroMQ server before they have shown that they know the secret.
 
-ZeroMQ keeps whatever a peer sends as one frame until the frame is whole, also before it has asked for a
-password; its limit on a frame's size would hold for those who know it too. So a thread looks at how many
-bytes the server got from each new connection, and how many it sent there: one that is let in gets an answer
-besides ZeroMQ's greeting. What is cut off between two looks is as much as a network brings in that time.
+ZeroMQ stores whatever a peer sends as one frame until the frame is whole, even before it has asked for a
+password. Its limit on a frame's size would also hold for peers that know the password. So a thread looks, for
+each new connection, at how many bytes the server has received from the peer and sent to it: a peer that is
+let in gets an answer besides ZeroMQ's greeting. Between two looks a stranger can send as much as the network
+brings in that time.
+
+Undocumented part: ``tcpi_bytes_acked`` and ``tcpi_bytes_received`` of Linux, read on the connections of pyzmq
+27.3.0, whose monitor gives their descriptors. ZeroMQ has no limit on what a peer may send before its
+handshake. This module can go with a ZeroMQ that has one.
 """
 
 from __future__ import annotations
@@ -19,12 +24,12 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-# The greeting of ZMTP 3 (RFC 23), and the byte that the kernel counts for a connection's beginning. A peer
-# that is let in gets at least the ten bytes of WELCOME more.
+# The bytes that every peer is sent: the greeting of ZMTP 3 (RFC 23), and one byte that the kernel counts for
+# a connection's beginning. A peer that is let in gets at least ten more, those of WELCOME.
 _GREETING_BYTES = 64 + 1
-# Of a peer that has not been let in. A handshake of either kind takes less than 500.
+# What a peer that has not been let in may send. A handshake, PLAIN or CURVE, takes less than 500 bytes.
 _MAX_BYTES = 64 << 10
-# More connections that have not said who they are lose the oldest.
+# With more connections than this that have not been let in, the oldest is cut off.
 _MAX_STRANGERS = 1024
 _PERIOD_MS = 20
 # Where struct tcp_info of <linux/tcp.h> has tcpi_bytes_acked and tcpi_bytes_received.
@@ -35,7 +40,7 @@ _numbers = itertools.count()
 
 
 def keep_door(server: zmq.Socket[Any]) -> None:
-    """Watch over the connections of a server that has not been bound yet, until it is closed."""
+    """Start to watch the connections of a server that is not bound yet, until the server is closed."""
     address = f"inproc://doorkeeper-{id(server):x}-{next(_numbers)}"
     server.monitor(address, _EVENTS)
     # A plain socket, whatever kind of context the server has.
@@ -59,7 +64,7 @@ def _keep(events: zmq.Socket[bytes]) -> None:
                 if event["event"] == zmq.EVENT_ACCEPTED:
                     strangers[event["value"]] = None
             if time.monotonic() < next_look_s:
-                continue  # who connects without end keeps nobody from being looked at
+                continue  # a stream of new connections must not delay the next look
             next_look_s = time.monotonic() + _PERIOD_MS / 1000
             for descriptor in list(strangers):
                 if not _is_stranger(descriptor, is_one_too_many=len(strangers) > _MAX_STRANGERS):
@@ -67,7 +72,7 @@ def _keep(events: zmq.Socket[bytes]) -> None:
 
 
 def _is_stranger(descriptor: int, *, is_one_too_many: bool) -> bool:
-    """Return whether a connection is still to be watched; cut it off if it has sent too much."""
+    """Return whether the peer has not been let in yet; cut it off if it has sent too much."""
     connection = None
     try:
         connection = socket.socket(fileno=descriptor)
@@ -81,7 +86,7 @@ def _is_stranger(descriptor: int, *, is_one_too_many: bool) -> bool:
             return False
         return True
     except (OSError, struct.error):
-        return False  # closed meanwhile; its number may be another file's
+        return False  # closed meanwhile; the descriptor may be another file's now
     finally:
         if connection is not None:
-            connection.detach()  # it is ZeroMQ's
+            connection.detach()  # ZeroMQ owns the descriptor

@@ -4,8 +4,11 @@ TransferQueue opens all its sockets through one function, which four of its modu
 setting for secrets. This module puts another function in its place, which guards the contexts that ``guard``
 or ``guarding`` names and leaves others as they are. A server lets its ZAP authenticator (ZeroMQ's RFC 27)
 decide who may connect. On loopback the client gives a password (PLAIN, RFC 24), since nobody can listen
-there; between nodes it proves that it has a key, and what travels is encrypted too (CURVE, RFC 25 and 26).
-Only this module reaches into TransferQueue's private parts.
+there; between nodes it proves that it has a key, and all traffic is encrypted too (CURVE, RFC 25 and 26).
+
+Private parts: ``zmq_utils.create_zmq_socket`` of TransferQueue 0.1.11, which is replaced, its actor classes,
+and ``__ray_actor_class__`` of ray 2.60.0. TransferQueue has no setting for a secret, and unpickles whatever
+it receives. This module can go with a TransferQueue that authenticates its peers.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ _NEAR_BUFFER_BYTES = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """What only the processes of one run know. It travels through Ray, which asks for a token of its own."""
+    """A secret that only the processes of one run know. It travels through Ray, which has its own token."""
 
     password: str = field(repr=False)
     server_keys: tuple[bytes, bytes] = field(repr=False)  # public, secret
@@ -52,7 +55,7 @@ class Secret:
 
 
 class _OnlyClients:
-    """An authenticator's check that lets in clients which have the run's client key."""
+    """The check by which an authenticator lets in only clients that have the run's client key."""
 
     def __init__(self, public_key: bytes) -> None:
         self._public_key = public_key
@@ -120,7 +123,7 @@ def _use_keys(socket: zmq.Socket[Any], secret: Secret, is_server: bool) -> None:
 
 
 def _authenticate(secret: Secret, ctx: zmq.Context[Any]) -> None:
-    """Start the context's authenticator, unless it runs: a thread that its servers ask about each client."""
+    """Start the context's authenticator unless it runs; it is a thread that servers ask about each client."""
     if ctx not in _authenticators:
         authenticator = _authenticators[ctx] = ThreadAuthenticator(ctx)
         authenticator.start()
@@ -136,7 +139,7 @@ def _stop_authenticators() -> None:
 
 
 class _Guarded:
-    """An actor that makes an object of one of TransferQueue's actor classes, with all its sockets guarded."""
+    """An actor that builds an object of one of TransferQueue's actor classes and guards all its sockets."""
 
     actor_class: Any  # Ray's wrapper of the class, which would start a process of its own
 
