@@ -1,4 +1,4 @@
-"""Lists of records that travel between processes as columns."""
+"""``Columnar``: a list of dataclass instances that is pickled field by field."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import fields
 from operator import attrgetter
 from typing import Any, TypeVar
 
-Record = TypeVar("Record")
+Item = TypeVar("Item")
 
 
-class Columnar(list[Record]):
+class Columnar(list[Item]):
     """A list of dataclass instances that another process receives as a plain list.
 
     When all instances are of one class, pickle gets one tuple per field instead of the instances. Pickling
-    hundreds of small dataclasses one by one takes longer than most of what is done with them.
+    hundreds of small dataclasses one by one takes longer than most work on them.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -23,8 +23,8 @@ class Columnar(list[Record]):
             return list, (tuple(self),)
         (kind,) = kinds
         columns = tuple(tuple(map(attrgetter(field.name), self)) for field in fields(kind))
-        return _records, (kind, columns)
+        return _restored_list, (kind, columns)
 
 
-def _records(kind: Callable[..., Record], columns: Sequence[Sequence[Any]]) -> list[Record]:
+def _restored_list(kind: Callable[..., Item], columns: Sequence[Sequence[Any]]) -> list[Item]:
     return list(map(kind, *columns))

@@ -1,9 +1,9 @@
-"""Columns of a batch: how one is declared, those of GRPO, and how the columns of a run are gathered.
+"""Columns of a batch: how a column is declared, GRPO's own columns, and how a run gathers its columns.
 
     a dataset, an environment, an engine, a policy phase ── Declaration(writes, reads) ─┐
     the loss                                             ── Declaration(reads) ─────────┴─▶ gather_columns
 
-Nothing else lists columns: they are gathered once, at the start of a run, and every partition has them.
+``gather_columns`` is called once, at the start of a run; every partition then has these columns.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Column:
     """One declared column.
 
     ``dtype`` is the numpy name of the dtype, the narrowest that is exact; "bfloat16" columns are
-    torch tensors, since numpy has no such dtype. The values of ragged and objects columns have dtypes of
-    their own, so these columns declare "". A ``per_prompt`` column has one value for all samples of a
+    torch tensors, since numpy has no such dtype. A ragged or objects column declares "", since
+    each of its values may have another dtype. A ``per_prompt`` column has one value for all samples of a
     prompt's group: a batch of C chunks has C values, [C, *inner] where dense. It cannot be per_token.
 
     Raises ValueError for a declaration that contradicts itself.
@@ -76,7 +76,7 @@ class Column:
 
     @property
     def is_dense(self) -> bool:
-        """Whether a batch of this column is one array rather than a sequence of values."""
+        """Whether a batch of this column is one array, rather than a sequence with a value per sample."""
         return self.layout in (Layout.per_token, Layout.per_sample)
 
 
@@ -151,8 +151,8 @@ TEACHER_TOPK_LOGPROBS = "teacher_topk_logprobs"
 
 
 def teacher_topk_columns(k: int) -> tuple[Column, Column]:
-    """Return the columns of the k tokens that the teacher finds most likely in place of each token, [T, k]:
-    their ids, the most likely first, and their log-probs, nats. Both are 0 where response_mask is 0."""
+    """Return two columns [T, k] of the k tokens that the teacher finds most likely at each position: their
+    ids, most likely first, and their log-probs, nats. Both are 0 where response_mask is 0."""
     return (
         Column(
             TEACHER_TOPK_IDS,
@@ -215,7 +215,7 @@ BRANCH_STARTS = Column(
 )
 
 ROLLOUT_COLUMNS = (INPUT_IDS, RESPONSE_MASK, GENERATION_LOGPROBS)
-# Of runs whose model has a vision tower. Prompts come before observations, in this order.
+# The columns of runs whose model has a vision tower: first a prompt's images, then its observations'.
 IMAGE_COLUMNS = (PIXEL_VALUES, IMAGE_GRIDS, OBSERVED_PIXEL_VALUES, OBSERVED_IMAGE_GRIDS)
 POLICY_COLUMNS = (PREV_LOGPROBS, REFERENCE_LOGPROBS)
 VALUE_COLUMNS = (VALUES, RETURNS, TOKEN_ADVANTAGES)
@@ -235,7 +235,7 @@ def _bytes_of(dtype: str) -> int:
 
 
 class ColumnError(ValueError):
-    """The parts of a run disagree on a column: two write it, or one reads it and none writes it as declared.
+    """The parts of a run disagree on a column: two write it, or a part reads it that no part writes so.
 
     The message names the column and the parts.
     """
@@ -246,9 +246,9 @@ class Declaration:
     """The columns that one part of a run writes and reads.
 
     ``part`` is the part's name in messages: its configuration key where it has one. Parts whose names agree
-    up to the first dot, such as two environments, are alternatives: a sample meets only one of them, so that
-    both may write the same column. ``trains`` says whether samples for training, and not only for validation,
-    come through this part.
+    up to the first dot, such as two environments, are alternatives: a sample comes through only one of them,
+    so both may write the same column. ``trains`` says whether samples for training, and not only for
+    validation, come through this part.
     """
 
     part: str
@@ -274,7 +274,7 @@ def reads(*columns: Column) -> Callable[[T], T]:
 
 
 def reads_by_arguments(choose: Callable[..., tuple[Column, ...]]) -> Callable[[T], T]:
-    """Mark a loss whose arguments decide what it reads: ``choose(**arguments)`` returns the columns.
+    """Mark a loss that reads other columns for other arguments: ``choose(**arguments)`` returns them.
 
     It gets the arguments that the configuration gives to the loss, so its parameters have the loss's
     defaults. It may raise ValueError for arguments that do not fit together.
@@ -283,8 +283,8 @@ def reads_by_arguments(choose: Callable[..., tuple[Column, ...]]) -> Callable[[T
 
 
 def writes_by_arguments(choose: Callable[..., tuple[Column, ...]]) -> Callable[[T], T]:
-    """Mark a function that makes an environment and whose arguments decide what that writes:
-    ``choose(**arguments)`` returns the columns."""
+    """Mark a function that makes an environment, which writes other columns for other arguments:
+    ``choose(**arguments)`` returns them."""
     return _marked("columns_written", choose)
 
 
@@ -301,8 +301,8 @@ def declared_by(part: str, code: object, arguments: Mapping[str, Any] | None = N
     will be called with these ``arguments``.
 
     Code that was not marked writes and reads nothing. Raises ColumnError when an attribute
-    ``columns_written`` or ``columns_read`` is no sequence of columns, and what the function given to
-    ``reads_by_arguments`` or ``writes_by_arguments`` raises.
+    ``columns_written`` or ``columns_read`` is no sequence of columns, and any error of the function given to
+    ``reads_by_arguments`` or ``writes_by_arguments``.
     """
     return Declaration(
         part,
@@ -325,8 +325,8 @@ def _columns_of(part: str, code: object, what: str, arguments: Mapping[str, Any]
 def gather_columns(declarations: Sequence[Declaration]) -> tuple[Column, ...]:
     """Return every column that some part writes, once, with its ``writer`` filled in.
 
-    Raises ColumnError when a column is written twice, except by alternatives that declare it alike (see
-    ``Declaration``); when a column is read that nobody writes, or that its writer declares otherwise; and
+    Raises ColumnError when a column is written twice, except by alternatives with equal declarations (see
+    ``Declaration``); when a column is read that nobody writes, or whose writer declares it differently; and
     when a column is read that is written for validation only.
     """
     written: dict[str, Column] = {}

@@ -1,4 +1,4 @@
-"""``KVBatchMeta``: everything the driver knows about a batch, and all it ever carries.
+"""``KVBatchMeta``: all that the driver knows about a batch: keys, lengths, tags and a schedule, no tokens.
 
 Standard library only, since the driver imports no tensor library.
 """
@@ -19,10 +19,10 @@ from nemo_like.batch.tags import Tag, TagValue, V
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The samples of one group as they were put into the data plane; ``key`` names the chunk, rows have none.
+    """The samples of one group as they were put into the data plane; only the chunk has a key, not its rows.
 
     ``lengths`` has one entry for *every* row that was put, in order, even when a batch has only some of
-    them: the rows' offsets inside the chunk's contiguous values follow from the lengths.
+    these rows: the rows' offsets inside the chunk's contiguous values follow from the lengths.
     """
 
     key: str
@@ -34,7 +34,7 @@ class MicroBatchLayout(Enum):
 
     padded = "padded"  # [samples, padded_length], right-padded
     packed = "packed"  # [padded_length]: the samples end to end
-    shared = "shared"  # [padded_length]: each prompt once, what follows it in its samples end to end
+    shared = "shared"  # [padded_length]: each prompt once, then its samples' later tokens end to end
 
 
 class PromptRun(NamedTuple):
@@ -61,7 +61,7 @@ class GlobalBatch:
 
     num_samples: int  # over all ranks, sample_mask applied
     num_tokens: int  # response tokens over all ranks, sample_mask applied
-    micro_batches: tuple[MicroBatch, ...]  # none where all its samples were accumulated before
+    micro_batches: tuple[MicroBatch, ...]  # () where the gradients of all its samples were accumulated before
 
     @property
     def num_rows(self) -> int:
@@ -69,7 +69,7 @@ class GlobalBatch:
         return sum(len(one.rows) for one in self.micro_batches)
 
     def unnormalised(self) -> GlobalBatch:
-        """Return the same micro-batches with counts of 1: the loss by these is a sum and no mean."""
+        """Return the same micro-batches with counts of 1, by which the loss is a sum instead of a mean."""
         return replace(self, num_samples=1, num_tokens=1)
 
 
@@ -77,14 +77,14 @@ class GlobalBatch:
 class Schedule:
     """Which rows of a shard make up which micro-batch of which update.
 
-    The driver makes it once, from lengths (and prompts, where those are shared); the workers follow it and
-    never derive their own.
+    The driver makes it once, from lengths (and prompts, where samples share them); the workers follow it and
+    never derive a schedule of their own.
     """
 
     global_batches: tuple[GlobalBatch, ...]
     layout: MicroBatchLayout = MicroBatchLayout.padded
     length_multiple: int = 1  # packed: every sample's length is rounded up to a multiple of this
-    # Samples enter the model whole, so that it also says something of the state after their last tokens.
+    # Whether samples enter the model with their last tokens, so that the critic also values the final state.
     with_ends: bool = False
 
     def repeated(self, times: int) -> Schedule:
@@ -140,7 +140,7 @@ class KVBatchMeta:
     ``rows[i] = (index into chunks, row in the chunk)`` says where sample i is. ``tags`` hold one small value
     per sample. ``columns`` are the names of the columns that can be fetched for every sample.
 
-    Raises ValueError when the parts are inconsistent.
+    Raises ValueError when rows or tags do not fit the chunks.
     """
 
     partition: str
@@ -180,7 +180,7 @@ class KVBatchMeta:
 
     @property
     def occasion(self) -> str:
-        """What messages call the partition: "step 12" for "train-12", others by their names."""
+        """The partition's name in messages: "step 12" for "train-12", else the name itself."""
         kind, _, number = self.partition.partition("-")
         return f"step {number}" if kind == "train" and number.isdigit() else f"partition {self.partition!r}"
 
@@ -190,7 +190,7 @@ class KVBatchMeta:
         return tuple(f"{self.chunks[chunk].key}/{row}" for chunk, row in self.rows)
 
     def tag(self, tag: Tag[V]) -> tuple[V, ...]:
-        """Return the values of one tag, in sample order. Raises KeyError, which lists the tags there are."""
+        """Return the values of one tag, in sample order. Raises KeyError, which lists the existing tags."""
         if tag.name not in self.tags:
             raise KeyError(
                 f"no tag {tag.name!r} on partition {self.partition!r}; there are {sorted(self.tags)}"
@@ -218,7 +218,7 @@ class KVBatchMeta:
         return self._with(tags={**self.tags, **added})
 
     def only_tags(self, *tags: Tag[Any]) -> KVBatchMeta:
-        """Return a copy with no other tags than these. Raises KeyError when the batch lacks one of them."""
+        """Return a copy with these tags only. Raises KeyError when the batch lacks one of them."""
         return self._with(tags={tag.name: self.tag(tag) for tag in tags})
 
     def with_columns(self, *columns: Column) -> KVBatchMeta:
@@ -250,7 +250,7 @@ class KVBatchMeta:
         )
 
     def slice(self, start: int, stop: int) -> KVBatchMeta:
-        """Return samples [start, stop), as ``subset`` does. Raises ValueError when some are not there."""
+        """Return samples [start, stop), as ``subset`` does. Raises ValueError when the batch is shorter."""
         if not 0 <= start <= stop <= len(self):
             raise ValueError(
                 f"partition {self.partition!r}: no samples [{start}, {stop}) in a batch of {len(self)}"
@@ -310,7 +310,7 @@ class KVBatchMeta:
 
     def _with(self, **changes: Any) -> KVBatchMeta:
         """Return a copy with ``changes``, unchecked: the caller knows that they are consistent."""
-        parts = {name: getattr(self, name) for name in _META_PARTS}
+        parts = {name: getattr(self, name) for name in _META_FIELDS}
         return _unchecked(KVBatchMeta, {**parts, **changes})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -323,7 +323,7 @@ class KVBatchMeta:
         return _restored, (self.partition, keys, sizes, lengths, rows, self.columns, tags, self.schedule)
 
 
-_META_PARTS = tuple(one.name for one in fields(KVBatchMeta))
+_META_FIELDS = tuple(one.name for one in fields(KVBatchMeta))
 
 
 def _unchecked(kind: type[KVBatchMeta], parts: Mapping[str, Any]) -> KVBatchMeta:
@@ -386,7 +386,7 @@ def _restored_schedule(
 
 
 def _runs_of(num_rows: int, runs: Iterator[PromptRun]) -> tuple[PromptRun, ...]:
-    """Take the next runs that together have ``num_rows`` rows; none in a layout without runs."""
+    """Take runs from the iterator until they have ``num_rows`` rows together; () in a layout without runs."""
     taken: list[PromptRun] = []
     while num_rows and (run := next(runs, None)):
         taken.append(run)
@@ -401,7 +401,7 @@ def _integers(data: bytes) -> array[int]:
 
 
 def _packed(values: tuple[TagValue, ...]) -> tuple[TagValue, ...] | bytes:
-    """Return the values of a tag of floats as bytes, those of any other tag as they are."""
+    """Return a tag's values as bytes if all are floats, and unchanged otherwise."""
     is_float = set(map(type, values)) == {float}
     return array("d", cast("tuple[float, ...]", values)).tobytes() if is_float else values
 
@@ -415,7 +415,7 @@ def _unpacked(values: tuple[TagValue, ...] | bytes) -> tuple[TagValue, ...]:
 
 
 def _picker(positions: Sequence[int]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Return a function that picks the values at these positions."""
+    """Return a function that returns a tuple of the values at these positions."""
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda values: tuple([values[position] for position in positions])

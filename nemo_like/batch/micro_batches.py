@@ -1,11 +1,12 @@
 """Strategies that cut each rank's samples into micro-batches, by their lengths. Standard library only.
 
 A strategy gets the lengths of every rank's samples and returns, for every rank, the same number of
-micro-batches, because a rank with fewer would leave the others waiting in a collective. A micro-batch is
-a list of indices into the rank's samples. Every sample is in exactly one micro-batch, and none is empty.
+micro-batches, because a rank with fewer micro-batches would leave the other ranks waiting in a collective. A
+micro-batch is a list of indices into the rank's samples. Every sample is in exactly one micro-batch, and none
+is empty.
 
-    fixed_size        at most so many samples each, of similar length
-    in_order          at most so many samples each, in the order in which they come
+    fixed_size        at most ``size`` samples each, of similar length
+    in_order          at most ``size`` samples each, in the order in which they come
     dynamic_batches   as many samples as the token budget holds once they are padded to the longest
     sequence_packing  as many samples as the token budget holds end to end, without padding
     PromptSharing     like sequence_packing, with each prompt once for all its samples: prompt_sharing.py
@@ -61,10 +62,10 @@ class MicroBatching(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Strategy:
-    """A strategy that looks at lengths alone: ``cut`` says which samples make up which micro-batch.
+    """A strategy that depends on lengths alone: ``cut`` returns the samples of each micro-batch.
 
-    Lengths are rounded up to a multiple of ``length_multiple``, where a parallel layout needs that: in layout
-    packed the length of each sample, in layout padded that of the micro-batch.
+    Where a parallel layout needs it, lengths are rounded up to a multiple of ``length_multiple``: each
+    sample's length in layout packed, the micro-batch's length in layout padded.
     """
 
     cut: Callable[[Lengths], MicroBatches]
@@ -81,7 +82,7 @@ class Strategy:
         ]
 
     def common_lengths(self, lengths: Lengths, cut: MicroBatches) -> list[int]:
-        """Return the padded length of each micro-batch, in tokens: what the rank with the most needs.
+        """Return the padded length of each micro-batch, in tokens: the most that any rank needs.
 
         ``cut`` is what ``self.cut(lengths)`` returned.
         """
@@ -125,11 +126,11 @@ def _of_size(size: int, length_multiple: int, order: Callable[[Sequence[int]], l
 
 
 def dynamic_batches(max_tokens: int, length_multiple: int = 1) -> Strategy:
-    """Return the strategy of at most ``max_tokens`` per micro-batch, padding included, by length of sample.
+    """Return the strategy of at most ``max_tokens`` per micro-batch, padding included, with similar lengths.
 
     Samples are taken longest first. A micro-batch takes samples while count x longest is at most
-    ``max_tokens``; the longest is that of all ranks, rounded up to a multiple of ``length_multiple``. Every
-    rank is cut at the same places.
+    ``max_tokens``; "longest" is the longest sample on any rank, rounded up to a multiple of
+    ``length_multiple``. Every rank is cut after the same numbers of samples.
 
     The strategy raises ValueError when the longest sample alone is over the budget, or when the ranks have
     different numbers of samples.
@@ -144,16 +145,16 @@ def dynamic_batches(max_tokens: int, length_multiple: int = 1) -> Strategy:
         orders = [longest_first(rank) for rank in lengths]
         longest = [
             max(
-                round_up(rank[order[place]], length_multiple)
+                round_up(rank[order[position]], length_multiple)
                 for rank, order in zip(lengths, orders, strict=True)
             )
-            for place in range(len(orders[0]))
+            for position in range(len(orders[0]))
         ]
         bounds = [0]
-        for place in range(len(longest)):
+        for position in range(len(longest)):
             # Samples are sorted longest first: the first of a micro-batch sets its length.
-            if (place + 1 - bounds[-1]) * longest[bounds[-1]] > max_tokens:
-                bounds.append(place)
+            if (position + 1 - bounds[-1]) * longest[bounds[-1]] > max_tokens:
+                bounds.append(position)
         bounds.append(len(longest))
         return [
             [order[start:stop] for start, stop in itertools.pairwise(bounds) if stop > start]
@@ -166,8 +167,8 @@ def dynamic_batches(max_tokens: int, length_multiple: int = 1) -> Strategy:
 def sequence_packing(max_tokens: int, length_multiple: int = 1) -> Strategy:
     """Return the strategy that packs samples end to end into micro-batches of at most ``max_tokens``.
 
-    It makes few micro-batches, and equally many on every rank. Each sample counts with its length rounded up
-    to a multiple of ``length_multiple``.
+    It makes few micro-batches, and the same number on every rank. Each sample counts with its length rounded
+    up to a multiple of ``length_multiple``.
 
     The strategy raises ValueError when the longest sample alone is over the budget, or when a rank has fewer
     samples than another rank needs micro-batches.
@@ -195,10 +196,10 @@ def pack(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     """Pack indices of ``sizes`` into bins of at most ``capacity``, by modified first-fit decreasing.
 
     Every item over half of the capacity opens a bin. Each of these bins that has room for an item over a
-    third of the capacity gets one; each of the others gets a pair of items, the smaller over a sixth, where a
-    pair fits. Then every bin is filled with whatever still fits, largest first. The remaining items go
-    first-fit decreasing into new bins. There are never more than 71/60 of the least possible number of bins,
-    plus one.
+    third of the capacity gets such an item; each other bin gets a pair of items, the smaller over a sixth,
+    where a pair fits. Then every bin is filled with whatever still fits, largest first. The remaining items
+    go first-fit decreasing into new bins. There are never more than 71/60 of the least possible number of
+    bins, plus one.
     """
     order = longest_first(sizes)
     large = [index for index in order if 2 * sizes[index] > capacity]
@@ -206,27 +207,27 @@ def pack(sizes: Sequence[int], capacity: int) -> list[list[int]]:
     bins = [[index] for index in large]
     room = [capacity - sizes[index] for index in large]
 
-    def put(place: int, index: int) -> None:
-        bins[place].append(index)
-        room[place] -= sizes[index]
+    def put(position: int, index: int) -> None:
+        bins[position].append(index)
+        room[position] -= sizes[index]
 
-    for place in range(len(bins)):
-        medium = rest.largest_within(room[place], above=capacity / 3)
+    for position in range(len(bins)):
+        medium = rest.largest_within(room[position], above=capacity / 3)
         if medium is not None:
-            put(place, rest.take(medium))
-    for place in reversed(range(len(bins))):
-        if len(bins[place]) == 1:
-            _put_pair(rest, place, room, put, capacity / 6)
-    for place in range(len(bins)):
-        while (fitting := rest.largest_within(room[place])) is not None:
-            put(place, rest.take(fitting))
+            put(position, rest.take(medium))
+    for position in reversed(range(len(bins))):
+        if len(bins[position]) == 1:
+            _put_pair(rest, position, room, put, capacity / 6)
+    for position in range(len(bins)):
+        while (fitting := rest.largest_within(room[position])) is not None:
+            put(position, rest.take(fitting))
     left = rest.left()
     opened = _FirstFit(len(left), capacity)
     for index in left:
-        place = len(large) + opened.put(sizes[index])
-        if place == len(bins):
+        position = len(large) + opened.put(sizes[index])
+        if position == len(bins):
             bins.append([])
-        bins[place].append(index)
+        bins[position].append(index)
     return bins
 
 
@@ -237,62 +238,63 @@ def round_up(value: int, multiple: int) -> int:
 class _Descending:
     """Items sorted by size, largest first, that can be taken one by one.
 
-    A place is an item's position among all items; it stays the same when others are taken.
+    An item keeps its position among all items when other items are taken.
     """
 
     def __init__(self, items: list[int], sizes: Sequence[int]) -> None:
         self._items = items
         self._negative = [-sizes[index] for index in items]
-        # From each place, links lead to the nearest place that is not taken, onward or back: a free place
-        # links to itself, a taken one to its neighbour. In _back, place p has index p + 1, and 0 means none.
+        # From each position, links lead to the nearest free position, onward or back: a free position links
+        # to itself, a taken position to its neighbour. In _back, position p has index p + 1, and 0 means
+        # none.
         self._onward = list(range(len(items) + 1))
         self._back = list(range(len(items) + 1))
 
     def left(self) -> list[int]:
         """Return the items that were not taken, largest first."""
-        return [item for place, item in enumerate(self._items) if self._onward[place] == place]
+        return [item for position, item in enumerate(self._items) if self._onward[position] == position]
 
     def largest_within(self, limit: int, above: float = -1.0) -> int | None:
-        """Return the place of the largest item of at most ``limit``.
+        """Return the position of the largest item of at most ``limit``.
 
         Returns None when there is no such item, or when that item is not more than ``above``.
         """
-        place = _followed(self._onward, bisect_left(self._negative, -limit))
-        return place if place < len(self._items) and self.size(place) > above else None
+        position = _followed(self._onward, bisect_left(self._negative, -limit))
+        return position if position < len(self._items) and self.size(position) > above else None
 
     def smallest_above(self, limit: float) -> int | None:
-        """Return the place of the smallest item of more than ``limit``; None when there is none."""
+        """Return the position of the smallest item of more than ``limit``; None when there is none."""
         return self.before(bisect_left(self._negative, -limit))
 
-    def before(self, place: int) -> int | None:
-        """Return the nearest place before this one whose item is not taken; None when there is none."""
-        found = _followed(self._back, place)
+    def before(self, position: int) -> int | None:
+        """Return the nearest free position before ``position``; None when there is none."""
+        found = _followed(self._back, position)
         return found - 1 if found else None
 
-    def size(self, place: int) -> int:
-        return -self._negative[place]
+    def size(self, position: int) -> int:
+        return -self._negative[position]
 
-    def take(self, place: int) -> int:
-        self._onward[place] = place + 1
-        self._back[place + 1] = place
-        return self._items[place]
+    def take(self, position: int) -> int:
+        self._onward[position] = position + 1
+        self._back[position + 1] = position
+        return self._items[position]
 
 
-def _followed(links: list[int], place: int) -> int:
-    """Follow the links from ``place`` to their end and return that.
+def _followed(links: list[int], position: int) -> int:
+    """Follow the links from ``position`` to their end and return it.
 
     Links are shortened on the way, so that following them takes next to constant time on average.
     """
-    while links[place] != place:
-        links[place] = place = links[links[place]]
-    return place
+    while links[position] != position:
+        links[position] = position = links[links[position]]
+    return position
 
 
 class _FirstFit:
     """Bins in a row; each item goes into the first bin with room for it.
 
-    A binary tree, whose leaves are the bins and whose nodes hold the most room of any bin below them, finds
-    that bin in logarithmic time.
+    A binary tree, whose leaves are the bins and whose nodes hold the most room of any bin below them,
+    finds that bin in logarithmic time.
     """
 
     def __init__(self, max_bins: int, capacity: int) -> None:
@@ -306,33 +308,33 @@ class _FirstFit:
             node *= 2
             if most_room[node] < size:
                 node += 1
-        place = node - self._num_leaves
+        position = node - self._num_leaves
         room = most_room[node] - size
         while node and most_room[node] != room:
             most_room[node] = room
             room = max(room, most_room[node ^ 1])  # what the parent now has: the larger of its two nodes
             node //= 2
-        return place
+        return position
 
 
 def _put_pair(
-    rest: _Descending, place: int, room: Sequence[int], put: Callable[[int, int], None], above: float
+    rest: _Descending, position: int, room: Sequence[int], put: Callable[[int, int], None], above: float
 ) -> None:
-    """Put two items larger than ``above`` into the bin at ``place``, if two such items fit.
+    """Put two items larger than ``above`` into the bin at ``position``, if two such items fit.
 
-    These are the smallest such item, and the largest other one that fits beside it.
+    It puts the smallest such item, and the largest other item that fits beside it.
     """
     smallest = rest.smallest_above(above)
     next_larger = None if smallest is None else rest.before(smallest)
     if smallest is None or next_larger is None:
         return
-    if rest.size(smallest) + rest.size(next_larger) > room[place]:
+    if rest.size(smallest) + rest.size(next_larger) > room[position]:
         return
-    left = room[place] - rest.size(smallest)
-    put(place, rest.take(smallest))
+    left = room[position] - rest.size(smallest)
+    put(position, rest.take(smallest))
     partner = rest.largest_within(left)
     assert partner is not None
-    put(place, rest.take(partner))
+    put(position, rest.take(partner))
 
 
 def split_to(
@@ -345,7 +347,7 @@ def split_to(
 ) -> list[Bin]:
     """Cut bins in two until there are ``count``, always the heaviest bin that has at least two samples.
 
-    Of equally heavy bins the first is cut; halves go behind all other bins. Raises ValueError when no bin
+    Among equally heavy bins the first is cut; halves go behind all other bins. Raises ValueError when no bin
     with two samples is left.
     """
     numbered = dict(enumerate(bins))
@@ -388,7 +390,7 @@ def _check_budget(lengths: Lengths, max_tokens: int, length_multiple: int) -> No
 
 
 def longest_first(lengths: Sequence[int]) -> list[int]:
-    """Return the indices by length, longest first and equal ones in their order."""
+    """Return the indices by length, longest first; equal lengths keep their order."""
     # Sorting is stable, also in reverse.
     return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
 

@@ -3,8 +3,8 @@
     [prompt 1][prompt 2]  [after 1][after 1][after 1]  [after 2][after 2]  [unused]
 
 A group of G samples then enters the model as one prompt and G responses instead of G prompts and G
-responses. What follows the prompt in a sample attends to that prompt and to itself, so every output is what
-it would be without sharing (as in Prefix Grouper, arXiv 2506.05433).
+responses. The tokens after the prompt attend to the prompt and to their own sample, so every output is the
+same as without sharing (as in Prefix Grouper, arXiv 2506.05433).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from nemo_like.batch.micro_batches import Lengths, Prompt, Prompts, pack, round_
 class PromptSharing:
     """A strategy that packs whole groups into few micro-batches of at most ``max_tokens``, each prompt once.
 
-    Every rank gets equally many micro-batches. A group is divided only when it is over the budget by itself,
-    or when its rank would otherwise have fewer micro-batches than another rank.
+    Every rank gets the same number of micro-batches. A group is divided only when it is over the budget by
+    itself, or when its rank would otherwise have fewer micro-batches than another rank.
     """
 
     max_tokens: int
@@ -46,43 +46,43 @@ class PromptSharing:
         return [
             [
                 MicroBatch(
-                    tuple([index for part in parts for index in part.indices]),
+                    tuple([index for piece in pieces for index in piece.indices]),
                     round_up(tokens, self.length_multiple),
-                    tuple([PromptRun(len(part.indices), part.prompt_tokens) for part in parts]),
+                    tuple([PromptRun(len(piece.indices), piece.prompt_tokens) for piece in pieces]),
                 )
-                for parts, tokens in zip(bins, needed, strict=True)
+                for pieces, tokens in zip(bins, needed, strict=True)
             ]
             for bins in ranks
         ]
 
-    def _bins(self, lengths: Sequence[int], prompts: Sequence[Prompt]) -> list[list[_Part]]:
+    def _bins(self, lengths: Sequence[int], prompts: Sequence[Prompt]) -> list[list[_Piece]]:
         capacity = self.max_tokens // self.length_multiple * self.length_multiple
         groups: dict[Prompt, list[int]] = {}
         for index, prompt in enumerate(prompts):
             groups.setdefault(prompt, []).append(index)
-        parts = [
-            part
+        pieces = [
+            piece
             for prompt, indices in groups.items()
-            for part in _Part.of_group(prompt, indices, lengths, capacity)
+            for piece in _Piece.of_group(prompt, indices, lengths, capacity)
         ]
         return [
-            [parts[place] for place in places]
-            for places in pack([part.num_tokens for part in parts], capacity)
+            [pieces[position] for position in positions]
+            for positions in pack([piece.num_tokens for piece in pieces], capacity)
         ]
 
 
-class _Part(NamedTuple):
+class _Piece(NamedTuple):
     """The samples of one prompt that are in one micro-batch."""
 
     indices: list[int]
-    after: list[int]  # for each sample, how many of its tokens that enter the model follow the prompt
+    after: list[int]  # for each sample, the number of its tokens after the prompt that enter the model
     prompt_tokens: int
 
     @classmethod
     def of_group(
         cls, prompt: Prompt, indices: list[int], lengths: Sequence[int], capacity: int
-    ) -> Iterator[_Part]:
-        """Yield a group as one part, or as several where one would be over the capacity.
+    ) -> Iterator[_Piece]:
+        """Yield a group as one piece, or as several pieces where it is over the capacity.
 
         Raises ValueError when one sample alone is over the capacity.
         """
@@ -96,10 +96,10 @@ class _Part(NamedTuple):
                 f"raise the budget to at least {needed}"
             )
         start, room = 0, capacity - prompt.num_tokens
-        for place, size in enumerate(after):
+        for position, size in enumerate(after):
             if size > room:
-                yield cls(indices[start:place], after[start:place], prompt.num_tokens)
-                start, room = place, capacity - prompt.num_tokens
+                yield cls(indices[start:position], after[start:position], prompt.num_tokens)
+                start, room = position, capacity - prompt.num_tokens
             room -= size
         yield cls(indices[start:], after[start:], prompt.num_tokens)
 
@@ -107,29 +107,29 @@ class _Part(NamedTuple):
     def num_tokens(self) -> int:
         return self.prompt_tokens + sum(self.after)
 
-    def halves(self) -> tuple[_Part, _Part]:
-        """Divide the samples into two parts, each with the prompt."""
+    def halves(self) -> tuple[_Piece, _Piece]:
+        """Divide the samples into two pieces, each with the prompt."""
         middle = len(self.indices) // 2
         return (
-            _Part(self.indices[:middle], self.after[:middle], self.prompt_tokens),
-            _Part(self.indices[middle:], self.after[middle:], self.prompt_tokens),
+            _Piece(self.indices[:middle], self.after[:middle], self.prompt_tokens),
+            _Piece(self.indices[middle:], self.after[middle:], self.prompt_tokens),
         )
 
 
-def _num_tokens(parts: Sequence[_Part]) -> int:
-    return sum([part.num_tokens for part in parts])
+def _num_tokens(pieces: Sequence[_Piece]) -> int:
+    return sum([piece.num_tokens for piece in pieces])
 
 
-def _split_to(count: int, bins: list[list[_Part]]) -> list[list[_Part]]:
+def _split_to(count: int, bins: list[list[_Piece]]) -> list[list[_Piece]]:
     """Split bins until there are ``count``; a group is divided only where it is alone in its bin."""
 
-    def halves(parts: list[_Part]) -> tuple[list[_Part], list[_Part]]:
-        if len(parts) == 1:
-            parts = [*parts[0].halves()]
-        middle = len(parts) // 2
-        return parts[:middle], parts[middle:]
+    def halves(pieces: list[_Piece]) -> tuple[list[_Piece], list[_Piece]]:
+        if len(pieces) == 1:
+            pieces = [*pieces[0].halves()]
+        middle = len(pieces) // 2
+        return pieces[:middle], pieces[middle:]
 
-    def num_samples(parts: list[_Part]) -> int:
-        return sum([len(part.indices) for part in parts])
+    def num_samples(pieces: list[_Piece]) -> int:
+        return sum([len(piece.indices) for piece in pieces])
 
     return split_to(count, bins, weight=_num_tokens, num_samples=num_samples, halves=halves)

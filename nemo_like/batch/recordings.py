@@ -1,4 +1,4 @@
-"""The layout of a directory of recorded rollouts; rules read such a directory before anything starts."""
+"""The files of a recording, a directory of recorded rollouts; rules read it before anything starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROUTED_EXPERTS = "routed_experts"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingManifest:
-    """What every rollout of a recording has in common."""
+    """The properties that all rollouts of a recording share; the file ``manifest.json``."""
 
     step_shape: StepShape
     # Each column as the fields of ``batch.columns.Column``; None in recordings older than this field.
@@ -28,13 +28,13 @@ class RecordingManifest:
 
 
 def rollout_file(step: int, first_group: int) -> str:
-    """Return the name of the file of one rollout: the one of ``step`` that begins with ``first_group``."""
+    """Return the file name of the rollout of ``step`` whose first group has the number ``first_group``."""
     return f"step_{step}-{first_group}.npz"
 
 
 def read_manifest(directory: Path) -> RecordingManifest:
-    """Read the manifest of a recording. Raises ValueError when the directory holds no recording, or one that
-    another version of this project wrote."""
+    """Read the manifest of a recording. Raises ValueError when the directory holds no recording, or when
+    another version of this project wrote it."""
     path = directory / MANIFEST
     if not path.is_file():
         raise ValueError(f"{str(directory)!r} is no recording: it has no {MANIFEST}")

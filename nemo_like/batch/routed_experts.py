@@ -1,4 +1,4 @@
-"""The column with the experts that an engine's routers chose, for a policy whose routers choose the same.
+"""The column with the experts that an engine's routers chose, which the policy's routers then choose too.
 
 Rollout routing replay (arXiv 2510.11370): engine and trainer round differently, so a router may choose
 another expert in the trainer for the same token, and the log-probs then differ by far more than rounding.
@@ -19,7 +19,7 @@ _MOST_IN_UINT8 = 255
 def routed_experts_column(model: ModelInfo) -> Column:
     """Return the column of a mixture: [T, layers, k], the k experts of each token in each layer.
 
-    Experts are numbered from 1. A token for which no engine chose has 0, like every value that nobody gave:
+    Experts are numbered from 1. A token has 0 where no engine chose experts for it:
     the last token of a sample, which never entered a model, and all tokens of a sample without a response.
     """
     num_experts = model.num_experts or 0
@@ -33,7 +33,7 @@ def routed_experts_column(model: ModelInfo) -> Column:
 
 
 def replayed_columns(policy: PolicyConfig) -> tuple[Column, ...]:
-    """Return the column of experts when engines return them and the policy's routers follow; else nothing.
+    """Return the column of experts with ``policy.megatron_cfg.router_replay``; () without.
 
     Raises ConfigError when the checkpoint's config.json cannot be read.
     """

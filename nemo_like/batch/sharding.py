@@ -1,7 +1,7 @@
-"""Sharding: in which order samples train, which data-parallel rank gets which, and each rank's schedule.
+"""Sharding: deals a batch's samples to updates and data-parallel ranks, and makes each rank's schedule.
 
 It works on metadata alone and needs the standard library only. The log-prob stage and the training stage
-place a sample on the same rank, so that in training a worker finds what it fetched and wrote before. An
+place a sample on the same rank, so that in training a worker finds the values in its cache. An
 update is ``global_batch_size`` consecutive samples whatever the number of ranks: DP=1 and DP=2 train on the
 same global batches.
 """
@@ -24,7 +24,7 @@ from nemo_like.batch.micro_batches import (
 from nemo_like.batch.tags import GROUP_ID, NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, SAMPLE_MASK
 
 # A chunk's samples stay on one rank if the fullest rank then has at most this many times the tokens of an
-# equal share: a whole chunk is moved as one slice, its samples apart as many.
+# equal share: a whole chunk is moved as one slice, separate samples as many slices.
 _CHUNK_SLACK = 1.05
 
 RowsByRank = list[list[list[int]]]  # [update][rank] -> positions in the meta, ascending
@@ -49,14 +49,14 @@ def shard_for_training(
     ``num_prompt_tokens``.
 
     Samples with ``is_idle`` true count in the global counts, but need not be computed. All ranks leave the
-    same number of them out of an update's micro-batches: as many as every rank can while it keeps at least
-    one row.
+    same number of them out of an update's micro-batches: the most for which every rank keeps at least one
+    row.
 
     Raises ValueError when samples do not divide into updates, or updates into shards, or unless exactly one
     of ``strategy`` and ``micro_batch_size`` is given.
     """
     strategy = _strategy(strategy, micro_batch_size, length_multiple)
-    placement = _place(meta, num_shards, global_batch_size, strategy)
+    placement = _deal_updates(meta, num_shards, global_batch_size, strategy)
     working = placement
     if is_idle is not None:
         # The longest idle samples are left out first. Where prompts are shared, samples are left out in the
@@ -78,10 +78,10 @@ def shard_for_logprobs(
     """Return one meta per data-parallel rank, with one schedule entry for all its samples.
 
     Every rank has the same samples in the same order as in ``shard_for_training``; there is a single entry
-    because forward passes alone know no updates. Arguments and errors are those of ``shard_for_training``.
+    because forward passes know no updates. Arguments and errors are as in ``shard_for_training``.
     """
     strategy = _strategy(strategy, micro_batch_size, length_multiple)
-    placement = _place(meta, num_shards, global_batch_size, strategy)
+    placement = _deal_updates(meta, num_shards, global_batch_size, strategy)
     together = [[[row for update in placement for row in update[rank]] for rank in range(num_shards)]]
     return _assemble(meta, together, together, strategy)
 
@@ -100,7 +100,7 @@ def shard_for_values(
     ``strategy``, which must not share prompts, makes the micro-batches. Raises ValueError when samples do not
     divide into updates, or updates into shards.
     """
-    placement = _place(meta, num_shards, global_batch_size, train_strategy)
+    placement = _deal_updates(meta, num_shards, global_batch_size, train_strategy)
     together = [[[row for update in placement for row in update[rank]] for rank in range(num_shards)]]
     return _assemble(meta, together, together, strategy, with_ends=True)
 
@@ -108,12 +108,11 @@ def shard_for_values(
 def filled_up(
     meta: KVBatchMeta, is_own: Sequence[bool], *, num_shards: int, strategy: MicroBatching
 ) -> KVBatchMeta:
-    """Return the samples with ``is_own`` true, which is alike within a group, and as many whole groups of
-    others as sharding needs.
+    """Return the samples with ``is_own`` true, and whole other groups until the samples divide into shards.
 
-    The number of samples becomes a multiple of ``num_shards``, and where ``strategy`` shares prompts, that of
-    groups, so that each can stay on one rank. The groups with the fewest tokens are taken; where there are
-    not enough, all are. Samples stay in the order of ``meta``.
+    ``is_own`` is equal within a group. The number of samples becomes a multiple of ``num_shards``; where
+    ``strategy`` shares prompts, the number of groups does, so that each group can stay on one rank. The
+    groups with the fewest tokens are added; where there are too few, all are. Samples keep their order.
     """
     groups: dict[int, list[int]] = {}
     for position, (chunk, _) in enumerate(meta.rows):
@@ -130,20 +129,25 @@ def filled_up(
 
 
 def without_first_update(shard: KVBatchMeta) -> KVBatchMeta:
-    """Return a shard whose schedule computes nothing in its first update, with the samples of the others.
+    """Return a shard whose schedule has no micro-batches in its first update, with the other updates'
+    samples.
 
-    For an update whose samples were accumulated: its counts stay, by which their gradient is normalised.
+    The gradients of the first update's samples were accumulated already; its counts stay in the schedule,
+    since they normalise these gradients.
     """
     assert shard.schedule is not None, "a shard has a schedule"
     schedule = shard.schedule.without_first()
     updates = schedule.global_batches
     kept = sorted({row for update in updates for one in update.micro_batches for row in one.rows})
-    place = dict(zip(kept, range(len(kept)), strict=True))
+    row_in_shard = dict(zip(kept, range(len(kept)), strict=True))
     moved = [
         replace(
             update,
             micro_batches=tuple(
-                [one._replace(rows=tuple([place[row] for row in one.rows])) for one in update.micro_batches]
+                [
+                    one._replace(rows=tuple([row_in_shard[row] for row in one.rows]))
+                    for one in update.micro_batches
+                ]
             ),
         )
         for update in updates
@@ -165,8 +169,10 @@ def _shares_prompts(strategy: MicroBatching) -> bool:
     return strategy.layout is MicroBatchLayout.shared
 
 
-def _place(meta: KVBatchMeta, num_shards: int, global_batch_size: int, strategy: MicroBatching) -> RowsByRank:
-    """Deal each update's samples to the ranks: equally many samples each, with tokens balanced.
+def _deal_updates(
+    meta: KVBatchMeta, num_shards: int, global_batch_size: int, strategy: MicroBatching
+) -> RowsByRank:
+    """Deal each update's samples to the ranks: the same number of samples each, with tokens balanced.
 
     Raises ValueError when samples do not divide into updates, or updates into shards.
     """
@@ -190,15 +196,15 @@ def _place(meta: KVBatchMeta, num_shards: int, global_batch_size: int, strategy:
     # A chunk is a group: samples on different ranks could not share their prompt.
     keeps_chunks = _shares_prompts(strategy)
     updates = [range(start, start + global_batch_size) for start in range(0, len(meta), global_batch_size)]
-    by_home = _of_updates(homes, updates) if homes else [None] * len(updates)
+    by_home = _by_update(homes, updates) if homes else [None] * len(updates)
     return [
-        _place_update(meta, lengths, positions, num_shards, at_home, keeps_chunks)
+        _deal_update(meta, lengths, positions, num_shards, at_home, keeps_chunks)
         for positions, at_home in zip(updates, by_home, strict=True)
     ]
 
 
-def _of_updates(homes: list[list[int]], updates: Sequence[range]) -> RowsByRank:
-    """Sort the ranks' rows by update; updates follow each other and have one size."""
+def _by_update(homes: list[list[int]], updates: Sequence[range]) -> RowsByRank:
+    """Divide each rank's rows by update; updates follow each other and have equal sizes."""
     of_updates: RowsByRank = [[[] for _ in homes] for _ in updates]
     for rank, home in enumerate(homes):
         for row in home:
@@ -206,7 +212,7 @@ def _of_updates(homes: list[list[int]], updates: Sequence[range]) -> RowsByRank:
     return of_updates
 
 
-def _place_update(
+def _deal_update(
     meta: KVBatchMeta,
     lengths: Sequence[int],
     positions: range,
@@ -216,8 +222,8 @@ def _place_update(
 ) -> list[list[int]]:
     """Deal one update's samples to the ranks; the samples of a chunk stay together where that is balanced.
 
-    A placement is balanced when all ranks have equally many rows and none has more than ``_CHUNK_SLACK``
-    times an equal share of the tokens. The first of these that applies is taken:
+    A placement is balanced when all ranks have the same number of rows and no rank has more than
+    ``_CHUNK_SLACK`` times an equal share of the tokens. The first rule that applies is taken:
 
     1. ``by_home``, for which the chunks of the whole batch were dealt, if it is balanced. That helps when an
        update has a few rows of every chunk.
@@ -240,7 +246,7 @@ def _place_update(
 def _whole_chunks(
     meta: KVBatchMeta, lengths: Sequence[int], positions: range, num_shards: int
 ) -> list[list[int]] | None:
-    """Deal the positions to the ranks chunk by chunk; None where ranks could get unequal numbers of rows."""
+    """Deal the positions to the ranks chunk by chunk; return None where ``deal_chunks`` does."""
     chunks: dict[int, list[int]] = {}
     chunk_of = meta.rows
     for position in positions:
@@ -258,7 +264,7 @@ def _whole_chunks(
 def deal_chunks(tokens: Sequence[int], num_rows: Sequence[int], num_shards: int) -> list[list[int]] | None:
     """Deal whole chunks to the ranks and return each rank's chunk indices, ascending.
 
-    Returns None unless all chunks have the same number of rows and every rank gets equally many chunks.
+    Returns None unless all chunks have the same number of rows and divide evenly among the ranks.
     """
     if len(set(num_rows)) != 1 or len(num_rows) % num_shards:
         return None
@@ -284,14 +290,14 @@ def _deal(weight: Sequence[int], num_shards: int) -> list[list[int]]:
 
 
 def _is_even(ranks: list[list[int]], lengths: Sequence[int], max_tokens: float) -> bool:
-    """Return whether all ranks have equally many rows and none has more than ``max_tokens``."""
+    """Return whether all ranks have the same number of rows and no rank has more than ``max_tokens``."""
     if len({len(rows) for rows in ranks}) != 1:
         return False
     return max(sum([lengths[position] for position in rows]) for rows in ranks) <= max_tokens
 
 
 def _without_idle(ranks: list[list[int]], is_idle: Sequence[bool], order: Sequence[int]) -> list[list[int]]:
-    """Return one update's rows without idle ones: equally many are left out on every rank.
+    """Return one update's rows by rank, without idle rows; every rank leaves out the same number.
 
     The idle rows with the lowest ``order`` are left out first; every rank keeps at least one row.
     """
@@ -333,10 +339,10 @@ def _assemble(
         rows_of_all = [row for rows in everyone for row in rows if valid[row]]
         num_tokens = sum([tokens[row] for row in rows_of_all])
         for rank, rows in enumerate(ranks):
-            places = [where[rank][row] for row in rows]
+            positions = [where[rank][row] for row in rows]
             placed = tuple(
                 [
-                    MicroBatch(tuple([places[index] for index in indices]), padded_length, runs)
+                    MicroBatch(tuple([positions[index] for index in indices]), padded_length, runs)
                     for indices, padded_length, runs in micro_batches[rank]
                 ]
             )
@@ -355,9 +361,9 @@ def _prompts(meta: KVBatchMeta) -> list[Prompt]:
 
 
 def by_generation(num_prompts: int, num_generations: int, kept_together: int = 1) -> list[int]:
-    """Return the order in which a batch sorted by (prompt, generation) is sorted by (generation, prompt).
+    """Return the order that sorts a batch by (generation, prompt) which is sorted by (prompt, generation).
 
-    Entry i is the position in the old batch of sample i of the new one. ``kept_together`` generations of a
+    Entry i is the old position of the sample at the new position i. ``kept_together`` generations of a
     prompt stay neighbours. Updates then take a few samples of many prompts, which makes the gradient less
     noisy than all samples of a few prompts do.
     """

@@ -1,4 +1,4 @@
-"""Every tag of a batch, declared once: name, type, who writes it, who reads it.
+"""Every tag of a batch, declared once: its name and type, who writes it and who reads it.
 
 A tag is one small value per sample. It travels in the metadata, so the driver may read it.
 """
@@ -120,9 +120,9 @@ def reads_tags(*tags: Tag[Any]) -> Callable[[T], T]:
 
 
 def tags_read_by(function: Any) -> tuple[Tag[Any], ...]:
-    """Return the tags that ``reads_tags`` marked a function with; none where it was not marked.
+    """Return the tags that ``reads_tags`` marked a function with; () for an unmarked function.
 
-    Raises ValueError for anything else than tags.
+    Raises ValueError when the mark is no sequence of tags.
     """
     marked = getattr(function, _READS, ())
     if not isinstance(marked, list | tuple) or not all(isinstance(one, Tag) for one in marked):
@@ -130,6 +130,6 @@ def tags_read_by(function: Any) -> tuple[Tag[Any], ...]:
     return tuple(marked)
 
 
-def named(values: dict[Tag[Any], Any]) -> dict[str, Any]:
-    """Return the values by the names of their tags."""
+def by_tag_name(values: dict[Tag[Any], Any]) -> dict[str, Any]:
+    """Return the same dictionary with each tag's name in place of the tag."""
     return {tag.name: of_tag for tag, of_tag in values.items()}

@@ -20,7 +20,7 @@ from nemo_like.batch.tags import (
     POLICY_VERSION,
     REWARD,
     TagValue,
-    named,
+    by_tag_name,
 )
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.environments.column_values import column_value, nothing
@@ -80,7 +80,7 @@ def flatten(
         },
         lengths=[sample.num_tokens for sample in samples],
         chunk_sizes=[len(group) for group in groups],
-        tags=named(
+        tags=by_tag_name(
             {
                 GROUP_ID: [first_group + sample.position for sample in samples],
                 REWARD: [sample.reward or 0.0 for sample in samples],

@@ -216,7 +216,7 @@ def random_batch(num_samples: int) -> KVBatchMeta:
         chunks=tuple(chunks),
         rows=tuple((row // GROUP_SIZE, row % GROUP_SIZE) for row in range(num_samples)),
         columns=frozenset(["input_ids", "response_mask", "generation_logprobs"]),
-        tags={name: tuple(of_tag) for name, of_tag in tags.named(values).items()},
+        tags={name: tuple(of_tag) for name, of_tag in tags.by_tag_name(values).items()},
     )
 
 

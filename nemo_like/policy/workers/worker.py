@@ -27,7 +27,7 @@ from nemo_like.batch.tags import (
     NUM_PROMPT_TOKENS,
     NUM_RESPONSE_TOKENS,
     SAMPLE_MASK,
-    named,
+    by_tag_name,
 )
 from nemo_like.cluster.breakdown import breaking_down, is_out_of_memory
 from nemo_like.cluster.imports import load_target
@@ -195,7 +195,7 @@ class PolicyWorker(TrainingWorker):
             (Chunk("canary", (length,)),),
             ((0, 0),),
             frozenset(),
-            named(
+            by_tag_name(
                 {
                     SAMPLE_MASK: (1,),
                     GROUP_ID: (0,),

@@ -18,7 +18,7 @@ from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS, Column, Lay
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.micro_batches import fixed_size
 from nemo_like.batch.sharding import by_generation, shard_for_logprobs, shard_for_training
-from nemo_like.batch.tags import ADVANTAGE, NUM_RESPONSE_TOKENS, REWARD, SAMPLE_MASK, Tag, named
+from nemo_like.batch.tags import ADVANTAGE, NUM_RESPONSE_TOKENS, REWARD, SAMPLE_MASK, Tag, by_tag_name
 from nemo_like.data_plane.connection import connect
 from nemo_like.data_plane.spec import DataPlaneSpec
 from scripts.bench.data_plane_bench.batch import (
@@ -93,7 +93,7 @@ class Ours:
     def prepare(self, batch: Batch) -> None:
         self._columns = {name: batch.columns[name] for name in PUT_TOKEN_COLUMNS}
         self._lengths = batch.lengths.tolist()
-        self._tags = named(
+        self._tags = by_tag_name(
             {
                 ROW: list(range(batch.shape.num_rows)),
                 REWARD: [0.5] * batch.shape.num_rows,
