@@ -14,7 +14,7 @@ _STD_EPSILON = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class GroupBaselines:
-    """For each sample i, ``mean[i]`` and ``std[i]`` of the rewards that it is compared with."""
+    """The mean and the std of the rewards that each sample is compared with, by sample."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]  # unbiased; 0 where fewer than two rewards define it
@@ -29,8 +29,8 @@ def group_baselines(
 ) -> GroupBaselines:
     """Compute, for each sample, the mean and the unbiased standard deviation of its group's rewards.
 
-    With ``use_leave_one_out_baseline`` both are those of the *other* samples of the group. Samples
-    whose ``sample_mask`` is 0 count in nobody's statistics. In a group with fewer than two unmasked
+    With ``use_leave_one_out_baseline`` both are taken over the *other* samples of the group. Samples
+    whose ``sample_mask`` is 0 enter no mean and no deviation. In a group with fewer than two unmasked
     samples there is nothing to compare: each sample has its own reward as mean, and so an advantage of 0.
 
     Raises ValueError when the sequences differ in length or an unmasked reward is not finite.
@@ -62,8 +62,8 @@ def group_relative_advantages(
     """Compute GRPO's advantage of every sample, in sample order.
 
     An advantage is ``reward - mean`` of the group; ``normalize_rewards`` divides it by ``std + 1e-6``
-    where std > 0. Masked samples (``sample_mask`` 0) get 0 and influence no other sample. The other
-    arguments and the errors are those of ``group_baselines``.
+    where std > 0. Masked samples (``sample_mask`` 0) get 0 and influence no other sample. Other
+    arguments and errors are as in ``group_baselines``.
     """
     baselines = group_baselines(
         rewards,
@@ -87,13 +87,13 @@ class GroupSpread:
     """How much the values of judged samples differ within their groups, as sums over the groups."""
 
     std_sum: float  # unbiased standard deviations of the groups that have at least two judged samples
-    num_with_std: int  # these groups
-    num_uniform: int  # judged samples whose group has no two different values
+    num_with_std: int  # groups with at least two judged samples
+    num_uniform: int  # judged samples in groups whose values are all equal
     num_judged: int
 
 
 def group_spread(groups: Iterable[Sequence[float]]) -> GroupSpread:
-    """Compute the spread of values, given as those of each group's judged samples."""
+    """Compute the spread of the judged samples' values, of which ``groups`` has one sequence per group."""
     judged = [values for values in groups if values]
     stds = [_mean_and_std(values)[1] for values in judged if len(values) > 1]
     return GroupSpread(
@@ -107,8 +107,8 @@ def group_spread(groups: Iterable[Sequence[float]]) -> GroupSpread:
 def baseline_reward_metrics(
     rewards: Sequence[float], group_ids: Sequence[Hashable], *, sample_mask: Sequence[float] | None = None
 ) -> dict[str, float]:
-    """Compute the per cent of samples in groups whose rewards are all 0, all 1, not all equal, and all equal,
-    and the mean standard deviation of rewards within a group.
+    """Compute which per cent of samples are in groups whose rewards are all 0, all 1, not all equal, and all
+    equal, and the mean standard deviation of rewards within a group.
 
     Only groups whose rewards are not all equal carry a gradient. Masked samples are not counted; the result
     is empty when all samples are masked, and has no standard deviation where no group has two samples.

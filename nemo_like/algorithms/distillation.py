@@ -1,15 +1,15 @@
-"""How far a student's next-token distribution is from a teacher's, per token, as pure functions.
+"""Per-token divergences between a student's next-token distribution and a teacher's, as pure functions.
 
-Of both distributions the log-probs of k tokens are known, those that the teacher finds most likely. All other
-tokens count as one more outcome, the *tail*, with the probability that the k leave over. To merge outcomes
-never makes a divergence larger (the data-processing inequality: Cover and Thomas, Elements of Information
-Theory, section 2.8). So each value here is at least 0, at most the divergence over the whole vocabulary, and
-equal to it where k is the vocabulary's size. Renormalised over the k tokens, the distributions could agree
-while the student gives nearly all probability to others; here that shows in the tail.
+For both distributions the log-probs of k tokens are known: the k that the teacher finds most likely. All
+other tokens count as one more outcome, the *tail*, with the rest of the probability. Merging outcomes never
+makes a divergence larger (the data-processing inequality: Cover and Thomas, Elements of Information Theory,
+section 2.8). So each value here is at least 0, at most the divergence over the whole vocabulary, and equal to
+it where k is the vocabulary's size. If both were renormalised over the k tokens, they could agree while the
+student gives nearly all probability to other tokens; here the tail shows that.
 
 Arguments ``teacher`` and ``student`` are log-probs of the same k different tokens, [M, k], nats; results are
-[M], nats. The gradient is that of the student's distribution at the token, as in GKD (arXiv 2306.13649): what
-the token does to the tokens after it is left out.
+[M], nats. The gradient flows through the student's distribution at the token alone, as in GKD (arXiv
+2306.13649): the effect of the sampled token on later tokens is left out.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from torch import Tensor
 
 from nemo_like.algorithms.logprobs import limited
 
-# No token that a model may sample is less likely. One that it may not sample has a log-prob of some -1e30,
-# and a teacher's probability of 1e-10 times that would be no sensible loss.
+# No token that a model may sample is less likely. A token that it may not sample has a log-prob near -1e30,
+# and even a teacher's probability of 1e-10 times that would be an absurd loss.
 _LEAST_LOGPROB = -1e4
 
 
@@ -30,8 +30,8 @@ def sampled_reverse_kl(teacher_logprobs: Tensor, logprobs: Tensor) -> Tensor:
     """Estimate KL(student || teacher) from the sampled tokens' log-probs, [M]: student - teacher.
 
     The difference is limited to +-20 nats. Its negative is the advantage with which a policy gradient
-    descends this divergence (MiniLLM, arXiv 2306.08543). A token gets its own alone, and not that of later
-    tokens, as in K. Lu et al., "On-Policy Distillation" (Thinking Machines, 2025).
+    descends this divergence (MiniLLM, arXiv 2306.08543). A token's advantage leaves out the differences at
+    later tokens, as in K. Lu et al., "On-Policy Distillation" (Thinking Machines, 2025).
     """
     return limited(logprobs - teacher_logprobs)
 
@@ -59,10 +59,10 @@ def jensen_shannon(teacher: Tensor, student: Tensor, beta: float) -> Tensor:
 
 
 def _with_tail(logprobs: Tensor) -> Tensor:
-    """Return the log-probs of the k tokens and of all others together, [M, k + 1].
+    """Append the log-prob of the tail, of all other tokens together: [M, k + 1].
 
-    The others' probability is what is left of 1, so it is as precise as the dtype is at 1 (1e-7 in float32),
-    and at least that.
+    The tail's probability is 1 minus the sum over the k tokens, so its precision is the dtype's epsilon
+    (1e-7 in float32), which is also its least value.
     """
     nearly_all = -torch.finfo(logprobs.dtype).eps
     covered = torch.logsumexp(logprobs, dim=1, keepdim=True).clamp(max=nearly_all)

@@ -1,12 +1,12 @@
-"""Per-token figures that say how far trainer and generation engine disagree on the same tokens' log-probs.
+"""Measures per token how far trainer and generation engine disagree on the same tokens' log-probs.
 
 The engine sampled the tokens, so a mean over them estimates an expectation under the engine's distribution q.
-What is an expectation under the trainer's distribution p has the importance weight r = p / q. With d = log r,
-the figures of the three divergences are of the form f(r), f convex with f(1) = f'(1) = 0: each is at least 0,
-and E_q f(r) is the divergence itself, without bias, since E_q r = 1.
+An expectation under the trainer's distribution p needs the importance weight r = p / q. With d = log r, the
+three divergences are estimated by f(r), with f convex and f(1) = f'(1) = 0: each value is at least 0, and
+E_q f(r) is the divergence itself, without bias, since E_q r = 1.
 
     KL(q || p)          f(r) = r - 1 - d                 J. Schulman, "Approximating KL divergence": k3
-    KL(p || q)          f(r) = r d - (r - 1)             k3 of the other side, under importance weights
+    KL(p || q)          f(r) = r d - (r - 1)             k3 of the reverse KL, by importance weights
     Jensen-Shannon      f(r) = (r d - (1 + r) log((1 + r) / 2)) / 2
                              = (KL(p || m) + KL(q || m)) / 2, with the mixture m = (p + q) / 2
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nemo_like.algorithms.logprobs import limited
 
-# Metrics report the mean of each over response tokens. Code that computes them keeps this order.
+# The names of the measures; metrics report each one's mean over response tokens, in this order.
 DIVERGENCES = (
     "token_mult_prob_error",
     "gen_kl_error",
@@ -30,13 +30,13 @@ DIVERGENCES = (
 
 
 def divergences(trainer: Tensor, generation: Tensor) -> dict[str, Tensor]:
-    """Compute every figure of ``DIVERGENCES``, by name, for M tokens that the engine sampled.
+    """Compute every measure in ``DIVERGENCES``, by name, for M tokens that the engine sampled.
 
     Both arguments are log-probs, [M] float32, nats; results are [M] float64, since near d = 0 the divergences
-    are some d^2, which float32 loses beside 1. Every log-ratio is limited to +-20.
+    are about d^2, which float32 loses beside 1. Every log-ratio is limited to +-20.
 
-    token_mult_prob_error: exp|generation - trainer|. gen_kl_error: of KL(generation || trainer),
-    policy_kl_error: of KL(trainer || generation), js_divergence_error: of the Jensen-Shannon divergence.
+    token_mult_prob_error: exp|generation - trainer|. gen_kl_error estimates KL(generation ||
+    trainer), policy_kl_error KL(trainer || generation), js_divergence_error the Jensen-Shannon divergence.
     sampling_importance_ratio: p_trainer / p_generation. approx_entropy: the trainer's entropy, estimated from
     the samples.
     """

@@ -1,4 +1,4 @@
-"""The switches among losses that kinds have replaced, and the arguments that are keys of a kind now."""
+"""Translates earlier keys of ``loss_fn``: switches that kinds replaced, arguments that became keys."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _HAD_ARGUMENTS = ("sapo", "distillation")
 
 
 def _with_kind(loss: dict[str, Any]) -> list[str]:
-    """Replace the switches and arguments in the values of ``loss_fn``. Switches that are off go; of several
-    that are on one is left, which is no key of any kind and so is told of."""
+    """Replace earlier switches and arguments in the values of ``loss_fn``, and return a note for each. A
+    switch that is off is removed. A second switch that is on stays, and is then reported as an unknown
+    key."""
     notes: list[str] = []
     kind, is_earlier = loss.get("kind"), not _SWITCHES.keys().isdisjoint(loss)
     is_own = isinstance(kind, str) and ":" in kind
@@ -43,8 +44,8 @@ def _with_kind(loss: dict[str, Any]) -> list[str]:
 
 
 def _drop_clip(loss: dict[str, Any]) -> None:
-    """Take the keys of a clip that the kind does not have out of values which had them beside every kind. A
-    dual clip that was set stays, and is told of."""
+    """Remove the clip's keys where the kind has none, since earlier values had them beside every kind. A dual
+    clip that was set stays, and is then reported as an unknown key."""
     own = hints(LOSS_KINDS.load(loss["kind"]).options) if loss["kind"] in LOSS_KINDS.names() else {}
     for name in ("ratio_clip_min", "ratio_clip_max", "ratio_clip_c"):
         has_effect = name == "ratio_clip_c" and loss.get(name) is not None
@@ -53,7 +54,7 @@ def _drop_clip(loss: dict[str, Any]) -> None:
 
 
 def _written(loss: dict[str, Any], meant: str) -> str:
-    """Set the kind that a switch meant, and return what to write for it; "" where another one excludes it."""
+    """Set the kind that a switch meant, and return the new key=value; "" where another kind excludes it."""
     if loss["kind"] == "distillation" and loss.get("policy_loss", "policy_gradient") == "policy_gradient":
         loss["policy_loss"] = meant
         return f"loss_fn.policy_loss={meant}"

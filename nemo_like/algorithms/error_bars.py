@@ -1,8 +1,8 @@
-"""Standard errors and confidence intervals of what an evaluation measures, clustered by problem.
+"""Standard errors and confidence intervals of an evaluation's metrics, clustered by problem.
 
-Answers to one problem resemble each other, so the problems are what was drawn independently: each is a
-cluster, as in Miller, "Adding Error Bars to Evals" (arXiv 2411.00640). Intervals are made for few problems,
-and for such as hardly any answer solves:
+Answers to one problem resemble each other; only the problems were drawn independently. So each problem is a
+cluster, as in Miller, "Adding Error Bars to Evals" (arXiv 2411.00640). The intervals also hold for few
+problems, and for problems that hardly any answer solves:
 
     a mean of rewards   value +- t * standard error, t of Student's distribution for n - 1 problems
     a share             Wilson's score interval for as many independent answers as have this standard error,
@@ -30,11 +30,11 @@ METHOD = (
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over problems, and how far it may be from that over all problems like these.
+    """A mean over problems, and how far it may be from the mean over all problems of this kind.
 
-    One problem tells nothing of others: then the standard error is None. ``num_problems`` and
-    ``num_answers`` are those that entered the mean; ``is_share`` says that it is a mean of numbers from 0 to
-    1, of shares of answers or of problems.
+    The standard error is None for a single problem, which tells nothing of others. ``num_problems`` and
+    ``num_answers`` count the problems and answers in the mean. ``is_share`` says that it is a mean of numbers
+    from 0 to 1: a share of answers or of problems.
     """
 
     value: float
@@ -44,7 +44,7 @@ class Estimate:
     is_share: bool = False
 
     def as_share(self) -> Estimate:
-        """Return the estimate as that of a share."""
+        """Return the same estimate with ``is_share`` true."""
         return replace(self, is_share=True)
 
     @property
@@ -59,10 +59,10 @@ class Estimate:
         return self.value - half, self.value + half
 
     def _of_share(self, error: float, quantile: float) -> tuple[float, float]:
-        """Return Wilson's interval for independent answers, as many as would have this standard error, but no
-        more than there are.
+        """Return Wilson's interval for the number of independent answers that would have this standard error,
+        but at most ``num_answers``.
 
-        Where all problems agree, so that the error is 0 but for rounding, each counts as one answer.
+        Where all problems agree, so that the error is 0 up to rounding, each problem counts as one answer.
         """
         share, size = self.value, float(self.num_problems)
         if error > 0 and 0 < share < 1:
@@ -71,15 +71,15 @@ class Estimate:
         square = quantile**2 / size
         middle = (share + square / 2) / (1 + square)
         half = math.sqrt(share * (1 - share) * square + square**2 / 4) / (1 + square)
-        # The share itself is within, also after rounding.
+        # The share itself lies inside, even after rounding.
         return max(0.0, min(share, middle - half)), min(1.0, max(share, middle + half))
 
 
 def over_problems(values: Sequence[float], num_answers: int | None = None) -> Estimate:
     """Return the mean of one value per problem; its error is their standard deviation / sqrt(n).
 
-    The values are of ``num_answers`` answers together, or of one each. Raises statistics.StatisticsError for
-    no values.
+    ``num_answers`` is the number of answers behind all values; None: one answer each. Raises
+    statistics.StatisticsError for no values.
     """
     count = len(values)
     error = stdev(values) / math.sqrt(count) if count > 1 else None
@@ -87,7 +87,7 @@ def over_problems(values: Sequence[float], num_answers: int | None = None) -> Es
 
 
 def over_answers(problems: Sequence[Sequence[float]]) -> Estimate:
-    """Return the mean over all answers of all problems, each of which has one value per answer or none.
+    """Return the mean over all answers of all problems; ``problems`` has a sequence of values for each.
 
     The variance is the sum over problems of the squared sum of their answers' deviations, divided by the
     squared number of answers, with the factor n / (n - 1) for n problems. With equally many answers to each
@@ -105,7 +105,7 @@ def over_answers(problems: Sequence[Sequence[float]]) -> Estimate:
 
 @lru_cache
 def student_quantile(degrees: int) -> float:
-    """Return the t within which Student's distribution with so many degrees of freedom has CONFIDENCE."""
+    """Return the t for which |T| <= t has probability CONFIDENCE under Student's distribution."""
     low, high = 0.0, math.pi / 2
     for _ in range(60):  # until float64 has no finer step
         middle = (low + high) / 2

@@ -1,5 +1,5 @@
-"""What is known of a kind of advantage estimator beside its formula; a module of ``advantage_estimators`` has
-one for each shipped kind."""
+"""``EstimatorKind``: the description of an advantage estimator; each module of ``advantage_estimators`` has
+one as its ``KIND``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class EstimatorKind:
     function: import path of ``(inputs, cfg, **grpo.adv_estimator.arguments) -> Advantages``.
     reference: import path of ``(samples, cfg)``, which computes the advantages anew in another way.
     options: the class of ``grpo.adv_estimator``.
-    problems: yields which keys of ``grpo`` it does not go with.
-    judges_in_groups: a response is judged against the others of its group, so that there must be some.
+    problems: yields every key of ``grpo`` that the estimator does not go with.
+    judges_in_groups: a response is judged against others of its group, which therefore has at least two.
     is_of_groups: the advantages of a group follow from that group alone.
     chooses_baseline: it reads ``grpo.use_leave_one_out_baseline``.
     whitens_tokens: returns may differ from token to token, as with a KL in the reward.
@@ -43,11 +43,11 @@ class EstimatorKind:
 
 @cache
 def own_estimator(path: str) -> EstimatorKind:
-    """Return the kind of a function of the user's, which nothing is known of."""
+    """Return the kind for a user's own function, with the defaults for all that is unknown of it."""
     return EstimatorKind(about="a function of your own", function=path)
 
 
 def estimator_kind_of(grpo: GRPOConfig) -> EstimatorKind:
-    """Return what is known of the configured estimator."""
+    """Return the kind of the configured estimator."""
     kind: EstimatorKind = ESTIMATOR_KINDS.load(grpo.adv_estimator.name)
     return kind

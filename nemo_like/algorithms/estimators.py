@@ -21,8 +21,8 @@ from nemo_like.algorithms.options import ESTIMATOR_KINDS, GRPOConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLToGo:
-    """Sums over each sample's response tokens t of K_t, the KL to go: the KL to the reference of token t and
-    of all response tokens after it."""
+    """Sums over each sample's response tokens t of K_t, the KL to go. K_t is the sum of the KL to the
+    reference over token t and all response tokens after it."""
 
     coefficient: float  # beta: token t returns reward - beta K_t
     sums: Sequence[float]  # of K_t, nats; one per sample
@@ -39,25 +39,25 @@ class TokenSums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
-    """What an estimator computes the advantages of N samples from; every sequence has one entry per sample.
+    """The inputs from which an estimator computes the advantages of N samples, one entry per sample.
 
     The samples come in any order.
     """
 
     rewards: Sequence[float]  # after scaling and shaping
     group_ids: Sequence[Hashable]  # samples of one prompt share one
-    sample_mask: Sequence[float]  # 0: counts in nobody's statistics, and its advantage is 0
+    sample_mask: Sequence[float]  # 0: enters no statistics, and its advantage is 0
     num_response_tokens: Sequence[float]  # a sample's weight in an average over tokens
     components: Mapping[str, Sequence[float]] = field(default_factory=dict)  # by name; NaN: it abstains
     kl: KLToGo | None = None  # None without a KL in the reward
     of_tokens: TokenSums | None = None  # None without a critic
-    # By name, the tags that the estimator is marked to read (batch.tags.reads_tags).
+    # Values by name of the tags that the estimator is marked to read (batch.tags.reads_tags).
     tags: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Advantages:
-    """What an estimator returns: token t of sample i has advantage ``per_sample[i] - kl_scale * K_t``, or
+    """The result of an estimator: token t of sample i has advantage ``per_sample[i] - kl_scale * K_t``, or
     with a critic ``per_sample[i] + token_scale * GAE_t``."""
 
     per_sample: Sequence[float]
@@ -80,28 +80,28 @@ def build_estimator(cfg: GRPOConfig) -> Callable[[AdvantageInputs], Advantages]:
     estimate: AdvantageEstimator = ESTIMATOR_KINDS.function(cfg.adv_estimator.name)
 
     def checked(inputs: AdvantageInputs) -> Advantages:
-        estimated = estimate(inputs, cfg, **cfg.adv_estimator.arguments)
-        if not isinstance(estimated, Advantages):
-            estimated = Advantages(estimated)
-        advantages = _numbers(key, estimated.per_sample)
+        result = estimate(inputs, cfg, **cfg.adv_estimator.arguments)
+        if not isinstance(result, Advantages):
+            result = Advantages(result)
+        advantages = _numbers(key, result.per_sample)
         if len(advantages) != len(inputs.rewards):
             raise ValueError(
                 f"{key} gave {len(advantages)} advantages for {len(inputs.rewards)} samples; it must give "
                 "one finite float per sample"
             )
-        wrong = [place for place, value in enumerate(advantages) if not math.isfinite(value)]
+        wrong = [i for i, value in enumerate(advantages) if not math.isfinite(value)]
         if wrong:
             raise ValueError(
                 f"{key} gave {len(wrong)} advantages that are not finite, the first of them "
                 f"{advantages[wrong[0]]} for sample {wrong[0]} of group {inputs.group_ids[wrong[0]]}, whose "
                 f"reward is {inputs.rewards[wrong[0]]:g}; it must give one finite float per sample"
             )
-        if estimated.token_scale is not None and inputs.of_tokens is None:
+        if result.token_scale is not None and inputs.of_tokens is None:
             raise ValueError(
-                f"{key} gave token_scale={estimated.token_scale}, which scales the advantages of tokens, and "
+                f"{key} gave token_scale={result.token_scale}, which scales the advantages of tokens, and "
                 "only a critic gives these; leave it out"
             )
-        return Advantages(advantages, estimated.kl_scale, estimated.token_scale)
+        return Advantages(advantages, result.kl_scale, result.token_scale)
 
     return checked
 

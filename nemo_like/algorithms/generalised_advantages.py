@@ -2,11 +2,11 @@
 
     delta_i = r_i + gamma V_{i+1} - V_i
     A_i     = delta_i + gamma lambda A_{i+1}
-    R_i     = A_i + V_i                            what the value of token i is trained towards
+    R_i     = A_i + V_i                            the target of token i's value in training
 
-i counts the n response tokens of a sample alone: prompts and what environments say between turns are skipped,
-as if the next response token followed at once. V_i is the value of all tokens before response token i.
-V_{n+1} is 0, or, for a sample that was cut off at a limit, the value of the whole sample.
+i counts the n response tokens of a sample alone: prompts and tokens of environments between turns are
+skipped, as if the next response token followed at once. V_i is the value of all tokens before response token
+i. V_{n+1} is 0, or, for a sample that was cut off at a limit, the value of the whole sample.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class TokenEstimates:
-    """What GAE gives for each token of a batch: packed [sum of lengths] float32, 0 where the mask is 0."""
+    """GAE's result for each token of a batch: packed [sum of lengths] float32, 0 where the mask is 0."""
 
     advantages: Tensor
     returns: Tensor
@@ -37,21 +37,21 @@ def generalised_advantages(
 ) -> TokenEstimates:
     """Compute advantages and returns of all tokens of N samples, in float64.
 
-    ``values`` and ``rewards`` are packed [sum of lengths], samples one after the other; of both only entries
-    where ``mask`` is not 0 count. ``lengths`` [N] int64 are those of the samples, ``end_values`` [N] the
-    values after their last tokens. All are on one device. A sample with a value that is not finite gets nan,
-    and no other sample does.
+    ``values`` and ``rewards`` are packed [sum of lengths], samples one after the other; entries where
+    ``mask`` is 0 are ignored. ``lengths`` [N] int64 are the samples' lengths, ``end_values`` [N] the values
+    after their last tokens. All are on one device. A sample with a value that is not finite gets nan, and no
+    other sample does.
     """
-    places = mask.nonzero().squeeze(1)
-    owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)[places]
+    positions = mask.nonzero().squeeze(1)
+    owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)[positions]
     counts = torch.bincount(owner, minlength=len(lengths))
-    number = torch.arange(len(places), device=places.device) - (counts.cumsum(0) - counts)[owner]
+    number = torch.arange(len(positions), device=positions.device) - (counts.cumsum(0) - counts)[owner]
     longest = int(counts.max()) if len(counts) else 0
 
     def rows(packed: Tensor) -> Tensor:
         """Return the response tokens of each sample as a row, [N, longest]."""
         return packed.new_zeros(len(lengths), longest, dtype=torch.float64).index_put_(
-            (owner, number), packed[places].double()
+            (owner, number), packed[positions].double()
         )
 
     own, gained = rows(values), rows(rewards)
@@ -66,7 +66,7 @@ def generalised_advantages(
         advantages[:, token] = following
     of_tokens = advantages[owner, number]
 
-    def packed(of_places: Tensor) -> Tensor:
-        return torch.zeros_like(values, dtype=torch.float32).index_copy_(0, places, of_places.float())
+    def packed(chosen: Tensor) -> Tensor:
+        return torch.zeros_like(values, dtype=torch.float32).index_copy_(0, positions, chosen.float())
 
     return TokenEstimates(packed(of_tokens), packed(of_tokens + own[owner, number]))

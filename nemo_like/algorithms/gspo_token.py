@@ -3,9 +3,9 @@
 r_t = sg(s) p_t / sg(p_t), with s the geometric mean of the sample's ratios (arXiv 2507.18071); the loss is
 max(-A_t r_t, -A_t clip(r_t))
 
-Where all tokens of a sample have the same advantage and weight, value and gradient are those of GSPO. They
-differ where a column or a KL in the reward gives tokens advantages of their own: GSPO spreads the sum of
-their gradients evenly over the sample, GSPO-token leaves each with its own.
+Where all tokens of a sample have the same advantage and weight, value and gradient equal GSPO's. They differ
+where a column or a KL in the reward gives tokens advantages of their own: GSPO spreads the sum of the tokens'
+gradients evenly over the sample, GSPO-token leaves each token its own gradient.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Metrics that say how well a policy solves held-out problems, from one or more answers to each.
+"""Measures how well a policy solves held-out problems, from one or more answers to each.
 
 Standard library only.
 """
@@ -32,10 +32,10 @@ def held_out_estimates(
 ) -> dict[str, Estimate]:
     """Compute accuracy, mean reward and, with several answers per problem, pass@k, mean@k and majority@k.
 
-    Accuracy is the share of answers that solve their problem; an answer does when its reward is at least
-    ``solved_at``. ``num_answers`` is how many answers to each problem were asked for. A problem with fewer
-    judged answers counts only in the pass@k that it has at least k answers for; a pass@k in which no problem
-    counts is left out. The result is empty when no answer was judged.
+    Accuracy is the share of answers that solve their problem: answers with a reward of at least
+    ``solved_at``. ``num_answers`` answers were sampled for each problem. A problem with fewer
+    judged answers counts only in the pass@k that it has at least k answers for; a pass@k that no problem
+    has enough answers for is left out. The result is empty when no answer was judged.
     """
     judged = [problem for problem in problems if problem.rewards]
     if not judged:
@@ -67,7 +67,7 @@ def held_out_estimates(
 def pass_at_k(num_answers: int, num_solved: int, k: int) -> float:
     """Return the probability that k of the answers, drawn without replacement, include a right one.
 
-    It is ``1 - C(n - c, k) / C(n, k)`` for c right ones of n answers (arXiv 2107.03374). Raises ValueError
+    It is ``1 - C(n - c, k) / C(n, k)`` when c of n answers are right (arXiv 2107.03374). Raises ValueError
     unless 1 <= k <= n.
     """
     if not 1 <= k <= num_answers:
@@ -76,7 +76,7 @@ def pass_at_k(num_answers: int, num_solved: int, k: int) -> float:
 
 
 def majority_reward(problem: Answers) -> float:
-    """Return the mean reward of the most frequent answer; among equally frequent ones, of the first given."""
+    """Return the mean reward of the most frequent answer; of equally frequent answers the first counts."""
     votes: dict[int, list[float]] = {}
     for answer_id, reward in zip(problem.answer_ids, problem.rewards, strict=True):
         votes.setdefault(answer_id, []).append(reward)

@@ -1,7 +1,7 @@
 """Importance-sampling correction for the difference between the engine that sampled and the trainer.
 
-Both have the same weights, but different kernels and precisions, so a token was drawn from a slightly
-different distribution than the one that is differentiated. The loss multiplies each token's loss by
+Both have the same weights, but different kernels and precisions, so the distribution that a token was drawn
+from differs slightly from the distribution that is differentiated. The loss multiplies each token's loss by
 w = p_trainer / p_engine of the token, or with GSPO of its whole sample. The configuration bounds w in one
 of three ways, or not at all. Tensors are packed: they hold the M scored tokens of all samples, and
 ``sample_index`` says which sample a token belongs to.
@@ -53,8 +53,8 @@ def importance_correction(
 ) -> ImportanceCorrection:
     """Compute w = exp(prev - generation), bounded as ``truncated_importance_sampling_type`` says.
 
-    There is one w per token; with GSPO (arXiv 2507.18071) one per sample, the product over its tokens, as in
-    NeMo-RL. Log-ratios are limited to +-20. The result carries no gradient.
+    Each token has its own w. With GSPO (arXiv 2507.18071) a sample has one w, the product over its tokens, as
+    in NeMo-RL. Log-ratios are limited to +-20. The result carries no gradient.
 
     tis: clamped to [min, max] (F. Yao et al., "Your efficient RL framework secretly brings you
     off-policy RL training"). icepop: zero outside [min, max] (Ling team, arXiv 2510.18855). seq_mask:
@@ -81,6 +81,6 @@ def importance_correction(
 
 
 def _bounds(cfg: LossConfig) -> tuple[float, float]:
-    """Return the configured (min, max); 0 and infinity, which bound nothing, stand for what is not set."""
+    """Return the configured (min, max); an unset bound is 0 or infinity, which bounds nothing."""
     low, high = cfg.truncated_importance_sampling_ratio_min, cfg.truncated_importance_sampling_ratio
     return 0.0 if low is None else low, torch.inf if high is None else high

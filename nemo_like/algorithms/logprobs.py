@@ -1,9 +1,9 @@
 """Log-probs and entropies of given tokens straight from hidden states, without ever holding all logits.
 
 One differentiable function does the output projection, the softmax over a vocabulary that may be spread
-over ranks, the pick of one token per position, and the entropy. It works through the positions in pieces,
-so that its memory is the logits of one piece, not [positions, vocabulary]; the backward pass recomputes
-the logits of a piece instead of keeping them.
+over ranks, the pick of one token per position, and the entropy. It works through the positions in chunks,
+so that its memory is the logits of one chunk, not [positions, vocabulary]; the backward pass recomputes
+the logits of a chunk instead of keeping them.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _IMPOSSIBLE = -1e30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScores:
-    """What a model says of the M scored tokens of a micro-batch, in the micro-batch's order.
+    """A model's log-probs of the M scored tokens of a micro-batch, in the micro-batch's order, and more.
 
-    ``logprobs`` and ``entropy`` are [M] float32, nats, and carry a gradient in training; so does
-    ``topk_logprobs`` [M, k], the log-probs of k other tokens that were given for each scored one, or of the
-    most likely ones, whose ids ``topk_ids`` [M, k] then has. ``entropy`` is that of the distribution each
-    token was drawn from. What was not asked for is None. A backend that spreads a sequence over ranks gathers
-    the parts first, so that a loss over whole samples needs no communication.
+    ``logprobs`` and ``entropy`` are [M] float32, nats, and carry a gradient in training. ``entropy`` belongs
+    to the distribution that each token was drawn from. ``topk_logprobs`` [M, k], with a gradient too, are the
+    log-probs of k tokens that the caller gave for each scored token; or of the k most likely tokens, whose
+    ids are then in ``topk_ids`` [M, k]. A field that was not asked for is None. A backend that spreads a
+    sequence over ranks gathers it first, so that a loss over whole samples needs no communication.
     """
 
     logprobs: Tensor
@@ -44,13 +44,13 @@ class TokenScores:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What there is, in the order of the fields."""
+        """The tensors that are not None, in the order of the fields."""
         fields = (self.logprobs, self.entropy, self.topk_logprobs, self.topk_ids)
         return tuple(one for one in fields if one is not None)
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> TokenScores:
-        """Return the scores whose ``tensors`` these are."""
+        """Return the scores that have these ``tensors``; the inverse of the property."""
         logprobs, *others = tensors
         return cls(
             logprobs=logprobs,
@@ -62,7 +62,7 @@ class TokenScores:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyShard:
-    """Which rows of the output projection this rank has, and the ranks that have the others.
+    """The rows of the output projection that this rank has, and the group of ranks that have all rows.
 
     ``first`` is the token id of the first row; rows beyond ``num_valid`` are padding and have no token.
     """
@@ -74,12 +74,12 @@ class VocabularyShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogprobSettings:
-    temperature: float  # logits are divided by it, as the generation engine does
+    temperature: float  # the logits are divided by it, as in the generation engine
     with_entropy: bool = False  # costs another pass over every chunk of logits
-    # Of float32 logits that exist at once, and twice that with entropy; None is what suits the device.
+    # Size of a chunk of float32 logits, twice of which exist with entropy; None: by device.
     max_chunk_bytes: int | None = None
     forbidden_ids: tuple[int, ...] = ()  # tokens that the generation engine gives a probability of 0
-    top_k: int = 0  # most likely tokens in the place of each scored one, which get log-probs as well
+    top_k: int = 0  # how many most likely tokens at each position get log-probs as well
 
 
 def linear_scores(
@@ -109,8 +109,8 @@ def linear_scores(
 def scores_with_most_likely(
     hidden: Tensor, weight: Tensor, token_ids: Tensor, shard: VocabularyShard, settings: LogprobSettings
 ) -> TokenScores:
-    """Compute what ``linear_scores`` does, and where ``settings.top_k`` is above 0 the ids and log-probs of
-    the most likely tokens. Raises what ``most_likely_ids`` raises."""
+    """Compute ``linear_scores``, and where ``settings.top_k`` is above 0 the ids and log-probs of the most
+    likely tokens. Raises ValueError as ``most_likely_ids`` does."""
     if not settings.top_k:
         return linear_scores(hidden, weight, token_ids, shard, settings)
     ids = most_likely_ids(hidden, weight, settings.top_k, shard, settings)
@@ -121,9 +121,9 @@ def scores_with_most_likely(
 def most_likely_ids(
     hidden: Tensor, weight: Tensor, k: int, shard: VocabularyShard, settings: LogprobSettings
 ) -> Tensor:
-    """Return the ids of the k most likely tokens at each position, [M, k] int64, the most likely first.
+    """Return the ids of the k most likely tokens at each position, [M, k] int64, most likely first.
 
-    Arguments are those of ``linear_scores``. Of equally likely tokens the lower id comes first, whether the
+    Arguments are as in ``linear_scores``. Of equally likely tokens the lower id comes first, whether the
     vocabulary is on one rank or spread over several. Raises ValueError when the vocabulary has fewer than k
     tokens, and when a logit is NaN.
     """
@@ -133,7 +133,7 @@ def most_likely_ids(
     ids = torch.zeros(len(hidden), k, dtype=torch.int64, device=hidden.device)
     for part in _chunks(len(hidden), shard.num_valid, _chunk_bytes(hidden, settings)):
         all_logits = _logits(hidden[part], rows, shard, settings)
-        local_ids = _places_of_largest(all_logits, num_here)
+        local_ids = _columns_of_largest(all_logits, num_here)
         logits[part, :num_here] = all_logits.gather(1, local_ids)
         ids[part, :num_here] = local_ids + shard.first
     if shard.group is not None:
@@ -213,8 +213,8 @@ def _score_dtype(hidden: Tensor) -> torch.dtype:
 def _logits(hidden: Tensor, rows: Tensor, shard: VocabularyShard, settings: LogprobSettings) -> Tensor:
     """Return this rank's logits of some positions, [positions, rows], divided by the temperature."""
     logits = functional.linear(hidden, rows).to(_score_dtype(hidden)).div_(settings.temperature)
-    places = (token - shard.first for token in settings.forbidden_ids)
-    if forbidden := [place for place in places if 0 <= place < shard.num_valid]:
+    columns = (token - shard.first for token in settings.forbidden_ids)
+    if forbidden := [column for column in columns if 0 <= column < shard.num_valid]:
         logits.index_fill_(1, torch.tensor(forbidden, device=logits.device), _IMPOSSIBLE)
     return logits
 
@@ -229,23 +229,23 @@ def _chunks(num_positions: int, vocabulary: int, max_bytes: int) -> Iterator[sli
         yield slice(start, min(start + size, num_positions))
 
 
-def _places_of_largest(values: Tensor, k: int) -> Tensor:
-    """Return the columns of each row's k largest values, [rows, k] int64, the largest first and of equal
-    values the first; ``topk`` leaves open which of equal values it takes."""
+def _columns_of_largest(values: Tensor, k: int) -> Tensor:
+    """Return the columns of each row's k largest values, [rows, k] int64, largest first. Among equal values
+    the first column wins; torch's ``topk`` leaves that open."""
     smallest = values.topk(k, dim=1).values[:, -1:] if k else values[:, :0]
     is_larger, is_equal = values > smallest, values == smallest
     num_free = k - is_larger.sum(dim=1, keepdim=True)
     is_chosen = is_larger | (is_equal & (is_equal.cumsum(dim=1, dtype=torch.int32) <= num_free))
-    places = is_chosen.nonzero()[:, 1]
-    if len(places) != len(values) * k:
+    columns = is_chosen.nonzero()[:, 1]
+    if len(columns) != len(values) * k:
         raise ValueError("a logit is not a number, so no tokens are the most likely; is the model sound?")
-    places = places.view(len(values), k)
-    order = values.gather(1, places).argsort(dim=1, descending=True, stable=True)
-    return places.gather(1, order)
+    columns = columns.view(len(values), k)
+    order = values.gather(1, columns).argsort(dim=1, descending=True, stable=True)
+    return columns.gather(1, order)
 
 
 def _of_all_ranks(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Return the ranks' [M, k] beside each other, [M, ranks * k]."""
+    """Gather every rank's [M, k] and put them side by side, [M, ranks * k]."""
     everyone = mine.new_empty(group.size() * mine.numel())
     dist.all_gather_into_tensor(everyone, mine.flatten(), group=group)
     return everyone.view(group.size(), *mine.shape).movedim(0, 1).flatten(1)
@@ -254,16 +254,16 @@ def _of_all_ranks(mine: Tensor, group: dist.ProcessGroup) -> Tensor:
 def _combine(
     normaliser: Tensor, picked: Tensor, entropy: Tensor | None, group: dist.ProcessGroup
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compute normaliser [M], picked logits [M, K] and entropy [M] over the whole vocabulary from each rank's
-    own, in one collective."""
+    """Combine the ranks' normalisers [M], picked logits [M, K] and entropies [M] into those of the whole
+    vocabulary, in one collective."""
     parts = [normaliser[:, None], picked] + ([] if entropy is None else [entropy[:, None]])
     mine = torch.cat(parts, dim=1)
     everyone = _of_all_ranks(mine, group).unflatten(1, (group.size(), -1))
     normalisers, picks = everyone[:, :, 0], everyone[:, :, 1 : 1 + picked.shape[1]]
     whole = torch.logsumexp(normalisers, dim=1)
     if entropy is not None:
-        # Each rank's entropy is that of its part of the vocabulary alone; log_share is that part's
-        # log-probability.
+        # A rank's entropy covers only its rows of the vocabulary; log_share is the log-probability of these
+        # rows.
         log_share = normalisers - whole[:, None]
         entropy = (log_share.exp() * (everyone[:, :, -1] - log_share)).sum(dim=1)
     return whole, picks.sum(dim=1), entropy

@@ -1,4 +1,4 @@
-"""What is known of a kind of loss beside its formula: one file for each kind describes it so.
+"""``LossKind``: the description of a kind of loss; each kind is one file that makes one.
 
 loss_kinds/cispo.py    KIND = LossKind(about=..., options=ClippedLossConfig, function="module:name")
 """
@@ -20,15 +20,13 @@ from nemo_like.config.problems import Problem
 class LossKind:
     """A kind of loss.
 
-    about: its name in the field, with its paper.
-    options: the class of ``loss_fn``, whose keys beside those of ``LossConfig`` are the kind's own.
-    function: import path of ``(tokens, cfg, **own keys) -> LossTerms``.
-    reference: import path of its ``tripwires.reference_loss.Surrogate``; None: nothing can be computed anew.
-    problems: yields which of its keys exclude each other or have no effect.
-    has_sample_ratio: one ratio for a whole sample, in place of one per token.
-    spreads_gradient: the gradient of a sample is spread evenly over its tokens.
-    cuts_ratio: its clipped ratio is the ratio cut at ratio_clip_min and ratio_clip_max.
-    has_teacher: it compares with a teacher.
+    about: its name in the field, with its paper. options: the class of ``loss_fn``, a ``LossConfig`` with the
+    kind's own keys added. function: import path of ``(tokens, cfg, **own keys) -> LossTerms``. reference:
+    import path of its ``tripwires.reference_loss.Surrogate``; None: tripwires cannot compute this loss anew.
+    problems: yields every problem with its keys that exclude each other or have no effect. has_sample_ratio:
+    one ratio for a whole sample, in place of one per token. spreads_gradient: the gradient of a sample is
+    spread evenly over its tokens. cuts_ratio: its clipped ratio is the ratio cut at ratio_clip_min and
+    ratio_clip_max. has_teacher: it compares with a teacher.
     """
 
     about: str
@@ -43,11 +41,12 @@ class LossKind:
 
     @property
     def is_function(self) -> bool:
-        """Whether it is a plain function of the user's, of which nothing is known."""
+        """Whether it is a user's own plain function, of which nothing is known."""
         return self.options is OwnLossConfig
 
     def own_keys(self, cfg: LossConfig) -> Mapping[str, Any]:
-        """Return the arguments of the function by name: the kind's own keys, or those of a plain function."""
+        """Return the keyword arguments of the loss function: the kind's own keys, or
+        ``loss_fn.arguments``."""
         if self.is_function:
             return cfg.arguments
         common = hints(LossConfig)
@@ -65,11 +64,11 @@ class OwnLossConfig(SurrogateLossConfig):
 
 @cache
 def own_loss(path: str) -> LossKind:
-    """Return the kind of a function of the user's, which nothing is known of."""
+    """Return the kind for a user's own function, with the defaults for all that is unknown of it."""
     return LossKind(about="a function of your own", options=OwnLossConfig, function=path)
 
 
 def loss_kind_of(loss: LossConfig) -> LossKind:
-    """Return what is known of the configured kind of loss."""
+    """Return the configured kind of loss."""
     kind: LossKind = LOSS_KINDS.load(loss.kind)
     return kind

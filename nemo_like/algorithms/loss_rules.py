@@ -1,4 +1,4 @@
-"""Rules on ``loss_fn``: which of its keys exclude each other, and what they need of ``grpo``."""
+"""Rules on ``loss_fn``: which of its keys exclude each other, and which values of ``grpo`` they need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nemo_like.config.problems import Problem
 
 
 def loss_problems(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
-    """Yield every combination of keys that would train with another loss than the keys say."""
+    """Yield a problem for each combination of keys that would train by another loss than the keys say."""
     kind = loss_kind_of(loss)
     if loss.arguments and not kind.is_function:
         yield Problem(
@@ -38,7 +38,7 @@ def loss_problems(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
 
 
 def _with_sample_ratio(loss: LossConfig) -> str:
-    """Return the key by which a sample has one ratio."""
+    """Return the key=value that gives a sample one ratio."""
     if isinstance(loss, OwnLossConfig):
         return "loss_fn.sequence_level_importance_ratios=true"
     name = getattr(loss, "policy_loss", None)

@@ -1,4 +1,4 @@
-"""What the chosen loss needs and has, as its kind and its keys say."""
+"""Questions on the chosen loss, which its kind and its keys answer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ def scores_prev_logprobs(loss: LossConfig) -> bool:
 
 
 def policy_gradient_of(loss: LossConfig) -> LossKind:
-    """Return the kind whose formula weighs the advantages: the configured one, or the one that a loss which
-    compares with a teacher names for that."""
+    """Return the kind whose formula weighs the advantages: the configured kind, or for a distillation the
+    kind that ``loss_fn.policy_loss`` names."""
     name = getattr(loss, "policy_loss", None)
     kind: LossKind = loss_kind_of(loss) if name is None else LOSS_KINDS.load(name)
     return kind
@@ -27,7 +27,7 @@ def has_sample_ratio(loss: LossConfig) -> bool:
 
 
 def is_own_loss(loss: LossConfig) -> bool:
-    """Return whether ``loss_fn.kind`` names a loss of the user's, whose gradient nobody here knows."""
+    """Return whether ``loss_fn.kind`` names a user's own loss, whose gradient is unknown."""
     return LOSS_KINDS.is_own(loss.kind)
 
 
@@ -37,7 +37,7 @@ def has_teacher(loss: LossConfig) -> bool:
 
 
 def learns_from_teacher_alone(loss: LossConfig) -> bool:
-    """Return whether rewards do not enter the loss."""
+    """Return whether the loss leaves rewards out."""
     return has_teacher(loss) and getattr(loss, "reward_weight", 1) == 0
 
 
@@ -54,7 +54,7 @@ def has_reference_loss(loss: LossConfig) -> bool:
 def is_advantage_alone(loss: LossConfig) -> bool:
     """Return whether a sample with advantage 0 has no gradient, because nothing else enters the loss.
 
-    It is false for a loss of the user's, of which we cannot know.
+    It is false for a user's own loss, where this is unknown.
     """
     has_more = loss.reference_policy_kl_penalty or loss.entropy_coef or has_teacher(loss)
     return not (has_more or is_own_loss(loss))

@@ -1,6 +1,6 @@
 """Policy-gradient losses as pure functions over packed tokens.
 
-A micro-batch's scored tokens (the generated ones of its samples) come as 1-D tensors of M values,
+A micro-batch's scored tokens (the tokens that the policy generated) come as 1-D tensors of M values,
 whatever the samples' layout was in the forward pass. Each token carries a *weight*, its share of
 the mean over the whole global batch, so a loss is one weighted sum and its gradient does not depend
 on how the batch is cut into micro-batches or spread over ranks.
@@ -24,7 +24,7 @@ from nemo_like.algorithms.options import KLType, LossConfig
 _COUNT_EPSILON = 1e-8
 # Limit of the KL estimates, nats.
 _KL_LIMIT = 10.0
-# The attribute of a loss under which ``logs`` stores the names.
+# The attribute under which ``logs`` stores the names in a loss function.
 LOGGED_MEANS = "logged_means"
 
 T = TypeVar("T", bound=Callable[..., Any])
@@ -32,21 +32,22 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalCounts:
-    """The counts that normalise the loss: over all ranks and micro-batches of an update, without samples
-    whose sample_mask is 0."""
+    """The counts that normalise the loss, over all ranks and micro-batches of an update. Samples whose
+    sample_mask is 0 do not count."""
 
     num_tokens: int
     num_samples: int
 
     def token_shares(self, mask: Tensor) -> Tensor:
-        """Return each token's share of the mean over all tokens: ``mask``, of any shape, over their count."""
+        """Return each token's share of the mean over all tokens: ``mask``, of any shape, divided by their
+        number."""
         return mask / (self.num_tokens + _COUNT_EPSILON)
 
     def share(self, *, is_token_level: bool) -> float:
-        """Return how much smaller a token's weight is by these counts than by counts of 1.
+        """Return the factor that normalises losses and gradients which were computed with counts of 1.
 
-        Weights, and with them losses and gradients, are proportional to it: what was computed by counts of 1
-        is normalised by a multiplication. ``is_token_level`` says that tokens are counted and not samples.
+        A token's weight is proportional to it. ``is_token_level`` selects the number of tokens, rather than
+        of samples, as the divisor.
         """
         count = self.num_tokens if is_token_level else self.num_samples
         return (1 + _COUNT_EPSILON) / (count + _COUNT_EPSILON)
@@ -54,11 +55,11 @@ class GlobalCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTokens:
-    """The M scored tokens of a micro-batch of n samples: all that the policy generated. Log-probs in nats.
+    """The M scored tokens of a micro-batch of n samples: all tokens that the policy generated.
 
     Every tensor is [M] float32 unless said otherwise, and entry i of each belongs to the same token.
-    ``logprobs``, ``entropy`` and ``topk_logprobs`` carry the gradient. ``weights`` are each token's share of
-    the global mean; ``mask`` is 1 on tokens of samples that train and 0 on the others.
+    Log-probs are in nats. ``logprobs``, ``entropy`` and ``topk_logprobs`` carry the gradient. ``weights`` are
+    each token's share of the global mean; ``mask`` is 1 on tokens of samples that train and 0 on the others.
     """
 
     logprobs: Tensor
@@ -92,13 +93,13 @@ class TokenMean:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """What a loss returns: ``loss``, the scalar to differentiate, and values without gradient for metrics.
+    """The result of a loss: ``loss``, the scalar to differentiate, and values without gradient for metrics.
 
-    ``loss`` is the sum of weight times loss over the micro-batch's tokens; the sum of all micro-batches' and
-    ranks' ``loss`` is the mean over the global batch. ``ratio`` and ``clipped_ratio`` are [M]; a user's loss
+    ``loss`` is the sum of weight times loss over the micro-batch's tokens. Added over all micro-batches and
+    ranks, it is the mean over the global batch. ``ratio`` and ``clipped_ratio`` are [M]; a user's loss
     that has no ratio gives ones. ``means`` are metrics by name: kl_penalty (not multiplied by its
-    coefficient; 0 without a reference), entropy and is_oob_ratio where the configuration asks for them,
-    clip_fraction_low and clip_fraction_high of a loss that clips, and the names given to ``logs``.
+    coefficient; 0 without a reference); entropy and is_oob_ratio where the configuration asks for them;
+    clip_fraction_low and clip_fraction_high of a loss that clips; and the names given to ``logs``.
     """
 
     loss: Tensor
@@ -129,7 +130,7 @@ def token_weights(
     ``sample_index`` [M] int64 says which of the micro-batch's n samples a token belongs to;
     ``sample_mask`` and ``response_lengths`` are [n] float32. At token level a share is 1 / tokens of the
     global batch. At sequence level it is 1 / (tokens of the sample x samples of the global batch); Dr.GRPO
-    (arXiv 2503.20783) has a constant, ``sequence_length_normalizer``, in place of the tokens of the sample.
+    (arXiv 2503.20783) divides by a constant, ``sequence_length_normalizer``, instead of the sample's tokens.
     """
     if cfg.token_level_loss:
         per_sample = counts.token_shares(sample_mask)
@@ -192,7 +193,7 @@ def kl_to_go(kl: Tensor, lengths: Tensor) -> Tensor:
     """Compute K_t, the sum of ``kl`` from token t to the end of its sample, [sum of lengths] float32.
 
     ``kl`` [sum of lengths] float32 is packed, samples one after the other, and is 0 on tokens that do not
-    count; ``lengths`` [N] int64 are those of the N samples. A sample with a value that is not finite becomes
+    count; ``lengths`` [N] int64 are the samples' lengths. A sample with a value that is not finite becomes
     NaN throughout; other samples are not affected.
     """
     owner = torch.repeat_interleave(torch.arange(len(lengths), device=kl.device), lengths)
@@ -208,8 +209,8 @@ def kl_to_go(kl: Tensor, lengths: Tensor) -> Tensor:
 def policy_ratio(tokens: LossTokens, cfg: LossConfig) -> Tensor:
     """Compute the ratio exp(logp - prev) of each token, [M].
 
-    With GSPO (arXiv 2507.18071) a token has the geometric mean over its sample. The log-ratio, or with GSPO
-    its mean, is limited to +-20; beyond that the ratio has no gradient.
+    With GSPO (arXiv 2507.18071) a token's ratio is the geometric mean over its sample. The log-ratio, or with
+    GSPO its mean, is limited to +-20; beyond this limit the ratio has no gradient.
     """
     log_ratio = tokens.logprobs - tokens.prev_logprobs
     if has_sample_ratio(cfg):
@@ -223,8 +224,8 @@ def clipped(ratio: Tensor, clip_min: float, clip_max: float) -> Tensor:
 
 
 def with_clip_fractions(terms: LossTerms, tokens: LossTokens, is_low: Tensor, is_high: Tensor) -> LossTerms:
-    """Return the terms with the shares of tokens that a clip holds as means: clip_fraction_low, at its lower
-    bound, and clip_fraction_high, at its upper one."""
+    """Return the terms with two more means: clip_fraction_low, the share of tokens that the clip holds at its
+    lower bound, and clip_fraction_high, at its upper bound."""
     held = {"clip_fraction_low": is_low, "clip_fraction_high": is_high}
     fractions = {
         name: TokenMean(is_held.to(tokens.mask.dtype), tokens.mask) for name, is_held in held.items()
@@ -254,8 +255,9 @@ def surrogate_terms(
 ) -> LossTerms:
     """Return the terms of PPO's surrogate with this ratio, [M].
 
-    A token that the clip holds has no gradient: it has A < 0 below the range, A > 0 above it, or with
-    ``dual_clip`` A < 0 and a ratio above that. Of a sample's ratio all tokens are held or none.
+    The clip holds a token, so that it has no gradient, where A < 0 and the ratio is below the range, where A
+    > 0 and it is above, or where A < 0 and it is above ``dual_clip``. With one ratio per sample, the clip
+    holds all tokens of a sample or none.
     """
     clipped_ratio, advantages = clipped(ratio, clip_min, clip_max), tokens.advantages
     per_token = clipped_policy_gradient(ratio, clipped_ratio, advantages, dual_clip=dual_clip)
@@ -272,8 +274,8 @@ def cispo_loss(
 ) -> LossTerms:
     """Compute CISPO's loss.
 
-    Its clip cuts a token's weight on either side, whatever the sign of A, and leaves it a gradient; only a
-    token with A = 0 has nothing to cut.
+    Its clip bounds a token's weight on either side, whatever the sign of A, and the token keeps its gradient.
+    Tokens with A = 0 do not count as clipped.
     """
     ratio = policy_ratio(tokens, cfg)
     clipped_ratio = clipped(ratio, ratio_clip_min, ratio_clip_max)
@@ -286,7 +288,7 @@ def cispo_loss(
 
 
 def reinforce_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    """Compute REINFORCE. Nothing is clipped, so the ratio stands for the clipped ratio in the metrics."""
+    """Compute REINFORCE. Nothing is clipped, so metrics get the ratio as the clipped ratio too."""
     ratio = policy_ratio(tokens, cfg)
     return loss_terms(reinforce(tokens.logprobs, tokens.advantages), ratio, ratio, tokens, cfg)
 
@@ -294,10 +296,10 @@ def reinforce_loss(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
 def loss_terms(
     per_token: Tensor, ratio: Tensor, clipped_ratio: Tensor, tokens: LossTokens, cfg: LossConfig
 ) -> LossTerms:
-    """Make a micro-batch's ``LossTerms`` of a policy-gradient term ``per_token``, [M].
+    """Make a micro-batch's ``LossTerms`` from a policy-gradient term ``per_token``, [M].
 
-    The term is multiplied by the importance-sampling correction, KL and entropy are added, each where the
-    configuration asks for it, and the sum over the tokens is taken with their weights.
+    Where the configuration asks for it, the term is multiplied by the importance-sampling correction, and KL
+    and entropy are added. ``loss`` is the sum over tokens of weight times term.
     """
     means: dict[str, TokenMean] = {}
     if cfg.use_importance_sampling_correction and tokens.generation_logprobs is not None:

@@ -11,7 +11,7 @@ class MaskedSamples:
     """A new sample mask: ``sample_mask[i]`` is 0 when sample i must not train."""
 
     sample_mask: tuple[float, ...]
-    num_masked: int  # how many samples trained by the old mask and do not by this one
+    num_masked: int  # how many samples the old mask kept and this mask does not
 
 
 def mask_logprob_mismatch(

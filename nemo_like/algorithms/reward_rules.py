@@ -10,7 +10,7 @@ from nemo_like.config.problems import Problem
 
 
 def reward_problems(grpo: GRPOConfig) -> Iterator[Problem]:
-    """Yield every problem for which rewards could not become advantages as configured."""
+    """Yield every problem with keys of ``grpo`` on rewards, advantages, filters and early stopping."""
     for rule in (_estimator, _filters, _group_size, _leave_one_out, _scaling, _early_stop):
         yield from rule(grpo)
 
@@ -20,7 +20,7 @@ def _estimator(grpo: GRPOConfig) -> Iterator[Problem]:
     if grpo.use_leave_one_out_baseline and not kind.chooses_baseline:
         yield Problem(
             key="grpo.use_leave_one_out_baseline=true",
-            rule=f"belongs to the estimator {_named('chooses_baseline')} and would do nothing with "
+            rule=f"belongs to the estimator {_estimators_with('chooses_baseline')} and would do nothing with "
             f"{adv.name}",
             remedy="set it to false; the estimator rloo has this baseline",
         )
@@ -30,21 +30,21 @@ def _estimator(grpo: GRPOConfig) -> Iterator[Problem]:
         yield Problem(
             key=f"grpo.adv_estimator.reward_weights={adv.reward_weights}",
             rule=f"would do nothing with the estimator {adv.name}, which sees the sum of the components",
-            remedy=f"use grpo.adv_estimator.name={_named('weighs_components')}, or weigh the components in "
-            "the environment",
+            remedy=f"use grpo.adv_estimator.name={_estimators_with('weighs_components')}, or weigh the "
+            "components in the environment",
         )
 
 
-def _named(what: str) -> str:
-    """Return the shipped estimators of which this holds."""
+def _estimators_with(what: str) -> str:
+    """Return the names of the shipped estimators whose kind has this property."""
     return " or ".join(name for name in ESTIMATOR_KINDS.names() if getattr(ESTIMATOR_KINDS.load(name), what))
 
 
 def _filters(grpo: GRPOConfig) -> Iterator[Problem]:
     names = grpo.sample_filters
-    for place, name in enumerate(names):
-        key = f"grpo.sample_filters[{place}]"
-        if name in names[:place]:
+    for index, name in enumerate(names):
+        key = f"grpo.sample_filters[{index}]"
+        if name in names[:index]:
             yield Problem(key=f"{key}={name}", rule="stands there twice", remedy="leave one of them out")
 
 

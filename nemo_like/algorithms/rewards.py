@@ -13,8 +13,8 @@ from nemo_like.algorithms.options import RewardScalingConfig, RewardShapingConfi
 
 
 class Outcome(Enum):
-    """Why a sample trained or did not, as the ledger of samples records it; every value but ``trained`` is a
-    reason why it did not."""
+    """Whether a sample trained, as the ledger of samples records it. Every value but ``trained`` is a reason
+    why it did not."""
 
     trained = "trained"
     reward_failed = "reward_failed"  # the environment gave no finite reward
@@ -27,11 +27,11 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseEnds:
-    """How each sample's responses ended; one entry per sample."""
+    """How long each sample's responses are, and how they ended; one entry per sample."""
 
     num_response_tokens: Sequence[float]  # of all turns
     is_truncated: Sequence[float]  # 1: ran into a token limit
-    max_response_tokens: Sequence[float]  # so many tokens, of all turns, get the full overlong penalty
+    max_response_tokens: Sequence[float]  # of all turns: a response this long gets the full overlong penalty
 
 
 def scaled_rewards(rewards: Sequence[float], cfg: RewardScalingConfig) -> list[float]:

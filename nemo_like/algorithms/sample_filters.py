@@ -4,8 +4,8 @@
 
 Standard library only: the driver calls filters on tags. A filter is any function of ``RolledOut`` and the
 section ``grpo`` of the configuration to one bool per sample, true for samples that may train; the
-configuration names those of ``filter_kinds``, or a user's own as "package.module:function". Dynamic sampling
-and the overlong filter are the two shipped ones at fixed places.
+configuration names filters of ``filter_kinds``, or a user's own as "package.module:function". Dynamic
+sampling and the overlong filter apply the two shipped filters at fixed points.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nemo_like.algorithms.options import FILTER_KINDS, GRPOConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledOut:
-    """What a filter decides by: whole groups of samples, in any order; every sequence has one entry per
+    """The input of a filter: whole groups of samples, in any order. Every sequence has one entry per
     sample."""
 
     rewards: Sequence[float]  # as the environment gave them
@@ -29,13 +29,13 @@ class RolledOut:
     sample_mask: Sequence[float]  # 0: its reward failed, or an earlier filter refused it
     num_response_tokens: Sequence[float]
     is_truncated: Sequence[bool]
-    # By name, the tags that the filter is marked to read (batch.tags.reads_tags).
+    # Values by name of the tags that the filter is marked to read (batch.tags.reads_tags).
     tags: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterKind:
-    """A kind of filter: what it keeps, and the import path of ``(samples, cfg) -> list[bool]``."""
+    """A kind of filter. about: which samples it keeps. function: path of ``(samples, cfg) -> list[bool]``."""
 
     about: str
     function: str
@@ -43,7 +43,7 @@ class FilterKind:
 
 @cache
 def own_filter(path: str) -> FilterKind:
-    """Return the kind of a function of the user's, which nothing is known of."""
+    """Return the kind for a user's own function."""
     return FilterKind(about="a function of your own", function=path)
 
 
@@ -66,11 +66,11 @@ def build_filter(name: str, cfg: GRPOConfig) -> SampleFilter:
                 f"the filter {name} gave {what} for {len(samples.rewards)} samples; it must give one bool "
                 "per sample, true for those that may train"
             )
-        for place, value in enumerate(kept):
+        for i, value in enumerate(kept):
             if value not in (True, False):
                 raise ValueError(
-                    f"the filter {name} gave {value!r} for sample {place} of group "
-                    f"{samples.group_ids[place]}; it must give true or false"
+                    f"the filter {name} gave {value!r} for sample {i} of group "
+                    f"{samples.group_ids[i]}; it must give true or false"
                 )
         return [bool(value) for value in kept]
 

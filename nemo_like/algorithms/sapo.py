@@ -2,8 +2,8 @@
 
 f(r) = 4 / tau * sigmoid(tau (r - 1)), with tau_pos where A > 0 and tau_neg elsewhere; the loss is -A f(r)
 
-The gradient of a token is that of REINFORCE times r and 4 p (1 - p), p = sigmoid(tau (r - 1)): 1 at r = 1,
-and less the further r is from 1 on either side.
+A token's gradient is REINFORCE's times r times 4 p (1 - p), with p = sigmoid(tau (r - 1)). The last factor is
+1 at r = 1, and smaller the further r is from 1 on either side.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from nemo_like.algorithms.options import LossConfig
 def sapo(tokens: LossTokens, cfg: LossConfig, tau_pos: float, tau_neg: float) -> LossTerms:
     """Compute the softly gated loss.
 
-    Nothing is clipped, so the ratio stands for the clipped ratio in the metrics.
+    Nothing is clipped, so metrics get the ratio as the clipped ratio too.
     """
     ratio = policy_ratio(tokens, cfg)
     tau = torch.where(tokens.advantages > 0, tau_pos, tau_neg)
     x = tau * (ratio - 1)
-    # Of p near 1, float32 has few digits of 1 - p, which the gradient is a multiple of.
+    # For p near 1, float32 keeps few digits of 1 - p, to which the gradient is proportional.
     p = torch.where(x > 0, 1 - torch.sigmoid(-x), torch.sigmoid(x))
     gate = p * 4 / tau
     return loss_terms(-tokens.advantages * gate, ratio, ratio, tokens, cfg)

@@ -1,4 +1,4 @@
-"""Values of tokens from hidden states: the head of a critic, a linear layer with one output."""
+"""The head of a critic: a linear layer that computes tokens' values from hidden states."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class TokenValues:
-    """What a critic says of the M scored tokens of a micro-batch, in the micro-batch's order.
+    """A critic's values of the M scored tokens of a micro-batch, in the micro-batch's order.
 
-    ``values`` [M] float32, in units of the reward, carry a gradient in training. A token's value is that of
-    the state in which it was chosen: of all tokens before it, and not of itself.
+    ``values`` [M] float32, in units of the reward, carry a gradient in training. A token's value belongs to
+    the state in which the token was chosen: it depends on all tokens before the token, not on the token.
     """
 
     values: Tensor
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """The values."""
+        """A tuple with the values, as ``TokenScores.tensors`` has several."""
         return (self.values,)
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor]) -> TokenValues:
-        """Return the values whose ``tensors`` these are."""
+        """Return the values that have these ``tensors``; the inverse of the property."""
         return cls(tensors[0])
 
 
 def linear_values(hidden: Tensor, weight: Tensor) -> TokenValues:
-    """Compute the values of M tokens in float32 from the ``hidden`` states before them, [M, H], and the
-    head's ``weight``, [1, H]."""
-    # Not a linear layer without its last axis: FSDP warns of a module that returns a view.
+    """Compute the values of M tokens, in float32. hidden: [M, H], the states before the tokens; weight:
+    [1, H], the head's."""
+    # A product with weight[0], since FSDP warns of a module that returns a view (a linear layer's [:, 0]).
     return TokenValues(hidden.float() @ weight[0].float())

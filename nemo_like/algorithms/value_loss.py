@@ -9,8 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class ValueLossTerms:
-    """A critic's loss of M tokens: ``per_token`` [M], to differentiate, and ``is_clipped`` [M] float32, which
-    is 1 where clipping took the gradient away."""
+    """A critic's loss on M tokens: ``per_token`` [M], to differentiate, and ``is_clipped`` [M] float32, which
+    is 1 where clipping removed the gradient."""
 
     per_token: Tensor
     is_clipped: Tensor

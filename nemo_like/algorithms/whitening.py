@@ -1,4 +1,4 @@
-"""Whitening, shared by the estimators whose advantages have mean 0 and variance 1 over a batch's tokens."""
+"""Whitening: shifts and scales advantages to mean 0 and variance 1 over a batch's response tokens."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _MIN_VARIANCE = 1e-8
 
 
 def whitening_scale(variance: float) -> float:
-    """Return the factor that gives values of this variance a variance of 1, or less where they hardly differ:
-    ``1 / sqrt(max(variance, 1e-8))``."""
+    """Return ``1 / sqrt(max(variance, 1e-8))``, the factor that gives values of this variance a variance of
+    1, or less where they hardly differ."""
     return 1.0 / math.sqrt(max(variance, _MIN_VARIANCE))
 
 

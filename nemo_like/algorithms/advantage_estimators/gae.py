@@ -1,7 +1,7 @@
 """GAE: each token has an advantage of its own, from a critic's values (arXiv 1506.02438).
 
-The critic's workers compute the advantages of tokens (``algorithms.generalised_advantages``); this estimator
-whitens them over the batch, of which it knows the sums alone.
+The critic's workers compute the tokens' advantages (``algorithms.generalised_advantages``). This estimator
+knows only their sums by sample, and returns the shift and scale that whiten them over the batch.
 
     A_t = (GAE_t - mean) / std      mean and std over all response tokens
 """

@@ -16,7 +16,7 @@ from nemo_like.config.problems import Problem
 
 
 def gdpo(inputs: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
-    """Normalise each component that ``grpo.adv_estimator.reward_weights`` names, and their weighted sum."""
+    """Compute ``normalized_sum`` with the weights in ``grpo.adv_estimator.reward_weights``."""
     return normalized_sum(inputs, cfg.adv_estimator.reward_weights)
 
 
@@ -24,8 +24,8 @@ def normalized_sum(inputs: AdvantageInputs, weights: Mapping[str, float]) -> lis
     """Normalise each reward component in its group, and their weighted sum over the batch.
 
     ``A = (s - mean(s)) / (std(s) + 1e-6)`` with ``s = sum_k w_k (r_k - mean_group) / (std_group + 1e-6)``;
-    both std are unbiased (arXiv 2601.05242). A component that is uniform in a group adds nothing there. One
-    that abstains (NaN) counts in none of its own statistics, and adds nothing to that sample.
+    both std are unbiased (arXiv 2601.05242). A component that is uniform in a group adds nothing there. For
+    a sample on which a component abstains (NaN), it adds nothing, and its statistics leave the sample out.
 
     Raises ValueError when the inputs lack a component that has a weight.
     """

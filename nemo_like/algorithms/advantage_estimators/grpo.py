@@ -2,8 +2,8 @@
 
 A = (R - mean) / (std + 1e-6)      mean and std of the group's rewards
 
-With ``grpo.normalize_rewards=false`` nothing is divided. With ``grpo.use_leave_one_out_baseline`` mean and
-std are those of the group's other samples.
+With ``grpo.normalize_rewards=false``, A = R - mean. With ``grpo.use_leave_one_out_baseline``, mean and std
+are taken over the group's other samples.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nemo_like.algorithms.options import GRPOConfig
 
 
 def grpo(inputs: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
-    """Compute advantages with the configured baseline and normalisation."""
+    """Compute GRPO's advantages with the configured baseline and normalisation."""
     return group_relative_advantages(
         inputs.rewards,
         inputs.group_ids,

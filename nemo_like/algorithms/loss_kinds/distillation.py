@@ -1,4 +1,4 @@
-"""On-policy distillation: the student samples, and a teacher says how likely each token was to it."""
+"""On-policy distillation: the student samples, and a teacher gives the log-probs of each token."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _without_policy_gradient(loss: DistillationConfig) -> Iterator[Problem]:
 
 
 def _policy_losses() -> dict[str, LossKind]:
-    """Return the shipped kinds whose keys a distillation has too."""
+    """Return, by name, the shipped kinds whose keys are all keys of a distillation too."""
     own = hints(DistillationConfig).keys()
     kinds: dict[str, LossKind] = {name: LOSS_KINDS.load(name) for name in LOSS_KINDS.names()}
     return {

@@ -1,4 +1,4 @@
-"""PPO's clipped surrogate, on advantages that are given: the loss of GRPO."""
+"""PPO's clipped surrogate: the loss of GRPO."""
 
 from __future__ import annotations
 
