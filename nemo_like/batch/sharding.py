@@ -105,7 +105,7 @@ def shard_for_values(
     return _assemble(meta, together, together, strategy, with_ends=True)
 
 
-def filled_up(
+def add_whole_groups(
     meta: KVBatchMeta, is_own: Sequence[bool], *, num_shards: int, strategy: MicroBatching
 ) -> KVBatchMeta:
     """Return the samples with ``is_own`` true, and whole other groups until the samples divide into shards.

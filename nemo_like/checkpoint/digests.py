@@ -25,7 +25,7 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def own_share(names: Iterable[str], rank: int, world_size: int) -> list[str]:
+def share_of_rank(names: Iterable[str], rank: int, world_size: int) -> list[str]:
     """Return the files that ``rank`` hashes: every file whose writer's rank, modulo ``world_size``, is
     ``rank``. More ranks than there are now may have written the files."""
     return [name for name in names if _writer(name) % world_size == rank]
@@ -37,7 +37,7 @@ def share_digests(directory: Path, rank: int, world_size: int) -> dict[str, str]
     Raises OSError when a file cannot be read.
     """
     names = sorted(path.name for path in directory.iterdir() if path.is_file())
-    return {name: file_digest(directory / name) for name in own_share(names, rank, world_size)}
+    return {name: file_digest(directory / name) for name in share_of_rank(names, rank, world_size)}
 
 
 def differing_files(directory: Path, digests: Mapping[str, str]) -> list[str]:

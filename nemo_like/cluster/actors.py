@@ -23,7 +23,7 @@ from typing import Any
 
 import ray
 
-from nemo_like.cluster.breakdown import Breakdown, breakdown
+from nemo_like.cluster.breakdown import Breakdown, breakdown_future
 from nemo_like.cluster.imports import load_target
 from nemo_like.cluster.proxies import bypass_proxies
 from nemo_like.cluster.runtime import interface_of
@@ -215,7 +215,7 @@ class _SerialShell(_Shell):
     @ray.method(concurrency_group="control")
     def watch(self) -> Breakdown:
         self._raise_failure()
-        return breakdown().result()
+        return breakdown_future().result()
 
 
 class _AsyncShell(_Shell):
@@ -228,7 +228,7 @@ class _AsyncShell(_Shell):
 
     async def watch(self) -> Breakdown:
         self._raise_failure()
-        return await asyncio.shield(asyncio.wrap_future(breakdown()))
+        return await asyncio.shield(asyncio.wrap_future(breakdown_future()))
 
 
 def runtime_env(variables: Mapping[str, str]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ _lock = threading.Lock()
 _breakdown: Future[Breakdown] = Future()
 
 
-def breakdown() -> Future[Breakdown]:
+def breakdown_future() -> Future[Breakdown]:
     """Return a future that is done as soon as this process is no longer usable."""
     return _breakdown
 

@@ -92,15 +92,15 @@ class Cluster:
 
     def start(self, spec: ActorSpec, **options: Any) -> ActorHandle:
         """Start one process, watch it, and return at once. A discarded actor's name may be used again."""
-        place: dict[str, Any] = {}
+        options_of_bundle: dict[str, Any] = {}
         if self._reservation:
-            place = self._reservation.options(spec.name)
+            options_of_bundle = self._reservation.options(spec.name)
             spec = replace(spec, env={**spec.env, **self._reservation.environment(spec.name)})
         if self._num_starts[spec.name]:
             # Ray frees a dead actor's name only after some moments.
-            place["name"] = f"{spec.name}-{self._num_starts[spec.name]}"
+            options_of_bundle["name"] = f"{spec.name}-{self._num_starts[spec.name]}"
         self._num_starts[spec.name] += 1
-        handle = start_actor(spec, **{**place, **options})
+        handle = start_actor(spec, **{**options_of_bundle, **options})
         self._handles.append(handle)
         self.watch(handle, handle.watch())
         return handle

@@ -38,7 +38,7 @@ class GcsWatch:
         self._gcs, self._last_words = gcs, last_words
         self._failure: str | None = None
         self._is_closed = threading.Event()
-        threading.Thread(target=self._look, name="gcs-watch", daemon=True).start()
+        threading.Thread(target=self._watch, name="gcs-watch", daemon=True).start()
 
     def failure(self) -> str | None:
         """Return why Ray is no longer usable; None while its control process lives."""
@@ -53,7 +53,7 @@ class GcsWatch:
         """Stop looking. A failure, noticed before or not, then no longer ends this process."""
         self._is_closed.set()
 
-    def _look(self) -> None:
+    def _watch(self) -> None:
         what, stopped_since = "died", None
         while (status := _status(self._gcs)) is not None:
             if status != psutil.STATUS_STOPPED:

@@ -78,10 +78,10 @@ def _join(address: str) -> None:
         with callers_signals():
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError) as error:
-        raise ClusterError(f"cluster.address={address}: {no_ray(error)}") from error
+        raise ClusterError(f"cluster.address={address}: {why_not_joined(error)}") from error
 
 
-def no_ray(error: Exception) -> str:
+def why_not_joined(error: Exception) -> str:
     """Return why Ray cannot be joined, and what to do."""
     chain: list[BaseException | None] = [error]
     while (last := chain[-1]) is not None:

@@ -18,7 +18,7 @@ from typing import Any
 
 
 @functools.cache
-def is_needed() -> bool:
+def lacks_torchvision() -> bool:
     """Return whether torchvision cannot be imported."""
     try:
         importlib.import_module("torchvision")

@@ -11,7 +11,7 @@ import numpy as np
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.data_plane import codec
-from nemo_like.data_plane.segments import Part, Rows
+from nemo_like.data_plane.segments import Piece, Rows
 
 
 class Extent(NamedTuple):
@@ -28,20 +28,20 @@ def extents(meta: KVBatchMeta) -> list[Extent]:
     bounds = [tuple(accumulate(chunk.lengths, initial=0)) for chunk in meta.chunks]
     found: list[Extent] = []
     chunk = start = stop = -1
-    for place in meta.rows:
-        if place == (chunk, stop):
+    for position in meta.rows:
+        if position == (chunk, stop):
             stop += 1
             continue
         if stop >= 0:
             found.append(Extent(meta.chunks[chunk].key, start, stop, bounds[chunk]))
-        chunk, start = place
+        chunk, start = position
         stop = start + 1
     if stop >= 0:
         found.append(Extent(meta.chunks[chunk].key, start, stop, bounds[chunk]))
     return found
 
 
-def rows_of(wanted: Sequence[Extent]) -> Rows:
+def all_rows(wanted: Sequence[Extent]) -> Rows:
     """Return the rows of all extents as (chunk, rows) pairs; None for rows means the whole chunk."""
     return PartitionCache().missing("", wanted)
 
@@ -67,21 +67,21 @@ class PartitionCache:
         self._held: dict[str, dict[str, list[_Held]]] = {}
 
     def add(
-        self, column: Column, parts: Sequence[Part], values: np.ndarray, chunks: Mapping[str, Chunk]
+        self, column: Column, pieces: Sequence[Piece], values: np.ndarray, chunks: Mapping[str, Chunk]
     ) -> None:
-        """Keep a column's ``values``, in the order of ``parts``; skip chunks that are not in ``chunks``."""
+        """Keep a column's ``values``, in the order of ``pieces``; skip chunks that are not in ``chunks``."""
         held = self._held.setdefault(column.name, {})
         per_token = column.layout is Layout.per_token
         start = 0
-        for part in parts:
-            chunk = chunks.get(part.chunk)
+        for piece in pieces:
+            chunk = chunks.get(piece.chunk)
             if chunk is not None:
                 offsets = None
-                if part.rows is not None:
-                    units = [chunk.lengths[row] if per_token else 1 for row in part.rows]
-                    offsets = dict(zip(part.rows, accumulate(units, initial=0), strict=False))
-                held.setdefault(part.chunk, []).append(_Held(values, start, offsets))
-            start += 1 if column.per_prompt else part.num_tokens if per_token else part.num_rows
+                if piece.rows is not None:
+                    units = [chunk.lengths[row] if per_token else 1 for row in piece.rows]
+                    offsets = dict(zip(piece.rows, accumulate(units, initial=0), strict=False))
+                held.setdefault(piece.chunk, []).append(_Held(values, start, offsets))
+            start += 1 if column.per_prompt else piece.num_tokens if per_token else piece.num_rows
 
     def clear(self, cleared: Sequence[Extent]) -> None:
         """Forget every chunk that has one of these samples; its other samples can be fetched again."""
@@ -125,13 +125,13 @@ class PartitionCache:
                 for values, start, stop in self._slices(column, wanted)
                 for row in range(start, stop)
             ]
-        pieces = [values[start:stop] for values, start, stop in self._slices(column, wanted)]
-        if not pieces:
-            pieces = [np.empty((0, *column.inner_shape), codec.wire_dtype(column))]
-        if len(pieces) > 1:
-            pieces = [np.concatenate(pieces)]
-            self._settle(column, wanted, pieces[0])
-        return codec.from_wire(column, pieces[0])
+        arrays = [values[start:stop] for values, start, stop in self._slices(column, wanted)]
+        if not arrays:
+            arrays = [np.empty((0, *column.inner_shape), codec.wire_dtype(column))]
+        if len(arrays) > 1:
+            arrays = [np.concatenate(arrays)]
+            self._settle(column, wanted, arrays[0])
+        return codec.from_wire(column, arrays[0])
 
     def _settle(self, column: Column, gathered: Sequence[Extent], values: np.ndarray) -> None:
         """Keep the gathered ``values`` in place of the arrays that they were copied from, for each chunk
@@ -159,7 +159,7 @@ class PartitionCache:
     def _slices(self, column: Column, wanted: Sequence[Extent]) -> Iterator[tuple[np.ndarray, int, int]]:
         """Yield slices (values, start, stop) that make up the extents; neighbours in one array are merged."""
         values, start, stop = None, 0, 0
-        for found, begin, end in self._places(column, wanted):
+        for found, begin, end in self._slices_by_extent(column, wanted):
             if found is values and begin == stop:
                 stop = end
                 continue
@@ -169,7 +169,9 @@ class PartitionCache:
         if values is not None:
             yield values, start, stop
 
-    def _places(self, column: Column, wanted: Sequence[Extent]) -> Iterator[tuple[np.ndarray, int, int]]:
+    def _slices_by_extent(
+        self, column: Column, wanted: Sequence[Extent]
+    ) -> Iterator[tuple[np.ndarray, int, int]]:
         held = self._held.get(column.name, {})
         per_token = column.layout is Layout.per_token
         for extent in wanted:

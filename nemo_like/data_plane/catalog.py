@@ -14,8 +14,8 @@ from nemo_like.batch.columns import Column
 from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.segments import (
     Commit,
-    Part,
     PartitionInfo,
+    Piece,
     Rows,
     Segment,
     Want,
@@ -149,9 +149,9 @@ class Catalog:
         for chunk, num_rows in commit.new_chunks.items():
             partition.chunks[chunk] = _ChunkState(num_rows)
         for segment in commit.segments:
-            rows = sum(part.num_rows for part in segment.parts)
+            rows = sum(piece.num_rows for piece in segment.pieces)
             partition.segments[segment.key] = _StoredSegment(segment, commit.writer, rows)
-            self._place(partition, segment)
+            self._record(partition, segment)
 
     def locate(self, name: str, storage_id: str, wants: Sequence[Want]) -> list[Segment] | None:
         """Return the segments that hold all wanted values, or None while any value is not written.
@@ -212,15 +212,15 @@ class Catalog:
         return [partition.segments.pop(key).segment for key in dead]
 
     @staticmethod
-    def _place(partition: _Partition, segment: Segment) -> None:
+    def _record(partition: _Partition, segment: Segment) -> None:
         """Record for each (chunk, column) of the segment that this segment holds its rows."""
-        for part in segment.parts:
-            state = partition.chunks[part.chunk]
+        for piece in segment.pieces:
+            state = partition.chunks[piece.chunk]
             for column in segment.columns:
-                if part.rows is None:
+                if piece.rows is None:
                     state.whole[column] = segment.key
                 else:
-                    state.partial.setdefault(column, {}).update(dict.fromkeys(part.rows, segment.key))
+                    state.partial.setdefault(column, {}).update(dict.fromkeys(piece.rows, segment.key))
 
     def _get(self, name: str, storage_id: str) -> _Partition:
         partition = self._open.get(name)
@@ -267,21 +267,21 @@ class Catalog:
                 raise DuplicateWrite(f"partition {partition.name!r} has chunk {chunk!r} already")
         for segment in commit.segments:
             self._check_columns(partition, segment.columns)
-            for part in segment.parts:
-                if part.chunk in commit.new_chunks:
+            for piece in segment.pieces:
+                if piece.chunk in commit.new_chunks:
                     continue
-                state = self._chunk(partition, part.chunk, part.rows)
+                state = self._chunk(partition, piece.chunk, piece.rows)
                 for column in segment.columns:
-                    self._check_unwritten(partition, part, state, column)
+                    self._check_unwritten(partition, piece, state, column)
 
-    def _check_unwritten(self, partition: _Partition, part: Part, state: _ChunkState, column: str) -> None:
+    def _check_unwritten(self, partition: _Partition, piece: Piece, state: _ChunkState, column: str) -> None:
         if not state.is_begun(column):
             return
-        for row in range(state.num_rows) if part.rows is None else part.rows:
+        for row in range(state.num_rows) if piece.rows is None else piece.rows:
             key = state.segment_of(column, row)
             if key is not None:
                 raise DuplicateWrite(
-                    f"partition {partition.name!r}: column {column!r} of sample {part.chunk}/{row} was "
+                    f"partition {partition.name!r}: column {column!r} of sample {piece.chunk}/{row} was "
                     f"written already, by {partition.segments[key].writer}; only the leader of a replica "
                     "writes, and once"
                 )

@@ -22,10 +22,10 @@ import numpy as np
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.tags import TagValue
 from nemo_like.data_plane import codec, cutting
-from nemo_like.data_plane.cache import Extent, PartitionCache, extents, rows_of
+from nemo_like.data_plane.cache import Extent, PartitionCache, all_rows, extents
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.data_plane.operations import Operation
-from nemo_like.data_plane.segments import Commit, PartitionInfo, Segment, Want, at
+from nemo_like.data_plane.segments import Commit, PartitionInfo, Segment, Want, with_write
 from nemo_like.data_plane.storage_errors import CorruptData, DataPlaneError, StorageFailed, UnknownPartition
 
 Stored = Mapping[str, Sequence[np.ndarray]]  # column -> one array per segment
@@ -108,8 +108,8 @@ class DataPlaneClient:
             kept = cutting.cut_for_cache(info, meta, wired, saved)
             chunks = {chunk.key: chunk for chunk in meta.chunks}
             with self._lock:
-                for name, parts, array in kept:
-                    self._cache(info).add(info.columns[name], parts, array, chunks)
+                for name, pieces, array in kept:
+                    self._cache(info).add(info.columns[name], pieces, array, chunks)
             return meta.with_columns(*(info.columns[name] for name in columns))
 
         return self._retry_if_reopened(meta.partition, save_and_keep) if len(meta) else meta
@@ -167,7 +167,7 @@ class DataPlaneClient:
         lengths = meta.lengths
         return {
             name: codec.to_wire(
-                cutting.declared(info, name),
+                cutting.declared_column(info, name),
                 values,
                 lengths=lengths,
                 num_prompts=len(meta.chunks),
@@ -182,10 +182,10 @@ class DataPlaneClient:
         segments = tuple([segment for segment, _ in saved])
         sizes = [sum([array.nbytes for array in values.values()]) for _, values in saved]
         reserved = self._ask("reserve", info, deadline, info.storage_id, segments, sizes)
-        segments = at(segments, reserved)
+        segments = with_write(segments, reserved)
         try:
             by_column = {name: [values[name] for _, values in saved] for name in segments[0].columns}
-            segments = at(segments, self._store.save(segments, by_column, deadline.remaining()))
+            segments = with_write(segments, self._store.save(segments, by_column, deadline.remaining()))
             self._ask("commit", info, deadline, info.storage_id, Commit(self._writer, segments, new_chunks))
         except DataPlaneError:
             # A dead storage fails this call too, but the first error is the one to report.
@@ -199,10 +199,10 @@ class DataPlaneClient:
         wanted = extents(meta)
         with self._lock:
             cache = PartitionCache() if info is None else self._cache(info)
-            wants = cutting.wants({name: cache.missing(name, wanted) for name in columns})
+            wants = cutting.wants_for({name: cache.missing(name, wanted) for name in columns})
         if wants or info is None:
             info = self._load(info, meta, wants)
-        declared = {name: cutting.declared(info, name) for name in columns}
+        declared = {name: cutting.declared_column(info, name) for name in columns}
         with self._lock:
             cache = self._cache(info)
             return {name: cache.gather(column, wanted) for name, column in declared.items()}
@@ -223,7 +223,7 @@ class DataPlaneClient:
             cache = self._cache(info)
             for segment, arrays in loaded:
                 for name, array in arrays.items():
-                    cache.add(info.columns[name], segment.parts, array, chunks)
+                    cache.add(info.columns[name], segment.pieces, array, chunks)
         return info
 
     def _locate(
@@ -258,7 +258,7 @@ class DataPlaneClient:
     def _clear(self, info: PartitionInfo, cleared: Sequence[Extent]) -> None:
         with self._lock:
             self._cache(info).clear(cleared)
-        self._ask("clear", info, Deadline(self._timeout_s), info.storage_id, rows_of(cleared))
+        self._ask("clear", info, Deadline(self._timeout_s), info.storage_id, all_rows(cleared))
 
     def _ask(self, method: str, info: PartitionInfo, deadline: Deadline, *args: Any) -> Any:
         return self._host.ask(method, info.name, deadline.remaining(), info.name, *args)

@@ -58,7 +58,7 @@ def connect(spec: DataPlaneSpec) -> DataPlane:
     return ObservedDataPlane(_connected_client(spec, log), log)
 
 
-def reconnected(plane: DataPlane, spec: DataPlaneSpec) -> DataPlane:
+def reconnect(plane: DataPlane, spec: DataPlaneSpec) -> DataPlane:
     """Disconnect this process from ``plane``, and return a client of the data plane that ``spec``
     describes."""
     plane.close()

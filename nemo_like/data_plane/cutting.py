@@ -13,7 +13,7 @@ from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.sharding import deal_chunks
 from nemo_like.data_plane import codec
-from nemo_like.data_plane.segments import Part, PartitionInfo, Rows, Segment, Want, split
+from nemo_like.data_plane.segments import PartitionInfo, Piece, Rows, Segment, Want, split_by_size
 from nemo_like.data_plane.storage_errors import ColumnMismatch, CorruptData, UnknownColumn
 
 # A segment of this size takes no further chunk. Values that are read together are fastest under one key, but
@@ -25,7 +25,7 @@ _GUESSED_OBJECT_BYTES = 8 << 10
 Filled = tuple[Segment, Mapping[str, np.ndarray]]  # a segment and its values by column
 
 
-def declared(info: PartitionInfo, name: str) -> Column:
+def declared_column(info: PartitionInfo, name: str) -> Column:
     """Return the declaration of the column ``name``. Raises UnknownColumn."""
     if name not in info.columns:
         raise UnknownColumn(
@@ -53,19 +53,19 @@ def cut_put(
     Where the partition's number of readers is known, the chunks that one rank will read are stored together;
     else each chunk is a segment, since it may be cleared by itself. ``wired`` comes from ``codec.to_wire``.
     """
-    parts = _parts(meta)
+    pieces = _pieces(meta)
     if info.num_readers is None:
-        groups = [[index] for index in range(len(parts))]
+        groups = [[index] for index in range(len(pieces))]
     else:
-        tokens, num_rows = [part.num_tokens for part in parts], [part.num_rows for part in parts]
-        homes = deal_chunks(tokens, num_rows, info.num_readers) or [list(range(len(parts)))]
-        sizes = _sizes(info, parts, wired)
+        tokens, num_rows = [piece.num_tokens for piece in pieces], [piece.num_rows for piece in pieces]
+        homes = deal_chunks(tokens, num_rows, info.num_readers) or [list(range(len(pieces)))]
+        sizes = _sizes(info, pieces, wired)
         groups = [
             group
             for home in homes
-            for group in split(home, [sizes[index] for index in home], _MAX_SEGMENT_BYTES)
+            for group in split_by_size(home, [sizes[index] for index in home], _MAX_SEGMENT_BYTES)
         ]
-    return _segments(info, parts, wired, groups, keys)
+    return _segments(info, pieces, wired, groups, keys)
 
 
 def cut_write(
@@ -75,9 +75,9 @@ def cut_write(
 
     The samples stay together, since a process that writes them together mostly reads them together.
     """
-    parts = _parts(meta)
-    groups = split(range(len(parts)), _sizes(info, parts, wired), _MAX_SEGMENT_BYTES)
-    return _segments(info, parts, wired, groups, keys)
+    pieces = _pieces(meta)
+    groups = split_by_size(range(len(pieces)), _sizes(info, pieces, wired), _MAX_SEGMENT_BYTES)
+    return _segments(info, pieces, wired, groups, keys)
 
 
 def cut_for_cache(
@@ -85,30 +85,30 @@ def cut_for_cache(
     meta: KVBatchMeta,
     wired: Mapping[str, Any],
     saved: Sequence[Filled],
-) -> Iterator[tuple[str, Sequence[Part], np.ndarray]]:
-    """Yield (column, parts, values of these parts) for the cache of the process that wrote ``saved``.
+) -> Iterator[tuple[str, Sequence[Piece], np.ndarray]]:
+    """Yield (column, pieces, values of these pieces) for the cache of the process that wrote ``saved``.
 
-    A dense column stays in one piece, and is copied unless it is read-only: the caller may reuse its buffer.
+    A dense column stays in one array, and is copied unless it is read-only: the caller may reuse its buffer.
     """
-    parts = _parts(meta)
+    pieces = _pieces(meta)
     for name, data in wired.items():
         if info.columns[name].is_dense:
-            yield name, parts, data.copy() if data.flags.writeable else data
+            yield name, pieces, data.copy() if data.flags.writeable else data
         else:
             for segment, values in saved:
-                yield name, segment.parts, values[name]
+                yield name, segment.pieces, values[name]
 
 
 def _segments(
     info: PartitionInfo,
-    parts: Sequence[Part],
+    pieces: Sequence[Piece],
     wired: Mapping[str, Any],
     groups: Iterable[Sequence[int]],
     keys: Iterator[str],
 ) -> list[Filled]:
-    """Make a segment of each group; a group lists positions in ``parts``, in ascending order."""
-    tokens = list(itertools.accumulate((part.num_tokens for part in parts), initial=0))
-    rows = list(itertools.accumulate((part.num_rows for part in parts), initial=0))
+    """Make a segment of each group; a group lists positions in ``pieces``, in ascending order."""
+    tokens = list(itertools.accumulate((piece.num_tokens for piece in pieces), initial=0))
+    rows = list(itertools.accumulate((piece.num_rows for piece in pieces), initial=0))
     saved: list[Filled] = []
     for group in groups:
         runs = _runs(group)
@@ -116,18 +116,18 @@ def _segments(
         for name, data in wired.items():
             column = info.columns[name]
             bounds = _bounds(column, tokens, rows)
-            pieces = [data[bounds[start] : bounds[stop]] for start, stop in runs]
+            arrays = [data[bounds[start] : bounds[stop]] for start, stop in runs]
             if not column.is_dense:
-                values[name] = codec.pack_rows(column, [value for piece in pieces for value in piece])
+                values[name] = codec.pack_rows(column, [value for array in arrays for value in array])
             else:
-                values[name] = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-        segment = Segment(next(keys), tuple(wired), tuple([parts[index] for index in group]))
+                values[name] = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        segment = Segment(next(keys), tuple(wired), tuple([pieces[index] for index in group]))
         saved.append((segment, values))
     return saved
 
 
 def _bounds(column: Column, tokens: Sequence[int], rows: Sequence[int]) -> Sequence[int]:
-    """Return where each part's values begin in a batch of the column, and where the last part's end."""
+    """Return where each piece's values begin in a batch of the column, and where the last piece's end."""
     if column.per_prompt:
         return range(len(rows))
     return tokens if column.layout is Layout.per_token else rows
@@ -144,15 +144,15 @@ def _runs(ascending: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _sizes(info: PartitionInfo, parts: Sequence[Part], wired: Mapping[str, Any]) -> list[int]:
-    """Estimate the bytes of each part in these columns."""
+def _sizes(info: PartitionInfo, pieces: Sequence[Piece], wired: Mapping[str, Any]) -> list[int]:
+    """Estimate the bytes of each piece in these columns."""
     ragged = [name for name in wired if info.columns[name].layout is Layout.ragged]
     token_bytes, row_bytes, prompt_bytes = _bytes_per_unit(info, wired.keys() - set(ragged))
-    sizes = [part.num_tokens * token_bytes + part.num_rows * row_bytes + prompt_bytes for part in parts]
-    rows = list(itertools.accumulate((part.num_rows for part in parts), initial=0))
+    sizes = [piece.num_tokens * token_bytes + piece.num_rows * row_bytes + prompt_bytes for piece in pieces]
+    rows = list(itertools.accumulate((piece.num_rows for piece in pieces), initial=0))
     for name in ragged:
         bounds = _bounds(info.columns[name], (), rows)
-        for index in range(len(parts)):
+        for index in range(len(pieces)):
             values = wired[name][bounds[index] : bounds[index + 1]]
             sizes[index] += sum(map(_ragged_bytes, values))
     return sizes
@@ -163,20 +163,20 @@ def _ragged_bytes(value: Any) -> int:
     return sum(getattr(array, "nbytes", 0) for array in value) if isinstance(value, list | tuple) else 0
 
 
-def _parts(meta: KVBatchMeta) -> list[Part]:
-    """Return one part per run of consecutive samples of the same chunk."""
-    parts = []
+def _pieces(meta: KVBatchMeta) -> list[Piece]:
+    """Return one piece per run of consecutive samples of the same chunk."""
+    pieces = []
     for index, run in itertools.groupby(meta.rows, key=itemgetter(0)):
         chunk = meta.chunks[index]
         rows = tuple(map(itemgetter(1), run))
         if rows == tuple(range(len(chunk.lengths))):
-            parts.append(Part(chunk.key, None, len(rows), sum(chunk.lengths)))
+            pieces.append(Piece(chunk.key, None, len(rows), sum(chunk.lengths)))
         else:
-            parts.append(Part(chunk.key, rows, len(rows), sum([chunk.lengths[row] for row in rows])))
-    return parts
+            pieces.append(Piece(chunk.key, rows, len(rows), sum([chunk.lengths[row] for row in rows])))
+    return pieces
 
 
-def wants(missing: Mapping[str, Rows]) -> tuple[Want, ...]:
+def wants_for(missing: Mapping[str, Rows]) -> tuple[Want, ...]:
     """Return one want per set of missing rows, with all columns that miss these rows."""
     columns: dict[Rows, list[str]] = {}
     for name, rows in missing.items():
@@ -212,17 +212,17 @@ def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int
 
 
 def check_segment(info: PartitionInfo, segment: Segment, chunks: Mapping[str, Chunk]) -> None:
-    """Raise CorruptData unless rows and tokens of the segment's parts agree with the batch's ``chunks``."""
-    for part in segment.parts:
-        chunk = chunks.get(part.chunk)
+    """Raise CorruptData unless rows and tokens of the segment's pieces agree with the batch's ``chunks``."""
+    for piece in segment.pieces:
+        chunk = chunks.get(piece.chunk)
         if chunk is not None:
             lengths: Sequence[int] = chunk.lengths
-            if part.rows is not None:
-                lengths = [lengths[row] for row in part.rows if row < len(lengths)]
-            if len(lengths) != part.num_rows or sum(lengths) != part.num_tokens:
+            if piece.rows is not None:
+                lengths = [lengths[row] for row in piece.rows if row < len(lengths)]
+            if len(lengths) != piece.num_rows or sum(lengths) != piece.num_tokens:
                 raise CorruptData(
-                    f"partition {info.name!r}, segment {segment.key!r}: chunk {part.chunk} was written with "
-                    f"{part.num_rows} rows of {part.num_tokens} tokens, but the batch says "
+                    f"partition {info.name!r}, segment {segment.key!r}: chunk {piece.chunk} was written with "
+                    f"{piece.num_rows} rows of {piece.num_tokens} tokens, but the batch says "
                     f"{len(lengths)} rows of {sum(lengths)} tokens"
                 )
 
@@ -230,7 +230,7 @@ def check_segment(info: PartitionInfo, segment: Segment, chunks: Mapping[str, Ch
 def check_loaded(info: PartitionInfo, column: Column, segment: Segment, array: Any) -> None:
     """Raise CorruptData unless the loaded array has the dtype and the shape, or rows, that were stored."""
     where = f"partition {info.name!r}, column {column.name!r}, segment {segment.key!r}"
-    num_rows = len(segment.parts) if column.per_prompt else sum(part.num_rows for part in segment.parts)
+    num_rows = len(segment.pieces) if column.per_prompt else sum(piece.num_rows for piece in segment.pieces)
     if not isinstance(array, np.ndarray) or array.dtype != codec.wire_dtype(column):
         raise CorruptData(
             f"{where}: stored {codec.wire_dtype(column)}, got {getattr(array, 'dtype', type(array).__name__)}"
@@ -239,7 +239,7 @@ def check_loaded(info: PartitionInfo, column: Column, segment: Segment, array: A
         if codec.num_packed_rows(array) != num_rows:
             raise CorruptData(f"{where}: stored {num_rows} rows, got {codec.num_packed_rows(array)}")
         return
-    num_tokens = sum(part.num_tokens for part in segment.parts)
+    num_tokens = sum(piece.num_tokens for piece in segment.pieces)
     expected = (num_tokens if column.layout is Layout.per_token else num_rows, *column.inner_shape)
     if array.shape != expected:
         raise CorruptData(f"{where}: stored shape {list(expected)}, got {list(array.shape)}")

@@ -17,7 +17,7 @@ from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.catalog import Catalog
 from nemo_like.data_plane.memory_storage import InMemoryStorage
 from nemo_like.data_plane.options import DataPlaneConfig
-from nemo_like.data_plane.segments import Commit, PartitionInfo, Rows, Segment, Want, at
+from nemo_like.data_plane.segments import Commit, PartitionInfo, Rows, Segment, Want, with_write
 from nemo_like.data_plane.storage_errors import (
     CapacityExceeded,
     DataPlaneError,
@@ -137,7 +137,7 @@ class DataPlaneHost:
         keys = [segment.key for segment in segments]
         await self._take_room(name, storage_id, dict(zip(keys, sizes, strict=True)))
         write = await self._finish(self._storage.register(storage_id, keys), f"a put into partition {name!r}")
-        self._unfinished.setdefault(storage_id, []).extend(at(segments, write))
+        self._unfinished.setdefault(storage_id, []).extend(with_write(segments, write))
         return write
 
     async def commit(self, name: str, storage_id: str, commit: Commit) -> None:

@@ -1,7 +1,7 @@
 """Segments, and what processes tell each other about them. A segment is what one storage key holds.
 
 One call writes a segment, which never changes: the values of some columns for some rows, each column
-contiguous, rows in the order of ``parts``. It holds a chunk, several chunks that one rank will read, or the
+contiguous, rows in the order of ``pieces``. It holds a chunk, several chunks that one rank will read, or the
 rows of chunks that one worker had. The catalogue knows which segments make up a (chunk, column).
 
 Standard library only.
@@ -18,7 +18,7 @@ from nemo_like.batch.columns import Column
 Rows = tuple[tuple[str, tuple[int, ...] | None], ...]
 
 
-class Part(NamedTuple):
+class Piece(NamedTuple):
     """The rows of one chunk that a segment holds."""
 
     chunk: str
@@ -32,7 +32,7 @@ class Segment(NamedTuple):
 
     key: str  # unique within the run
     columns: tuple[str, ...]
-    parts: tuple[Part, ...]  # in the order of their values
+    pieces: tuple[Piece, ...]  # in the order of their values
     write: Any = None  # the storage's description of all keys that were reserved or saved together
     position: int = 0  # of this key among those
 
@@ -63,14 +63,14 @@ class Commit(NamedTuple):
     new_chunks: dict[str, int]  # chunk -> number of rows; empty when columns are added to existing samples
 
 
-def at(segments: Sequence[Segment], write: Any) -> tuple[Segment, ...]:
+def with_write(segments: Sequence[Segment], write: Any) -> tuple[Segment, ...]:
     """Return the segments with ``write``, the storage's description of all of them, and positions in it."""
     return tuple(
         [segment._replace(write=write, position=position) for position, segment in enumerate(segments)]
     )
 
 
-def split(items: Iterable[int], sizes: Iterable[int], segment_bytes: int) -> list[list[int]]:
+def split_by_size(items: Iterable[int], sizes: Iterable[int], segment_bytes: int) -> list[list[int]]:
     """Return groups of consecutive items; a group that reaches ``segment_bytes`` takes no further item.
 
     ``sizes`` are the items' bytes.

@@ -139,7 +139,7 @@ class TransferQueueStorage:
         if total < needed:
             raise StorageFailed(f"{self._needs(needed)}; the cluster has {total:g}. Raise cluster.num_cpus")
         # Without polling mode the controller sleeps in its only request thread, which holds up every client.
-        self._place("controller", TransferQueueController, secret=self._secret, polling_mode=True)
+        self._start_actor("controller", TransferQueueController, secret=self._secret, polling_mode=True)
         try:
             async with asyncio.timeout(timeout_s):
                 if self._has_mooncake:
@@ -217,7 +217,7 @@ class TransferQueueStorage:
     async def _start_simple(self) -> dict[str, Any]:
         config = {"total_storage_size": None, "num_data_storage_units": self._cfg.num_storage_units}
         for name in self._unit_names():
-            self._place(name, SimpleStorageUnit, secret=self._secret, config=config)
+            self._start_actor(name, SimpleStorageUnit, secret=self._secret, config=config)
         units = [self._actors[name] for name in self._unit_names()]
         addresses = await asyncio.gather(*(unit.get_zmq_server_info.remote() for unit in units))
         return {"zmq_info": {address.id: address for address in addresses}}
@@ -227,14 +227,14 @@ class TransferQueueStorage:
         self._master = Master(cfg, ray.util.get_node_ip_address())
         address = await self._master.start()
         for name in self._unit_names():
-            self._place(name, MooncakeStorageUnit, cfg=cfg, master_address=address)
+            self._start_actor(name, MooncakeStorageUnit, cfg=cfg, master_address=address)
         await asyncio.gather(*(self._actors[name].mount.remote() for name in self._unit_names()))
         return client_settings(cfg, address)
 
     def _unit_names(self) -> list[str]:
         return [f"storage unit {unit}" for unit in range(self._cfg.num_storage_units)]
 
-    def _place(self, name: str, actor_class: type, **kwargs: Any) -> None:
+    def _start_actor(self, name: str, actor_class: type, **kwargs: Any) -> None:
         options = {
             "num_cpus": 1,
             "scheduling_strategy": "SPREAD",

@@ -100,7 +100,7 @@ class EndpointEngine:
         async with self._free:
             choice, text = await self._choice(request, seed, sampling)
         # Servers leave out what ended a response; vLLM says which stop string or token it was.
-        ended_by = _more(choice, "stop_reason") if choice.finish_reason == "stop" else None
+        ended_by = _extra_field(choice, "stop_reason") if choice.finish_reason == "stop" else None
         if isinstance(ended_by, int) and ended_by not in sampling.stop_token_ids:
             ended_by = self._tokenizer.token(ended_by)
         if isinstance(ended_by, str):
@@ -163,6 +163,6 @@ class EndpointEngine:
         return f"{where} gave {shown[:_MAX_SHOWN_CHARACTERS]}"
 
 
-def _more(choice: Any, name: str) -> Any:
+def _extra_field(choice: Any, name: str) -> Any:
     """Return a field that the API of OpenAI does not have; None where the server sends none."""
     return (choice.model_extra or {}).get(name)

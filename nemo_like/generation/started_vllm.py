@@ -17,7 +17,7 @@ from nemo_like.cluster.janitor import MARK
 from nemo_like.cluster.stage import EngineHolds
 from nemo_like.compat.gloo import one_gloo_device
 from nemo_like.compat.shared_names import remove_names, track_names
-from nemo_like.compat.without_torchvision import is_needed, patch_vllm
+from nemo_like.compat.without_torchvision import lacks_torchvision, patch_vllm
 from nemo_like.compat.worker_calls import call_workers
 from nemo_like.generation.engine_args import engine_args
 from nemo_like.generation.engine_routes import EngineRoutes
@@ -100,15 +100,15 @@ def complete_args(name: str, spec: EngineSpec, routes: EngineRoutes) -> EngineAr
     return args
 
 
-def built(spec: EngineSpec, args: EngineArgs) -> LLMEngine:
+def build_llm_engine(spec: EngineSpec, args: EngineArgs) -> LLMEngine:
     """Build vLLM's engine. Raises vLLM's own errors."""
-    if has_vision_tower(spec.model_name) and is_needed():
+    if has_vision_tower(spec.model_name) and lacks_torchvision():
         patch_vllm()
     with one_gloo_device():
         return LLMEngine.from_engine_args(args)
 
 
-def prepared(name: str, spec: EngineSpec, llm: LLMEngine, routes: EngineRoutes) -> StartedVllm:
+def prepare_engine(name: str, spec: EngineSpec, llm: LLMEngine, routes: EngineRoutes) -> StartedVllm:
     """Prepare vLLM's engine and its workers as ``spec`` asks. Raises GenerationError when the model has
     another number of layers with experts than the run's column."""
     llm.set_weight_version(str(AS_LOADED))

@@ -36,7 +36,7 @@ from nemo_like.generation.prompt_scorer import PromptScorer
 from nemo_like.generation.prompt_scores import PromptScores
 from nemo_like.generation.request_loop import RequestLoop
 from nemo_like.generation.sampling import SamplingSettings
-from nemo_like.generation.started_vllm import built, complete_args, prepared
+from nemo_like.generation.started_vllm import build_llm_engine, complete_args, prepare_engine
 from nemo_like.weight_transport.connections import Transfer
 
 
@@ -71,11 +71,11 @@ class VllmEngine:
     def _start(self, args: EngineArgs, routes: EngineRoutes) -> None:
         # The step thread builds the engine, since each thread has its own current CUDA device.
         try:
-            llm = built(self._spec, args)
+            llm = build_llm_engine(self._spec, args)
         except Exception as error:
             self._thread.stop()
             raise GenerationError(f"engine {self._name!r} did not start: {error}") from error
-        self._vllm = prepared(self._name, self._spec, llm, routes)
+        self._vllm = prepare_engine(self._name, self._spec, llm, routes)
         self._thread.needs_processes()
         self._requests = RequestLoop(self._vllm, self._timeout_s)
         self._weights = VllmWeights(self._vllm, self._requests, self._thread.fail)

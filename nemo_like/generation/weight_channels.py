@@ -72,7 +72,7 @@ class InBuckets:
         self._receiver.close()
 
 
-def join(group: WeightGroup, worker: int, device: torch.device) -> IncomingWeights:
+def open_channel(group: WeightGroup, worker: int, device: torch.device) -> IncomingWeights:
     """Connect the ``worker``-th worker of an engine to a group's sender, and wait until all have joined."""
     address = group.address
     match address.transport:

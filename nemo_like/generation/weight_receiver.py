@@ -22,7 +22,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from nemo_like.generation.expert_stacks import ExpertStacks, repack_experts
 from nemo_like.generation.interface import WeightGroup
-from nemo_like.generation.weight_channels import IncomingWeights, NamedTensors, join
+from nemo_like.generation.weight_channels import IncomingWeights, NamedTensors, open_channel
 from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.options import Tripwires
 from nemo_like.tripwires.weight_digests import WeightsDigest
@@ -113,7 +113,7 @@ class TrainerWeightReceiver:
         self._adapter = group.adapter
         if group.delta:
             self._changes[group.name] = ChangeDecoder(group.tensors)
-        self._channels[group.name] = self._joiner.submit(join, group, self.worker, self.device)
+        self._channels[group.name] = self._joiner.submit(open_channel, group, self.worker, self.device)
 
     def fetch(self, transfer: Transfer, groups: Sequence[str]) -> None:
         """Wait for the tensors that the senders of these groups offer before the load; change no weight.

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.data_plane.connection import connect, reconnected
+from nemo_like.data_plane.connection import connect, reconnect
 from nemo_like.data_plane.operations import Operation
 from nemo_like.data_plane.spec import DataPlaneSpec
 
@@ -26,5 +26,5 @@ class DataPlaneUser:
     def _move_to(self, data_plane: DataPlaneSpec) -> None:
         """Use this data plane from now on, if it is another one."""
         if data_plane != self._data_plane_spec:
-            self._data_plane = reconnected(self._data_plane, data_plane)
+            self._data_plane = reconnect(self._data_plane, data_plane)
             self._data_plane_spec = data_plane

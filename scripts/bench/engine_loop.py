@@ -101,13 +101,13 @@ class Contest:
         from nemo_like.generation.engine_spec import Sleeps
         from nemo_like.generation.request_loop import RequestLoop
         from nemo_like.generation.sampling import SamplingSettings
-        from nemo_like.generation.started_vllm import built, complete_args, prepared
+        from nemo_like.generation.started_vllm import build_llm_engine, complete_args, prepare_engine
         from nemo_like.plan.engine_of_run import engine_of_run
 
         spec = engine_of_run(cfg)
         routes = EngineRoutes(None, spec.device)
-        llm = built(spec, complete_args("engine", spec, routes))
-        self._started = prepared("engine", spec, llm, routes)
+        llm = build_llm_engine(spec, complete_args("engine", spec, routes))
+        self._started = prepare_engine("engine", spec, llm, routes)
         self._loop = RequestLoop(self._started, TIMEOUT_S)
         self._sampling = SamplingSettings(1.0, 1.0, 0, num_tokens)
         self._random = random.Random(0)

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nemo_like.generation.interface import WeightGroup
 from nemo_like.generation.options import WeightTransport
-from nemo_like.generation.weight_channels import join
+from nemo_like.generation.weight_channels import open_channel
 from nemo_like.policy.options import Device
 from nemo_like.weight_sync.channels import MemoryChannel, WeightChannel, broadcast_channel, cuda_channel
 from nemo_like.weight_transport.buckets import TensorSpec
@@ -135,7 +135,7 @@ def receive(
     """One engine's part: every round once from each channel."""
     torch.set_num_threads(1)
     devices = [_receiving_device(device, group, worker) for group in groups]
-    incoming = [join(group, worker, own) for group, own in zip(groups, devices, strict=True)]
+    incoming = [open_channel(group, worker, own) for group, own in zip(groups, devices, strict=True)]
     models = [
         {spec.name: torch.zeros(spec.shape, device=own) for spec in group.tensors}
         for group, own in zip(groups, devices, strict=True)

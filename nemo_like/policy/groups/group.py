@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from nemo_like.batch.columns import VALUE_COLUMNS, Column, Declaration
 from nemo_like.batch.meta import GlobalBatch, KVBatchMeta
 from nemo_like.batch.sharding import (
-    filled_up,
+    add_whole_groups,
     shard_for_logprobs,
     shard_for_training,
     shard_for_values,
@@ -430,7 +430,7 @@ class TeacherWorkerGroup(WorkerGroup):
         """Have the workers score the samples with ``is_own`` true by a model; return the leaders' answers."""
         strategy, num_shards = logprob_strategy(self._cfg), self._num_replicas
         if not all(is_own):
-            batch = filled_up(batch, is_own, num_shards=num_shards, strategy=strategy)
+            batch = add_whole_groups(batch, is_own, num_shards=num_shards, strategy=strategy)
         # A teacher makes no updates, so its samples are sharded as one.
         shards = shard_for_logprobs(
             batch, num_shards=num_shards, global_batch_size=len(batch), strategy=strategy

@@ -16,7 +16,7 @@ from nemo_like.batch.columns import (
     Declaration,
 )
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.data_plane.connection import connect, reconnected
+from nemo_like.data_plane.connection import connect, reconnect
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.generation.engine_spec import EngineSpec
@@ -118,4 +118,4 @@ class TeacherEngine:
 
     def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
         """Close the connection to the data plane and use that of ``spec`` from now on."""
-        self._plane = reconnected(self._plane, spec)
+        self._plane = reconnect(self._plane, spec)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK, Column
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.data_plane.connection import reconnected
+from nemo_like.data_plane.connection import reconnect
 from nemo_like.data_plane.interface import ColumnData, DataPlane
 from nemo_like.data_plane.operations import Operation
 from nemo_like.data_plane.spec import DataPlaneSpec
@@ -103,7 +103,7 @@ class BatchKeeper:
     def reconnect(self, spec: DataPlaneSpec) -> None:
         """Close the connection to the data plane and fetch from, and write to, that of ``spec`` instead."""
         if self._plane is not None:
-            self._plane = reconnected(self._plane, spec)
+            self._plane = reconnect(self._plane, spec)
 
     def _fetched(self, meta: KVBatchMeta, columns: Sequence[Column]) -> dict[str, ColumnData]:
         """Return ``columns`` from the data plane or from the leader, the same on every worker of the

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import GROUP_ID
-from nemo_like.checkpoint.digests import differing_files, own_share
+from nemo_like.checkpoint.digests import differing_files, share_of_rank
 from nemo_like.checkpoint.options import CheckpointWriting
 from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.cluster.coordinates import Coordinates
@@ -106,7 +106,7 @@ class TrainingWorker(GroupWorker):
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
         """Hash this rank's share of a checkpoint's files; return the names of those that differ from
         ``digests``."""
-        share = own_share(digests, self.coordinates.rank, self.coordinates.layout.world_size)
+        share = share_of_rank(digests, self.coordinates.rank, self.coordinates.layout.world_size)
         return differing_files(Path(path), {name: digests[name] for name in share})
 
     def load_checkpoint(self, path: str, version: int) -> None:

@@ -22,8 +22,8 @@ from nemo_like.batch.micro_batches import (
 )
 from nemo_like.batch.prompt_sharing import PromptSharing
 from nemo_like.batch.sharding import (
+    add_whole_groups,
     by_generation,
-    filled_up,
     shard_for_logprobs,
     shard_for_training,
     shard_for_values,
@@ -316,7 +316,7 @@ def test_a_subset_is_filled_up_with_the_shortest_whole_groups_of_others(
     strategy: MicroBatching, num_shards: int, expected: list[int]
 ) -> None:
     whole = batch([5, 5, 5, 2, 2, 2, 3, 3, 3, 1, 1, 1], group=3)
-    part = filled_up(whole, [True] * 3 + [False] * 9, num_shards=num_shards, strategy=strategy)
+    part = add_whole_groups(whole, [True] * 3 + [False] * 9, num_shards=num_shards, strategy=strategy)
     assert [*part.tag(POSITION)] == expected
 
 
@@ -326,7 +326,7 @@ def test_every_part_of_a_step_can_be_sharded(group: int, num_shards: int, data: 
     whole = batch([2] * group * num_groups, group)
     owned = data.draw(st.lists(st.booleans(), min_size=num_groups, max_size=num_groups).filter(any))
     is_own = [one for one in owned for _ in range(group)]
-    part = filled_up(whole, is_own, num_shards=num_shards, strategy=fixed_size(4))
+    part = add_whole_groups(whole, is_own, num_shards=num_shards, strategy=fixed_size(4))
     shards = shard_for_logprobs(
         part, num_shards=num_shards, global_batch_size=len(part), strategy=fixed_size(4)
     )

@@ -5,19 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.checkpoint.digests import differing_files, own_share, share_digests
+from nemo_like.checkpoint.digests import differing_files, share_digests, share_of_rank
 
 FILES = [".metadata", "__0_0.distcp", "__1_0.distcp", "__10_0.distcp", "common.pt", "random_state_1_of_2.pt"]
 
 
 def test_a_worker_hashes_what_it_wrote_and_the_first_what_nobody_in_particular_wrote() -> None:
-    assert own_share(FILES, 1, 16) == ["__1_0.distcp", "random_state_1_of_2.pt"]
-    assert own_share(FILES, 0, 16) == [".metadata", "__0_0.distcp", "common.pt"]
+    assert share_of_rank(FILES, 1, 16) == ["__1_0.distcp", "random_state_1_of_2.pt"]
+    assert share_of_rank(FILES, 0, 16) == [".metadata", "__0_0.distcp", "common.pt"]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 16])
 def test_every_file_is_hashed_by_one_worker_whatever_the_layout_that_reads(world_size: int) -> None:
-    shares = [own_share(FILES, rank, world_size) for rank in range(world_size)]
+    shares = [share_of_rank(FILES, rank, world_size) for rank in range(world_size)]
     assert sorted(name for share in shares for name in share) == sorted(FILES)
 
 

@@ -28,7 +28,7 @@ def raised(error: Exception, counts: Callable[[Exception], bool] = lambda error:
     """What the process says of itself once ``error`` has come out of a block."""
     with pytest.raises(type(error)), breaking_down(counts):
         raise error
-    said = breakdown.breakdown()
+    said = breakdown.breakdown_future()
     return said.result() if said.done() else None
 
 
@@ -73,7 +73,9 @@ def test_where_others_may_be_to_blame_only_missing_memory_counts() -> None:
 def test_the_first_error_of_a_process_is_the_one_that_is_told() -> None:
     break_down(RuntimeError("one"), "loading broke off: ")
     break_down(RuntimeError("two"))
-    assert breakdown.breakdown().result() == Breakdown("RuntimeError", "loading broke off: RuntimeError: one")
+    assert breakdown.breakdown_future().result() == Breakdown(
+        "RuntimeError", "loading broke off: RuntimeError: one"
+    )
 
 
 def test_an_error_is_told_in_one_line_that_a_terminal_can_show() -> None:

@@ -8,7 +8,7 @@ import pytest
 from ray.exceptions import AuthenticationError
 
 from nemo_like.cluster.actors import runtime_env
-from nemo_like.cluster.runtime import free_port, interface_of, no_ray
+from nemo_like.cluster.runtime import free_port, interface_of, why_not_joined
 
 
 def test_any_loopback_address_belongs_to_loopback() -> None:
@@ -35,14 +35,14 @@ def test_a_free_port_can_be_bound() -> None:
 
 
 def test_a_ray_that_asks_for_a_token_is_told_from_one_that_is_not_there() -> None:
-    assert "no Ray can be reached there (refused)" in no_ray(ConnectionError("refused"))
+    assert "no Ray can be reached there (refused)" in why_not_joined(ConnectionError("refused"))
     try:
         try:
             raise AuthenticationError("InvalidAuthToken")
         except AuthenticationError as error:
             raise ConnectionError("Failed to connect") from error
     except ConnectionError as error:
-        assert "Set RAY_AUTH_MODE=token" in no_ray(error)
+        assert "Set RAY_AUTH_MODE=token" in why_not_joined(error)
 
 
 def test_ray_is_given_a_quoted_path_where_a_shell_would_split_the_interpreters(

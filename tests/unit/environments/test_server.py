@@ -31,7 +31,7 @@ def raising(error: Exception, monkeypatch: pytest.MonkeyPatch) -> EnvironmentSer
 def test_an_actor_without_memory_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MemoryError):
         asyncio.run(raising(MemoryError(), monkeypatch).step([TURN]))
-    assert breakdown.breakdown().result().kind == "MemoryError"
+    assert breakdown.breakdown_future().result().kind == "MemoryError"
 
 
 def test_an_environment_that_does_not_start_again_fails_its_samples_and_no_actor(
@@ -40,4 +40,4 @@ def test_an_environment_that_does_not_start_again_fails_its_samples_and_no_actor
     (feedback,) = asyncio.run(raising(RuntimeError("no process"), monkeypatch).step([TURN]))
     assert feedback.failure is not None
     assert feedback.failure.kind is FailureKind.died
-    assert not breakdown.breakdown().done()
+    assert not breakdown.breakdown_future().done()
