@@ -1,11 +1,11 @@
 """The channels through which one pipeline stage's weights get to the workers of every engine.
 
-transport       where the engines are    what a transfer costs
-shared_memory   on the sender's node     one copy on the host, which all of them map; whole before they load
-cuda_ipc        on the sender's node     a copy into two buffers on the GPU, which all of them map
-collective      anywhere                 a broadcast over gloo or NCCL
+    transport       where the engines are    what a transfer costs
+    shared_memory   on the sender's node     a copy in host memory that all workers map, made before they load
+    cuda_ipc        on the sender's node     a copy into two buffers on the GPU, which all workers map
+    collective      anywhere                 a broadcast over gloo or NCCL
 
-The last two send buckets of bounded size while the engines load.
+cuda_ipc and collective send buckets of bounded size while the engines load.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Weights = Iterator[tuple[str, torch.Tensor]]
 
 
 class WeightChannel(Protocol):
-    """The sender's side, for one pipeline stage.
+    """One pipeline stage's channel to the engines, as the sender uses it.
 
     In a transfer, ``offer`` is called before the engines load, and ``deliver`` while they load.
     """
@@ -44,7 +44,7 @@ class WeightChannel(Protocol):
     receivers: Receivers
 
     def open(self) -> None:
-        """Wait until all engines' workers have joined; they were invited before."""
+        """Wait until the workers of all engines, which were invited before, have joined."""
 
     def offer(self, transfer: Transfer, weights: Weights) -> None:
         """Make the weights ready, as far as that is possible while no engine receives."""
@@ -62,7 +62,8 @@ class WeightChannel(Protocol):
 class MemoryChannel:
     """Offers the weights in host memory that all engines' workers map.
 
-    They lie ready before any engine is asked to load, so a failure to write them touches no engine.
+    The weights are complete before any engine is asked to load, so an error in writing them changes no
+    engine.
     """
 
     def __init__(self, receivers: Receivers, tensors: Sequence[TensorSpec]) -> None:
@@ -91,7 +92,8 @@ class BucketChannel:
     def __init__(
         self, receivers: Receivers, address: WeightAddress, open_buckets: Callable[[], OutgoingBuckets]
     ) -> None:
-        """``open_buckets`` returns what carries the buckets, once all workers have joined."""
+        """Keep ``open_buckets``; ``open`` calls it once all workers have joined, and it returns what carries
+        the buckets."""
         self.receivers, self.address, self._open_buckets = receivers, address, open_buckets
         self._sender: BucketSender | None = None
         self._offered: tuple[Transfer, Weights] | None = None
@@ -116,7 +118,8 @@ class BucketChannel:
 def broadcast_channel(
     name: str, num_workers: int, timeout_s: float, host: str, device: Device, bucket_bytes: int
 ) -> BucketChannel:
-    """Return a channel to workers that reach this process by ``host``: its rank is 0 in a named group."""
+    """Return a channel that broadcasts in a named process group, where this process has rank 0 and listens at
+    ``host``."""
     receivers = Receivers(name, num_workers, timeout_s, host)
     rendezvous = Rendezvous(host, timeout_s)
     group = GroupAddress(name, rendezvous.host, rendezvous.port, 1 + num_workers, timeout_s)
@@ -130,7 +133,7 @@ def broadcast_channel(
 
 
 def cuda_channel(name: str, num_workers: int, timeout_s: float, bucket_bytes: int) -> BucketChannel:
-    """Return a channel through two buffers on this process's GPU."""
+    """Return a channel through two buffers on this process's GPU, which the engines' workers map."""
     receivers = Receivers(name, num_workers, timeout_s)
 
     def open_buckets() -> OutgoingBuckets:

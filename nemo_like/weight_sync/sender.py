@@ -1,8 +1,8 @@
 """``EngineWeightSender``: sends the trainer's weights to the engines, and drives the transfer.
 
 One worker heads each pipeline stage and sends that stage's weights; stage 0's also coordinates the engines.
-Where engines on several nodes map the trainer's memory, a replica on each node sends to those of its node,
-and the first of these replicas coordinates all.
+Where engines on several nodes map the trainer's memory, one replica on each node sends to the engines there,
+and the first of these replicas coordinates all engines.
 
     stage 0's head (coordinator)      heads of the other stages       every engine
       pause(version) ───────────────────────────────────────────────▶  stops sampling
@@ -54,8 +54,10 @@ _CAUSE_GRACE_S = 2.0
 
 
 class EngineWeightSender:
-    """Lives in the worker that heads a pipeline stage of a replica that sends (tp = cp = 0); see
-    ``policy.WeightSender``."""
+    """Sends one pipeline stage's weights to the engines, from the worker that heads the stage (tp = cp = 0).
+
+    It has the methods of ``WeightSender`` in policy/backends/interface.py.
+    """
 
     def __init__(
         self,
@@ -71,12 +73,13 @@ class EngineWeightSender:
     ) -> None:
         """Prepare the sender of the worker at ``coordinates``; connect to nothing yet.
 
-        ``replicas`` are all that send; several send to the engines of their own node each.
+        ``replicas`` lists the data-parallel replicas that send; where there are several, each sends to the
+        engines on its own node.
 
         ``timeout_s`` is the deadline for connecting, the engines' start included, and for one send. With
-        ``delta`` every send but the first after a connect sends only what changed.
-        ``tripwires`` says in which transfers both sides compute the digest of the weights.
-        Raises ValueError on a worker that heads no pipeline stage.
+        ``delta`` every send but the first after a connect sends only what changed. ``tripwires`` says in
+        which transfers both sides compute the digest of the weights. Raises ValueError on a worker that heads
+        no pipeline stage.
         """
         if coordinates.tp or coordinates.cp or coordinates.dp not in replicas:
             raise ValueError(
@@ -103,11 +106,13 @@ class EngineWeightSender:
         tensors: Sequence[TensorSpec],
         adapter: SentAdapter | None = None,
     ) -> None:
-        """Open a channel to the workers of every engine, in place of an earlier one.
+        """Open a channel to the workers of the engines that this worker sends to, and close an earlier
+        channel.
 
-        ``tensors`` are those of this stage, in the order in which every ``send`` will bring them. With
-        ``adapter`` these are adapters, which the engines compute beside the weights that they have.
-        Raises ValueError when the configured transport cannot reach an engine, or two tensors have one name.
+        ``tensors`` describes this stage's tensors, in the order in which every ``send`` brings them. With
+        ``adapter`` the tensors are low-rank adapters, which the engines apply beside the weights that they
+        hold. Raises ValueError when the configured transport cannot reach an engine, or two tensors have one
+        name.
         """
         check_names(tensors)
         self.close()
@@ -138,9 +143,9 @@ class EngineWeightSender:
     def send(self, version: int, weights: Weights) -> Mapping[str, Metric]:
         """Bring every engine to ``version``.
 
-        The coordinator returns once all engines have committed it, the heads of the other stages once their
-        weights are sent. Raises RuntimeError when that fails; the coordinator's says, as far as it knows,
-        which version the engines serve now.
+        The coordinator returns once all engines have committed the version; the head of another stage returns
+        once its weights are sent. Raises RuntimeError when the transfer fails; the coordinator's message
+        says, as far as it knows, which version each engine serves now.
         """
         if self._channel is None:
             raise RuntimeError(f"send(version={version}) before connect: no engine has been met yet")
@@ -162,13 +167,13 @@ class EngineWeightSender:
             self._channel.offer(transfer, weights)
             metrics = {"weight_sync_bytes": summed(_deliver(self._channel))}
         if not self._is_first_replica:
-            digest = None  # it is that of the first replica's weights
+            digest = None  # the first replica reports the digest of the same weights
         return metrics | _digested(digest) | self._saved(metrics["weight_sync_bytes"])
 
     def _coordinate(
         self, transfer: Transfer, channel: WeightChannel, weights: Weights, deadline: float
     ) -> dict[str, Metric]:
-        """Send this stage's weights and have the engines load those of all stages."""
+        """Send this stage's weights and have the engines load the weights of all stages."""
         self._prepare(transfer, channel, weights)
         started_s = time.monotonic()
         loads = [
@@ -194,8 +199,8 @@ class EngineWeightSender:
     def _prepare(self, transfer: Transfer, channel: WeightChannel, weights: Weights) -> None:
         """Pause the engines, offer the weights and let the engines fetch them, as far as they can in advance.
 
-        This is all that can fail without touching an engine's weights. When it fails, it lets the engines go
-        on with the version they have, and raises RuntimeError.
+        Up to here no engine's weights change. When a call fails, the engines go on with the version that they
+        have, and RuntimeError is raised.
         """
         try:
             self._ask_all("pause", transfer.version)
@@ -208,7 +213,8 @@ class EngineWeightSender:
             ) from error
 
     def _resume_all(self, transfer: Transfer) -> str:
-        """Resume every engine that can go on, and return a text that says what each serves."""
+        """Resume every engine that can go on, and return a text that says which version each engine
+        serves."""
         serving = []
         for engine in self._engines:
             try:
@@ -219,7 +225,8 @@ class EngineWeightSender:
         return ", ".join(serving)
 
     def _own_engines(self) -> list[tuple[ActorHandle, WeightEndpoint]]:
-        """Return the engines that this worker sends to, and where they are: all, or those of its node."""
+        """Return the engines that this worker sends to, all or those on its own node, each with its
+        endpoint."""
         all_engines = list(zip(self._engines, self._ask_all("weight_endpoint"), strict=True))
         if not self._sends_to_own_node:
             return all_engines
@@ -245,7 +252,8 @@ class EngineWeightSender:
         return broadcast_channel(name, num_workers, self._timeout_s, host, self._device, self._bucket_bytes)
 
     def _saved(self, sent_bytes: Metric) -> dict[str, Metric]:
-        """Return what was not sent, where not the whole weights are."""
+        """Return metrics of the bytes that sending changes or adapters saved; no metric where whole weights
+        are sent."""
         saved: dict[str, Metric] = {}
         if self._changes is not None:
             whole_bytes = sum(spec.num_bytes for spec in self._tensors)
@@ -262,13 +270,13 @@ class EngineWeightSender:
 
 
 def _digested(digest: WeightsDigest | None) -> dict[str, Metric]:
-    """Return the digest of this stage's weights as a metric, where there is one; those of all stages are
-    added."""
+    """Return the digest of this stage's weights as a metric, which is summed over stages; no metric without a
+    digest."""
     return {} if digest is None else {WEIGHTS_DIGEST: summed(digest.value())}
 
 
 def _deliver(channel: WeightChannel) -> int:
-    """Send what was offered, and return its bytes; 0 when the engines gave the transfer up.
+    """Send the offered weights, and return their number of bytes; 0 when the engines gave the transfer up.
 
     Any error closes the channel, so that engines which still wait for the rest fail at once.
     """
@@ -282,7 +290,8 @@ def _deliver(channel: WeightChannel) -> int:
 
 
 def _all_loaded(channel: WeightChannel, number: int) -> bool:
-    """Return whether every engine loaded the transfer, so that it holds what was sent in it."""
+    """Return whether every engine loaded transfer ``number`` to its end; false when an engine does not
+    answer."""
     try:
         return channel.receivers.all_loaded(number)
     except (RuntimeError, TimeoutError):
@@ -290,7 +299,7 @@ def _all_loaded(channel: WeightChannel, number: int) -> bool:
 
 
 def _wait_for_commits(version: int, loads: Sequence[Call], deadline: float) -> None:
-    """Wait for every engine's answer until the deadline.
+    """Wait for the answers of all engines until the deadline.
 
     Raises RuntimeError that names the engines that did not commit ``version``.
     """

@@ -22,10 +22,11 @@ class EngineWeights:
         push_weights: Callable[[int], Mapping[str, Metric]],
         shared_gpus: SharedGpus | None = None,
     ) -> None:
-        """Take the functions that do the work; nothing is transferred yet.
+        """Keep the function that transfers weights; transfer nothing yet.
 
         ``push_weights(version)`` makes the trainer transfer its weights, and returns once all engines have
-        them. ``shared_gpus`` are those that engines share with the trainer; None where they share none.
+        them. ``shared_gpus`` tells engines on the trainer's GPUs what to hold; None where engines and trainer
+        share no GPU.
         """
         self._push_weights, self._shared_gpus = push_weights, shared_gpus
         self._version: int | None = None
@@ -42,9 +43,9 @@ class EngineWeights:
         return self._version
 
     def forget(self) -> None:
-        """Forget which version the engines serve, so that the next call transfers again.
+        """Forget which version the engines serve, so that the next ``ensure_version`` transfers again.
 
-        To be called when there are new engines, which have no version yet.
+        Called when an engine is new and has no version yet.
         """
         self._version = None
         if self._shared_gpus is not None:
@@ -53,9 +54,9 @@ class EngineWeights:
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
         """Wait until every engine serves exactly this policy version.
 
-        Nothing is sent where all do already, unless they lost their weights while they slept.
+        Nothing is sent when all engines serve it already, unless they lost their weights while they slept.
 
-        Raises ValueError for a version older than the engines'. When the transfer fails, the engines' version
+        Raises ValueError for a version older than the engines'. After a failed transfer the engines' version
         is unknown, so that the next call transfers again.
         """
         if version == self._version and self._have_weights:

@@ -1,4 +1,4 @@
-"""Weights that travel bucket by bucket while the engines load them, whatever carries the buckets.
+"""Sends weights bucket by bucket while the engines load them; ``OutgoingBuckets`` carries the buckets.
 
     sender                                      receivers
                          ◀────────── ready ──── about to load
@@ -8,8 +8,8 @@
       fill the other buffer, ...
       announce the end ────────────────────────▶
 
-A buffer is filled again when all receivers took what was in it. So a sender needs memory for two buckets,
-whatever the size of the model, and the end of any receiver is noticed at once.
+A buffer is filled again when all receivers have copied its tensors out. So a sender needs memory for two
+buckets, whatever the size of the model, and it notices at once when a receiver's process ends.
 """
 
 from __future__ import annotations
@@ -29,30 +29,32 @@ NUM_BUFFERS = 2
 
 
 class OutgoingBuckets(Protocol):
-    """What carries buckets, at the sender's end. The buckets of a transfer are counted from 0."""
+    """Carries buckets, at the sender's end. The buckets of a transfer are counted from 0."""
 
     def buffer(self, index: int) -> Tensor:
-        """Return the buffer for this bucket, [bytes] uint8; all receivers took what was in it before."""
+        """Return the buffer for bucket ``index``, [bytes] uint8; all receivers have copied out what it held
+        before."""
 
     def carry(self, index: int, bucket: Tensor) -> None:
-        """Make the filled part of the bucket's buffer readable, or begin to send it; then it is announced."""
+        """Make the filled part of the bucket's buffer readable, or begin to send it. The caller then
+        announces it."""
 
     def close(self) -> None:
-        """Close what the buckets travel through. Safe to call twice."""
+        """Close the connection or release the memory that carries the buckets. Safe to call twice."""
 
 
 class IncomingBuckets(Protocol):
-    """The same, at a receiver's end."""
+    """Carries buckets, at a receiver's end."""
 
     def bucket(self, index: int, num_bytes: int) -> Tensor:
-        """Wait for this bucket, which was announced, and return it, [bytes] uint8."""
+        """Wait for bucket ``index``, which the sender has announced, and return it, [bytes] uint8."""
 
     def close(self) -> None:
-        """Close what the buckets travel through. Safe to call twice."""
+        """Close the connection or release the memory that carries the buckets. Safe to call twice."""
 
 
 class BucketSender:
-    """Sends transfer after transfer to receivers that are connected."""
+    """Sends one transfer after the other to receivers that are connected."""
 
     def __init__(self, receivers: Receivers, buckets: OutgoingBuckets) -> None:
         self._receivers, self._buckets = receivers, buckets
@@ -60,8 +62,8 @@ class BucketSender:
     def send(self, transfer: Transfer, values: NamedTensors) -> int:
         """Send the values to every receiver, and return their number of bytes.
 
-        Raises GivenUp when the engines give the transfer up before they load; the next one can be sent then.
-        After any other error receivers may wait for the rest, so this sender must be closed.
+        Raises GivenUp when the engines give the transfer up before they load; this sender can then send the
+        next transfer. After any other error receivers may wait for the rest, so this sender must be closed.
         """
         self._receivers.wait_until_ready(transfer)
         num_buckets = num_bytes = 0
@@ -84,7 +86,8 @@ class BucketSender:
         return self._buckets.buffer(index)
 
     def _announce(self, transfer: Transfer, num_bytes: int, pieces: list | None) -> None:
-        """Announce the next bucket; without pieces, the end."""
+        """Announce the next bucket with its pieces; None in place of pieces announces the end of the
+        transfer."""
         self._receivers.tell(json.dumps([transfer.number, num_bytes, pieces]).encode())
 
 
@@ -97,8 +100,8 @@ class BucketReceiver:
     def receive(self, transfer: Transfer) -> Iterator[list[tuple[str, Tensor]]]:
         """Yield the tensors as they become complete, in the order in which they were sent.
 
-        They have memory of their own. Raises RuntimeError when the sender is gone or sends another transfer,
-        and TimeoutError when nothing comes.
+        The tensors have memory of their own. Raises RuntimeError when the sender is gone or sends another
+        transfer, and TimeoutError when nothing comes.
         """
         self._sender.say(Word.ready, transfer.number)
         assembler = Assembler(self._device)

@@ -1,4 +1,4 @@
-"""What is sent: named tensors, as one stream of bytes that is cut into buckets of bounded size."""
+"""Describes named tensors that are sent as one stream of bytes, cut into buckets of bounded size."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class SentAdapter:
-    """What is to be known of low-rank adapters that are sent in place of a whole model."""
+    """Describes low-rank adapters that are sent in place of a whole model."""
 
     config: Mapping[str, Any]  # peft's adapter_config.json
-    whole_bytes: int  # of the sender's weights, which are not sent
+    whole_bytes: int  # size of the sender's whole weights, which are not sent
 
 
 def check_names(tensors: Sequence[TensorSpec]) -> None:
@@ -55,16 +55,16 @@ class Piece:
     """Consecutive bytes of a tensor that lie in one bucket; a tensor larger than a bucket has several."""
 
     spec: TensorSpec
-    start: int  # of these bytes in the tensor
-    offset: int  # of these bytes in the bucket
+    start: int  # where these bytes begin in the tensor
+    offset: int  # where these bytes begin in the bucket
     num_bytes: int
 
 
 def to_lists(pieces: Sequence[Piece]) -> list[list[Any]]:
     """Return the pieces as lists of numbers and strings, for a message in JSON.
 
-    Each list has one value of every piece. Of thousands of lists with some values each Python would look
-    for garbage again and again, for longer than it reads the message.
+    Each list has one field of all pieces. A list per piece would make thousands of short lists, over which
+    Python's garbage collector would run for longer than it takes to read the message.
     """
     return [
         [piece.spec.name for piece in pieces],

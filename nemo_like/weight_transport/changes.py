@@ -1,14 +1,14 @@
-"""Sending only what changed of the weights since the transfer before, exactly.
+"""Sends only what changed in the weights since the previous transfer, exactly.
 
     sender                                          receiver
       compare each tensor with what was sent
-      yield of each tensor one of
-        nothing, when no bit changed ───────────────▶ the tensor as it is held
-        the indexes and new values that changed ────▶ put the values into what is held
-        the tensor, when that is less to send ──────▶ hold it
+      yield for each tensor one of
+        nothing, when no bit changed ───────────────▶ keep the held copy
+        the indexes and new values that changed ────▶ put the values into the held copy
+        the whole tensor, when that is less to send ▶ replace the held copy
 
-Both sides hold a whole copy in the dtype that is sent. An index takes four bytes, so a tensor of bfloat16 is
-sent whole when a third of it changed, and one of float32 when half of it did.
+Both sides hold a copy of all tensors in the dtype that is sent. An index takes four bytes, so a bfloat16
+tensor is sent whole when a third of it changed, and a float32 tensor when half of it did.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ Named = tuple[str, Tensor]
 
 
 class ChangeEncoder:
-    """The sender's side."""
+    """Encodes the tensors of each transfer as changes, at the sender."""
 
     def __init__(self) -> None:
         self._sent: dict[str, Tensor] = {}  # the values' bits on the host, flat
-        self.num_changed = self.num_values = 0  # of the values that were last encoded
+        self.num_changed = self.num_values = 0  # numbers of the latest ``encode``
 
     def forget(self) -> None:
-        """Send every tensor whole the next time, since receivers may not hold what was sent."""
+        """Forget what was sent, so that the next transfer sends every tensor whole; for receivers that may
+        not hold it."""
         self._sent.clear()
 
     @torch.no_grad()
     def encode(self, values: Iterator[Named]) -> Iterator[Named]:
-        """Yield what changed of the values since the call before. The receivers must decode all of it."""
+        """Yield what changed in ``values`` since the previous call. The receivers must decode all of it."""
         self.num_changed = self.num_values = 0
         for name, value in values:
             bits = _bits(value.detach())
@@ -63,7 +64,8 @@ class ChangeEncoder:
 
 
 class ChangeDecoder:
-    """The receiver's side, for the tensors of one sender in the order in which it sends them."""
+    """Restores whole tensors from changes, at a receiver, for one sender that sends ``tensors`` in this
+    order."""
 
     def __init__(self, tensors: Sequence[TensorSpec]) -> None:
         self._names = [spec.name for spec in tensors]
@@ -71,10 +73,10 @@ class ChangeDecoder:
         self._held: dict[str, Tensor] = {}  # on the host
 
     def decode(self, parts: Iterator[list[Named]]) -> Iterator[list[Named]]:
-        """Yield every tensor of the sender, whole, from the parts that it encoded.
+        """Yield every tensor of the sender, whole, from what its ``ChangeEncoder`` yielded.
 
-        They are what is held, so they change in the next transfer. Raises RuntimeError when a tensor that is
-        not held came in part or not at all.
+        The yielded tensors are the held copies, so the next transfer changes them. Raises RuntimeError when a
+        tensor that is not held came in part or not at all.
         """
         num_yielded = 0
         indexes = torch.empty(0, dtype=_INDEX)

@@ -1,11 +1,12 @@
 """Connections between a sender of weights and its receivers, over which they agree on every transfer.
 
-    receiver ──▶ sender    ready      it is about to load, so that what is sent now is received
-                           took       it has copied a bucket out of a shared buffer
-                           loaded     or: gave up. How the transfer ended for it
-    sender ──▶ receiver    messages of the channel: what lies where
+    receiver ──▶ sender    ready      the receiver is about to load and will read what is sent now
+                           took       the receiver has copied a bucket out of a shared buffer
+                           loaded     the receiver has loaded the whole transfer
+                           gave up    the receiver has ended the transfer without loading it
+    sender ──▶ receiver    messages that say which tensor lies where
 
-A connection closes with its process, however that ends, and whoever waits at the other end fails at once.
+A connection closes when its process ends, for whatever reason, and a wait at the other end fails at once.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _TIMEVAL = struct.Struct("@ll")
 class Transfer:
     """One attempt to bring a version to the receivers; ``number`` counts the attempts.
 
-    All senders count alike. A version that is tried again is another transfer, so that no receiver takes
-    what a failed transfer left for the new one.
+    All senders give an attempt the same number. A version that is tried again gets a new number, so that no
+    receiver takes what a failed attempt left behind.
     """
 
     number: int
@@ -40,7 +41,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where receivers connect to one sender."""
+    """The address at which receivers connect to one sender."""
 
     name: str
     location: str | tuple[str, int]  # a socket's path that only this user may enter, or host and port
@@ -48,7 +49,7 @@ class Endpoint:
 
 
 class Word(IntEnum):
-    """What a receiver says of a transfer."""
+    """What a receiver tells the sender about a transfer."""
 
     ready = 1
     took = 2
@@ -62,7 +63,7 @@ class GivenUp(RuntimeError):
 
 @dataclass(slots=True)
 class _Said:
-    """What one receiver has said so far: the latest transfer's number, by word."""
+    """What one receiver has said so far: for each word, the number of the latest transfer."""
 
     ready: int = -1
     num_taken: int = 0  # buckets of the transfer that it is ready for
@@ -82,13 +83,13 @@ class _Said:
 
 
 class Receivers:
-    """The sender's side: its connections to all receivers.
+    """The sender's connections to all its receivers.
 
-    Its waits raise RuntimeError when a receiver is gone, and TimeoutError at the deadline.
+    Every wait raises RuntimeError when a receiver is gone, and TimeoutError at the deadline.
     """
 
     def __init__(self, name: str, num_receivers: int, timeout_s: float, host: str | None = None) -> None:
-        """Listen for receivers on this node, or, with ``host``, at a free port of its interface."""
+        """Listen for receivers on this node; with ``host``, listen at a free port of that address instead."""
         self._num_receivers = num_receivers
         self._said: dict[Connection, _Said] = {}
         self._directory: Path | None = None
@@ -103,9 +104,9 @@ class Receivers:
         self.endpoint = Endpoint(name, location if host is None else location[:2], timeout_s)
 
     def open(self, greet: Callable[[socket.socket], object] = lambda receiver: None) -> None:
-        """Wait until every receiver has connected; ``greet`` gets the socket of each.
+        """Wait until every receiver has connected, and call ``greet`` with the socket of each.
 
-        Raises a TimeoutError that says how many are missing.
+        Raises a TimeoutError that says how many receivers are missing.
         """
         deadline = time.monotonic() + self.endpoint.timeout_s
         try:
@@ -124,7 +125,8 @@ class Receivers:
             self._stop_listening()
 
     def tell(self, message: Callable[[], bytes] | bytes) -> None:
-        """Send every receiver the message; where that is a function, each gets one of its own."""
+        """Send every receiver the message. A function is called once per receiver, to make one message for
+        each."""
         self._check_open()
         for receiver in self._said:
             with self._noticing_its_end():
@@ -133,14 +135,15 @@ class Receivers:
                 receiver.send_bytes(message if isinstance(message, bytes) else message())
 
     def wait_until_ready(self, transfer: Transfer) -> None:
-        """Wait until every receiver is about to load. Raises GivenUp when it never will be."""
+        """Wait until every receiver is about to load the transfer. Raises GivenUp when a receiver gave it
+        up."""
         number = transfer.number
         self._wait_for(lambda said: max(said.ready, said.gave_up) >= number, f"get ready for {transfer}")
         if any(said.gave_up >= number for said in self._said.values()):
             raise GivenUp(f"the engines gave up {transfer} of {self.endpoint.name!r}")
 
     def wait_until_taken(self, num_buckets: int) -> None:
-        """Wait until every receiver has copied so many buckets of this transfer out."""
+        """Wait until every receiver has copied ``num_buckets`` buckets of the present transfer out."""
         self._wait_for(lambda said: said.num_taken >= num_buckets, f"take bucket {num_buckets - 1}")
 
     def all_loaded(self, number: int) -> bool:
@@ -192,15 +195,15 @@ class Receivers:
 
 
 class SenderConnection:
-    """The receiver's side: its connection to one sender.
+    """A receiver's connection to one sender.
 
-    Raises OSError (TimeoutError is one) when the sender cannot be reached.
+    The constructor raises OSError (TimeoutError is one) when the sender cannot be reached.
     """
 
     def __init__(
         self, endpoint: Endpoint, greeted: Callable[[socket.socket], object] = lambda sender: None
     ) -> None:
-        """Connect; ``greeted`` gets the socket, and reads what the sender's ``greet`` sent."""
+        """Connect, and call ``greeted`` with the socket, to read what the sender's ``greet`` sent."""
         self.endpoint = endpoint
         is_local = isinstance(endpoint.location, str)
         sender = socket.socket(socket.AF_UNIX if is_local else socket.AF_INET, socket.SOCK_STREAM)
@@ -210,7 +213,7 @@ class SenderConnection:
         self._connection = _connection(sender, endpoint.timeout_s)
 
     def say(self, word: Word, number: int) -> None:
-        """Tell the sender a word on a transfer. Raises RuntimeError when it is gone."""
+        """Tell the sender a word on a transfer. Raises RuntimeError when the sender is gone."""
         try:
             self._connection.send_bytes(_STATEMENT.pack(number, word))
         except ConnectionError as error:
@@ -219,7 +222,8 @@ class SenderConnection:
     def hear(self, waited_for: str) -> bytes:
         """Return the sender's next message.
 
-        Raises RuntimeError when it is gone, TimeoutError at the deadline; both name what was waited for.
+        Raises RuntimeError when the sender is gone, TimeoutError at the deadline; both messages name
+        ``waited_for``.
         """
         name, timeout_s = self.endpoint.name, self.endpoint.timeout_s
         try:
@@ -235,7 +239,7 @@ class SenderConnection:
 
 
 def _connection(connected: socket.socket, timeout_s: float) -> Connection:
-    """Make a connection with messages of a socket; a message that stops halfway fails at the deadline."""
+    """Make a connection for messages from a socket; a message that stops halfway fails at the deadline."""
     connected.settimeout(None)
     timeout = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6) or 1)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):

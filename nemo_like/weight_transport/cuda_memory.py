@@ -10,7 +10,8 @@ has been used and its reader has released the memory, even when the owner releas
 another device than the buffer's reads it over peer access (NVLink, PCIe); without it, mapping fails.
 
 PyTorch's own tickets also have a CUDA event for the reader to wait for, which belongs to the owner's device.
-A reader on another device would open it on its own, so here the owner waits instead, and no reader opens it.
+A reader on another device would open the event there, so here the owner waits for its own writes instead, and
+no reader opens the event.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _DEVICE_PLACE, _WAITS_PLACE = _PLACES.index("storage_device"), _PLACES.index("ev
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What one reader needs to map the memory."""
+    """What one reader needs to map the buffer."""
 
     device_uuid: str  # of the device with the memory; device indexes differ between processes
     arguments: tuple[Any, ...]  # of torch's rebuild_cuda_tensor
@@ -41,20 +42,21 @@ class Ticket:
 
     @classmethod
     def from_bytes(cls, message: bytes) -> Ticket:
-        """Unpickle a ticket. The message must come from this user's own sender, since it is trusted."""
+        """Unpickle a ticket. Only a message of this user's own sender may come here, since unpickling trusts
+        it."""
         return cls(*pickle.loads(message))
 
     def arguments_on(self, device_index: int) -> Sequence[Any]:
-        """Return the arguments with which a reader maps the memory on its own device of this index, and waits
-        for no event."""
+        """Return torch's arguments with which a reader maps the memory on its own device of this index,
+        without an event to wait for."""
         arguments = list(self.arguments)
         arguments[_DEVICE_PLACE], arguments[_WAITS_PLACE] = device_index, False
         return arguments
 
 
 def make_ticket(buffer: Tensor) -> bytes:
-    """Return a ticket with which one more reader can map the buffer of a CUDA device. What was written to the
-    buffer so far is there when it returns."""
+    """Return a ticket with which one more reader can map the CUDA buffer. Writes to the buffer are complete
+    when this returns."""
     torch.cuda.synchronize(buffer.device)
     uuid = str(torch.cuda.get_device_properties(buffer.device).uuid)
     return Ticket(uuid, reduce_tensor(buffer)[1]).to_bytes()

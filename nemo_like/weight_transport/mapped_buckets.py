@@ -1,6 +1,6 @@
-"""Buckets in two buffers that the receivers map once, when they connect: those of a CUDA device.
+"""Buckets in two buffers of a CUDA device, which the receivers map once, when they connect.
 
-A ticket is what one receiver needs to map one buffer.
+A receiver maps a buffer with a ticket, which the sender makes for this receiver alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nemo_like.weight_transport.connections import Receivers, SenderConnection
 
 
 class MappedOutgoingBuckets:
-    """The sender's end."""
+    """The sender's end: it owns the buffers."""
 
     def __init__(
         self,
@@ -23,13 +23,13 @@ class MappedOutgoingBuckets:
         make_ticket: Callable[[Tensor], bytes],
         wait_until_written: Callable[[], object],
     ) -> None:
-        """Take the buffers, each [bytes] uint8, and two functions: one makes a ticket, the other waits until
-        receivers can read what was written."""
+        """Keep the buffers, each [bytes] uint8, and two functions: ``make_ticket`` makes a ticket for a
+        buffer, ``wait_until_written`` waits until receivers can read what was written."""
         self._buffers, self._make_ticket = list(buffers), make_ticket
         self._wait_until_written = wait_until_written
 
     def hand_out(self, receivers: Receivers) -> None:
-        """Send every receiver its tickets; to be called once, when all have connected."""
+        """Send every receiver its tickets; called once, when all receivers have connected."""
         for buffer in self._buffers:
             receivers.tell(functools.partial(self._make_ticket, buffer))
 
@@ -40,12 +40,12 @@ class MappedOutgoingBuckets:
         self._wait_until_written()
 
     def close(self) -> None:
-        """Give the buffers up; their memory is free once all receivers have closed."""
+        """Release the buffers; their memory is free once all receivers have closed."""
         self._buffers.clear()
 
 
 class MappedIncomingBuckets:
-    """A receiver's end, for which the sender has handed out tickets."""
+    """A receiver's end: it maps the buffers with the tickets that the sender hands out."""
 
     def __init__(self, sender: SenderConnection, map_ticket: Callable[[bytes], Tensor]) -> None:
         self._buffers = [map_ticket(sender.hear("ticket for a buffer")) for _ in range(NUM_BUFFERS)]

@@ -1,4 +1,4 @@
-"""Copying tensors into the buffers of buckets, and putting them together again."""
+"""Copies tensors into the buffers of buckets, and assembles them again from there."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def as_announced(values: NamedTensors, announced: Sequence[TensorSpec]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the values on, which must be the announced tensors in their order.
+    """Yield the values unchanged, after checking that they are the announced tensors in this order.
 
-    Raises ValueError when a name, dtype or shape differs, or when there are more or fewer.
+    Raises ValueError when a name, dtype or shape differs, or when there are more or fewer values.
     """
     stream = iter(values)
     for spec in announced:
@@ -39,11 +39,10 @@ def as_announced(values: NamedTensors, announced: Sequence[TensorSpec]) -> Itera
 
 
 def pack(values: NamedTensors, next_buffer: Callable[[int], Tensor]) -> Iterator[tuple[list[Piece], Tensor]]:
-    """Copy the values one after the other into buffers, and yield each buffer with what lies in it.
+    """Copy the values one after the other into buffers, and yield each buffer with the pieces that lie in it.
 
-    ``next_buffer`` returns the buffer for the bucket that it is given the number of, [bytes] uint8 on any
-    device; it is called when the last bucket is full and values remain. A buffer is yielded as far as it was
-    filled.
+    ``next_buffer(number)`` returns the buffer for this bucket, [bytes] uint8 on any device; it is called when
+    the bucket before is full and values remain. Of the last buffer only the filled part is yielded.
     """
     pieces: list[Piece] = []
     buffer: Tensor | None = None
@@ -71,16 +70,17 @@ def pack(values: NamedTensors, next_buffer: Callable[[int], Tensor]) -> Iterator
 
 
 class Assembler:
-    """Puts tensors together from the pieces of one bucket after the other, in memory of their own."""
+    """Assembles tensors from the pieces in one bucket after the other; the tensors have memory of their
+    own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._whole = torch.empty(0, dtype=torch.uint8)  # of the tensor whose pieces are arriving
+        self._whole = torch.empty(0, dtype=torch.uint8)  # bytes of the tensor whose pieces are arriving
 
     def add(self, pieces: Sequence[Piece], buffer: Tensor) -> list[tuple[str, Tensor]]:
         """Copy the pieces out of the buffer, and return the tensors that are complete now.
 
-        On a CUDA device the copies are complete once its current stream is.
+        On a CUDA device the copies are complete once its current stream has run.
         """
         complete = []
         for piece in pieces:
@@ -98,7 +98,7 @@ class Assembler:
 
 
 def view(buffer: Tensor, piece: Piece) -> Tensor:
-    """Return a whole tensor that lies in a buffer as a view of it."""
+    """Return the whole tensor that lies in the buffer, as a view of the buffer."""
     return as_tensor(buffer[piece.offset : piece.offset + piece.num_bytes], piece.spec)
 
 

@@ -19,7 +19,7 @@ from nemo_like.weight_transport.bucket_stream import NUM_BUFFERS
 
 @dataclass(frozen=True, slots=True)
 class GroupAddress:
-    """Where the ranks of one group meet."""
+    """The address where the ranks of one group meet."""
 
     name: str
     host: str
@@ -29,14 +29,14 @@ class GroupAddress:
 
 
 class Rendezvous:
-    """The store through which a group's ranks find each other.
+    """The store through which a group's ranks find each other; rank 0 holds it.
 
-    Rank 0 holds it. It listens on ``host``'s interface alone, where torch by itself listens on all of them
-    and lets everyone read and write. Port 0 is a free one.
+    It listens on the interface of ``host`` alone, where torch by itself listens on all interfaces and lets
+    everyone read and write. Port 0 means any free port.
     """
 
     def __init__(self, host: str, timeout_s: float, port: int = 0) -> None:
-        """Listen. Raises OSError where the port is taken."""
+        """Listen at ``host`` and ``port``. Raises OSError where the port is taken."""
         listener = socket.create_server((host, port))
         self.host, self.port = host, int(listener.getsockname()[1])
         # The store owns the descriptor from here on.
@@ -51,15 +51,16 @@ class Rendezvous:
 
 
 def joined_store(host: str, port: int, timeout_s: float) -> dist.TCPStore:
-    """Return the store that another rank holds as ``Rendezvous``; wait until it listens, or the deadline."""
+    """Return the store that rank 0 holds as ``Rendezvous``; wait until rank 0 listens, at most until the
+    deadline."""
     timeout = timedelta(seconds=timeout_s)
     return dist.TCPStore(host, port, is_master=False, timeout=timeout, wait_for_workers=False)
 
 
 def file_store(file: Path, timeout_s: float) -> dist.FileStore:
-    """Return the store that is kept in ``file``: who may not read the file's folder has no part in it.
+    """Return a store that is kept in ``file``, so only users who may read the file's folder can join.
 
-    All ranks are on one machine, and each set of ranks has a file of its own.
+    All ranks must be on one machine, and each set of ranks needs a file of its own.
     """
     store = dist.FileStore(str(file))
     store.set_timeout(timedelta(seconds=timeout_s))
@@ -75,7 +76,8 @@ class NamedProcessGroup:
     def __init__(
         self, address: GroupAddress, *, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
     ) -> None:
-        """Join the group and wait for the others. Rank 0 brings the rendezvous to which ``address`` leads."""
+        """Join the group and wait for the others. Rank 0 passes the ``rendezvous`` that listens at
+        ``address``."""
         self.address, self.rank, self.device = address, rank, device
         self._timeout = timedelta(seconds=address.timeout_s)
         self._store: dist.Store = (
@@ -92,7 +94,7 @@ class NamedProcessGroup:
         return self._open.broadcast([tensor], options)
 
     def wait(self, work: dist.Work) -> None:
-        """Wait until the collective is over, until the deadline."""
+        """Wait until the collective is over, at most until the deadline."""
         work.wait(self._timeout)
         if self.device.type == "cuda":
             # On CUDA wait() only orders the stream, but the host goes on to reuse and free the buffers.
@@ -137,7 +139,7 @@ class NamedProcessGroup:
 
 
 class BroadcastOutgoingBuckets:
-    """The sender's end of buckets that are broadcast in a group, as its rank 0."""
+    """The sender's end: it broadcasts buckets in a group, as the group's rank 0."""
 
     def __init__(self, group: NamedProcessGroup, bucket_bytes: int) -> None:
         self._group = group
@@ -160,7 +162,7 @@ class BroadcastOutgoingBuckets:
 
 
 class BroadcastIncomingBuckets:
-    """The end of any other rank."""
+    """A receiver's end: it receives the broadcasts of the group's rank 0."""
 
     def __init__(self, group: NamedProcessGroup, bucket_bytes: int) -> None:
         self._group = group

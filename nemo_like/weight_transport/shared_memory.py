@@ -1,10 +1,10 @@
-"""Host memory that one process writes tensors to and others of the same node read, since all of them map it.
+"""Host memory that a sender writes tensors to; receivers on the same node map it and read the tensors there.
 
     sender                                   receivers
       send the memory's file descriptor ──────▶ map the memory
       write everything, then announce it ─────▶ read it where it lies: nothing is copied
 
-The memory has no name and no file: it is gone with the last process that maps it, however that process ends.
+The memory has no name and no file: it is freed when the last process that maps it ends, for whatever reason.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from nemo_like.weight_transport.connections import Endpoint, Receivers, SenderCo
 from nemo_like.weight_transport.packing import NamedTensors, pack, view
 
 _GREETING = b"memory"
-# The memory begins with a table of what lies in it; an entry has a tensor's name and so much at most.
+# The memory begins with a table of what lies in it; beside the tensor's name an entry has at most this.
 _MAX_ENTRY_BYTES = 256
 
 
 class MemorySender:
-    """Offers transfer after transfer in memory that has room for ``tensors``, or for their changes."""
+    """Offers one transfer after the other in memory that has room for ``tensors``, or for their changes."""
 
     def __init__(self, receivers: Receivers, tensors: Sequence[TensorSpec]) -> None:
         """Wait until all receivers have connected, and give them the memory.
 
-        Raises OSError when the memory cannot be had, TimeoutError when receivers are missing.
+        Raises OSError when the memory cannot be allocated, TimeoutError when receivers are missing.
         """
         self._receivers = receivers
         # The changes of a tensor are smaller than the tensor, but they are two tensors.
@@ -52,7 +52,7 @@ class MemorySender:
     def offer(self, transfer: Transfer, values: NamedTensors) -> int:
         """Write the values, announce them to every receiver, and return their number of bytes.
 
-        No receiver may still be reading the transfer before. When ``values`` raises an error, the receivers
+        No receiver may still be reading the previous transfer. When ``values`` raises an error, the receivers
         are told that this transfer failed.
         """
         table = b""
@@ -74,7 +74,8 @@ class MemorySender:
 
 
 class MemoryReceiver:
-    """Reads what a ``MemorySender`` offers. Raises OSError when the sender cannot be reached."""
+    """Reads what a ``MemorySender`` offers. The constructor raises OSError when the sender cannot be
+    reached."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._memory = self._values = torch.empty(0, dtype=torch.uint8)
