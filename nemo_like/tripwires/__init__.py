@@ -1,6 +1,6 @@
-"""Checks of every step that look for bugs which raise no error: what is measured, and what it must be.
+"""Checks in every step for bugs that raise no error.
 
-Processes measure where the data are (``Measured`` names the numbers); the driver judges. What is compared
-with is computed a second time here, from the formulas of the documentation, and shares no code with what it
-checks.
+Each process takes the numbers where its data are (``Measured`` names them), and the driver judges. Expected
+values are computed here a second time, from the formulas of the documentation, by code that shares nothing
+with the code under check.
 """

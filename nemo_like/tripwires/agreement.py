@@ -16,11 +16,11 @@ from nemo_like.tripwires.alarm import Alarm
 from nemo_like.tripwires.options import DebugConfig, Tripwires
 
 # Limits on the mean of exp|generation - trainer log-prob| over tokens; rounding alone stays below them. In
-# float32 on the CPU, rounding gives 1.0000003 to 1.000002, and the smallest of the mistakes tried 1.00008.
+# float32 on the CPU, rounding gives 1.0000003 to 1.000002, and the smallest mistake that was tried 1.00008.
 _LIMITS = {(Device.cpu, Precision.float32): 1.00002}
 _LIMIT_ELSEWHERE = 1.05
-# Limits on the share of choices of experts that differ. In float32 on the CPU none did in healthy runs; of
-# routes that stand at the wrong token or layer most do.
+# Limits on the share of expert choices that differ. In float32 on the CPU none differed in healthy runs; when
+# routes stand at the wrong token or layer, most differ.
 _ROUTING_LIMITS = {(Device.cpu, Precision.float32): 1e-3}
 _ROUTING_LIMIT_ELSEWHERE = 0.5
 _LOOK_AT = (
@@ -30,7 +30,7 @@ _LOOK_AT = (
 
 
 class AgreementGroups(Protocol):
-    """The groups of keys by which engine and trainer are compared."""
+    """The config groups that decide how far trainer and engines may differ."""
 
     @property
     def grpo(self) -> GRPOConfig: ...
@@ -43,10 +43,10 @@ class AgreementGroups(Protocol):
 
 
 def mismatch_limit(cfg: AgreementGroups) -> float:
-    """Return the token_mult_prob_error above which a step is worth an alarm.
+    """Return the token_mult_prob_error above which a step raises an alarm.
 
     The limit depends on ``policy.device`` and ``policy.precision``, with which engines and workers compute. A
-    replay gets the widest limit, since nobody knows what its recording was sampled with.
+    replay gets the widest limit, since it does not know the device and precision of its recording.
     """
     if cfg.rollout.replay is not None:
         return _LIMIT_ELSEWHERE
@@ -54,13 +54,14 @@ def mismatch_limit(cfg: AgreementGroups) -> float:
 
 
 def agreement_alarms(error: float | None, cfg: AgreementGroups, *, has_experts: bool) -> Iterator[Alarm]:
-    """Yield an alarm when a step's token_mult_prob_error is above its limit; None was not measured.
+    """Yield an alarm when ``error``, a step's token_mult_prob_error, is above its limit; None if it was not
+    measured.
 
-    Above grpo.max_token_mult_prob_error it ends the run, whatever ``debug.tripwires`` is. Where that is null,
-    it ends the run above the narrow limit of float32 on the CPU. Elsewhere it is a warning, and so it is with
-    ``has_experts``: in a mixture of experts rounding may send a token to another expert, unless the trainer's
-    routers replay what the engines' chose. Samples of older weights must differ, so with grpo.max_staleness
-    there is no limit but grpo.max_token_mult_prob_error.
+    An error above grpo.max_token_mult_prob_error ends the run, whatever ``debug.tripwires`` is. Where that
+    key is null, an error above the narrow limit of float32 on the CPU ends the run. Elsewhere the alarm is a
+    warning. With ``has_experts`` it is a warning too, since rounding may send a token to another expert,
+    unless the trainer's routers replay the engines' choices. Samples of older weights must differ, so with
+    grpo.max_staleness only grpo.max_token_mult_prob_error is a limit.
     """
     if error is None:
         return
@@ -87,10 +88,11 @@ def agreement_alarms(error: float | None, cfg: AgreementGroups, *, has_experts: 
 
 
 def routing_alarms(share: float | None, cfg: AgreementGroups) -> Iterator[Alarm]:
-    """Yield a warning when too large a ``share`` of the engines' choices of experts, over tokens and layers,
-    are not those that the trainer's own routers make; None was not measured.
+    """Yield a warning when too large a ``share`` of the engines' expert choices, over tokens and layers,
+    differs from the choices of the trainer's own routers; None if it was not measured.
 
-    Replay hides from the log-probs most of what is wrong with the routers' weights; it shows here.
+    Where training replays the engines' routes, wrong weights of a router hardly show in the log-probs; they
+    show here.
     """
     narrow = _ROUTING_LIMITS.get((cfg.policy.device, cfg.policy.precision), _ROUTING_LIMIT_ELSEWHERE)
     limit = narrow if cfg.rollout.replay is None else _ROUTING_LIMIT_ELSEWHERE

@@ -1,4 +1,4 @@
-"""What a tripwire says when it is tripped. Standard library only."""
+"""``Alarm``: what a tripwire reports when it finds something wrong. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Alarm:
 
     tripwire: str  # its name in docs/tripwires.md
     wrong: str  # what was seen, and what is allowed
-    look_at: str
+    look_at: str  # where the cause may be
     ends_run: bool = True  # false: a warning, since the run may be right all the same
 
 
 def told(alarms: Sequence[Alarm], step: int) -> str:
-    """Return a message with every alarm of a step, one per line."""
+    """Return one message with all alarms of a step, one per line."""
     lines = [f"tripwire {one.tripwire!r}: {one.wrong}; look at {one.look_at}" for one in alarms]
     return f"at step {step}, " + "\n".join(lines)

@@ -12,13 +12,14 @@ from nemo_like.tripwires.alarm import Alarm
 # Advantages are floats of Python on both sides, so rounding alone is some 1e-15.
 _ADVANTAGE_TOLERANCE = 1e-6
 
-Counts = tuple[int, int]  # (response tokens, samples) of an update that train
+Counts = tuple[int, int]  # (response tokens, samples) that train in one update
 
 
 def group_alarms(group_ids: Sequence[Hashable], prompt_index: Sequence[int]) -> Iterator[Alarm]:
-    """Yield an alarm unless the samples with one ``group_id`` are those of one prompt in the data plane.
+    """Yield an alarm unless all samples of a ``group_id`` have the same prompt in the data plane, and no
+    other samples have it.
 
-    ``prompt_index`` numbers the samples' prompts by where their tokens are stored.
+    ``prompt_index`` gives the number of each sample's prompt, by where the prompt's tokens are stored.
     """
     num_pairs = len(set(zip(group_ids, prompt_index, strict=True)))
     num_groups, num_prompts = len(set(group_ids)), len(set(prompt_index))
@@ -34,7 +35,8 @@ def group_alarms(group_ids: Sequence[Hashable], prompt_index: Sequence[int]) -> 
 
 
 def advantage_alarms(given: Sequence[float], expected: Sequence[float] | None) -> Iterator[Alarm]:
-    """Yield an alarm where an advantage differs from its formula; nothing for a user's own estimator."""
+    """Yield an alarm where an advantage differs from ``expected``, which is None for a user's own
+    estimator."""
     if expected is None:
         return
     gaps = [abs(one - other) / (1 + abs(other)) for one, other in zip(given, expected, strict=True)]
@@ -55,10 +57,10 @@ def advantage_alarms(given: Sequence[float], expected: Sequence[float] | None) -
 def mask_alarms(
     sample_mask: Sequence[float], is_judged: Sequence[bool], reasons: Sequence[str | None]
 ) -> Iterator[Alarm]:
-    """Yield an alarm where samples train that were not judged, and where the mask and the reasons for it
-    disagree.
+    """Yield an alarm when a sample trains that was not judged, or when a sample's mask contradicts its
+    reason.
 
-    ``reasons`` say why a sample does not train; None: it trains.
+    ``reasons`` has for each sample why it does not train, or None where it trains.
     """
     num_unjudged = sum(bool(kept) and not judged for kept, judged in zip(sample_mask, is_judged, strict=True))
     num_wrong = sum(bool(kept) != (reason is None) for kept, reason in zip(sample_mask, reasons, strict=True))
@@ -76,7 +78,8 @@ def mask_alarms(
 
 
 def truncation_alarms(is_truncated: Sequence[bool], sample_mask: Sequence[float]) -> Iterator[Alarm]:
-    """Yield an alarm when truncated samples train; to be asked with grpo.overlong_filtering alone."""
+    """Yield an alarm when truncated samples train; the caller checks this only with
+    grpo.overlong_filtering."""
     num_wrong = sum(bool(cut and kept) for cut, kept in zip(is_truncated, sample_mask, strict=True))
     if num_wrong:
         yield Alarm(
@@ -89,8 +92,10 @@ def truncation_alarms(is_truncated: Sequence[bool], sample_mask: Sequence[float]
 def uniform_group_alarms(
     rewards: Sequence[float], prompt_index: Sequence[int], sample_mask: Sequence[float]
 ) -> Iterator[Alarm]:
-    """Yield an alarm when all raw rewards of a group that trains are equal; to be asked with
-    grpo.use_dynamic_sampling alone, before further filters."""
+    """Yield an alarm when all raw rewards of a group that trains are equal.
+
+    The caller checks this only with grpo.use_dynamic_sampling, and before further filters.
+    """
     seen: dict[int, set[float]] = {index: set() for index in prompt_index}
     for reward, index, kept in zip(rewards, prompt_index, sample_mask, strict=True):
         if kept:
@@ -107,7 +112,8 @@ def uniform_group_alarms(
 def expected_counts(
     num_tokens: Sequence[int], sample_mask: Sequence[float], global_batch_size: int
 ) -> list[Counts]:
-    """Return (response tokens, samples) that train, for every update: ``global_batch_size`` samples each."""
+    """Return for every update the (response tokens, samples) that train; an update has ``global_batch_size``
+    samples."""
     counts = []
     for start in range(0, len(num_tokens), global_batch_size):
         part = slice(start, start + global_batch_size)
@@ -141,7 +147,8 @@ def count_alarms(planned: Sequence[Sequence[Counts]], expected: Sequence[Counts]
 def trained_token_alarms(measured: float | None, at_least: int, at_most: int) -> Iterator[Alarm]:
     """Yield an alarm when the loss saw another number of tokens that train than the tags give.
 
-    Samples without a gradient may be left out, so the number is between two.
+    Samples without a gradient may be left out, so the tags give two bounds. ``measured`` is None if nobody
+    counted.
     """
     if measured is not None and not at_least <= measured <= at_most:
         due = f"{at_most}" if at_least == at_most else f"{at_least} to {at_most}"

@@ -1,7 +1,8 @@
-"""A fixed sequence of tokens that engines and trainer score, and how far apart they may be.
+"""A fixed sequence of tokens that trainer and engines both score, and a limit on the difference of their
+scores.
 
-The tokens look random, so most of them are improbable: a wrong weight shows in their log-probs more than in
-those of what was sampled. Standard library only.
+The tokens look random, so most of them are improbable: a wrong weight changes their log-probs more than the
+log-probs of sampled tokens. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _LIMIT_ELSEWHERE = 0.2
 
 
 def canary_tokens(vocab_size: int, max_tokens: int) -> tuple[int, ...]:
-    """Return up to 32 token ids, at most ``max_tokens``, that depend on the vocabulary's size alone."""
+    """Return up to 32 token ids, at most ``max_tokens``; they depend on the vocabulary's size alone."""
     state, tokens = 1, []
     for _ in range(min(_NUM_TOKENS, max_tokens)):
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64  # Knuth's MMIX generator
@@ -28,7 +29,8 @@ def canary_tokens(vocab_size: int, max_tokens: int) -> tuple[int, ...]:
 
 
 def canary_gap(trainer: Sequence[float], engines: Sequence[Sequence[float]]) -> float:
-    """Return the greatest mean of |engine - trainer| over the tokens, nats, of all engines.
+    """Return how far the worst engine is from the trainer: the mean of |engine - trainer| over the tokens,
+    nats.
 
     Each sequence has the log-probs of all tokens but the first. NaN counts as infinite.
     """
@@ -40,7 +42,8 @@ def canary_gap(trainer: Sequence[float], engines: Sequence[Sequence[float]]) -> 
 
 
 def canary_alarms(gap: float | None, cfg: WorkerGroupConfig, *, has_experts: bool) -> Iterator[Alarm]:
-    """Yield an alarm when engines and trainer score the canary differently; None was not measured."""
+    """Yield an alarm when engines and trainer score the canary differently; ``gap`` is None if it was not
+    measured."""
     where = (cfg.device, cfg.precision)
     limit = _LIMITS.get(where, _LIMIT_ELSEWHERE)
     if gap is not None and not gap <= limit:

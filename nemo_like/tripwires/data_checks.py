@@ -1,4 +1,4 @@
-"""Judges whether prompts go on and rewards vary. Standard library only."""
+"""Judges whether each step gets new prompts and whether rewards vary. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from nemo_like.tripwires.alarm import Alarm
 
-# So many first steps whose rewards are all the same are worth a warning.
+# When all rewards in this many first steps are equal, a warning is due.
 _UNIFORM_STEPS = 3
 
 
 def prompt_alarms(prompts: Sequence[int], earlier: Sequence[int] | None, num_prompts: int) -> Iterator[Alarm]:
-    """Yield a warning when a step has exactly the prompts of the step before, in the same order.
+    """Yield a warning when a step has exactly the prompts of the previous step, in the same order.
 
-    ``num_prompts`` is the size of the training data; no more prompts than a step has must repeat.
+    ``num_prompts`` is the size of the training data; data of no more prompts than a step takes must repeat.
     """
     if earlier is not None and tuple(prompts) == tuple(earlier) and num_prompts > len(prompts):
         yield Alarm(
@@ -25,10 +25,10 @@ def prompt_alarms(prompts: Sequence[int], earlier: Sequence[int] | None, num_pro
 
 
 def reward_alarms(num_uniform_steps: int, reward: float) -> Iterator[Alarm]:
-    """Yield a warning at the run's third step when every step so far had the same reward for all samples.
+    """Yield a warning at the run's third step when in every step so far all samples had the same reward.
 
-    ``num_uniform_steps`` counts these steps, and ``reward`` is that of the last. Rewards that become equal
-    later tell of a task that was learnt.
+    ``num_uniform_steps`` counts these steps, and ``reward`` is the reward in the latest. Rewards that become
+    equal later only show that the task was learnt.
     """
     if num_uniform_steps == _UNIFORM_STEPS:
         yield Alarm(
@@ -40,7 +40,8 @@ def reward_alarms(num_uniform_steps: int, reward: float) -> Iterator[Alarm]:
 
 
 def resume_alarms(restored: object, saved: object) -> Iterator[Alarm]:
-    """Yield an alarm when the order of prompts does not stand where the checkpoint left it."""
+    """Yield an alarm when a resumed run continues elsewhere in the order of prompts than its checkpoint
+    says."""
     if restored != saved:
         yield Alarm(
             tripwire="resumed_prompts",

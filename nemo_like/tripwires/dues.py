@@ -1,4 +1,4 @@
-"""In which steps the dearer of the cheap tripwires look. Standard library only."""
+"""In which steps the more expensive checks run with ``debug.tripwires=cheap``. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ _PERIOD = 10
 
 
 def is_due(number: int, level: Tripwires) -> bool:
-    """Return whether to look at the ``number``-th occasion since the start of the process, counted from 1.
+    """Return whether a check is due at the ``number``-th occasion since the start of the process, counted
+    from 1.
 
-    ``all`` looks at every one, ``cheap`` at the first three and then at every tenth: what is wrong in the
-    code is wrong from the start, and what goes wrong later is seen soon enough.
+    With ``all`` every occasion is due; with ``cheap`` the first three and then every tenth: what is wrong in
+    the code is wrong from the start, and what goes wrong later is seen soon enough.
     """
     if level is Tripwires.cheap:
         return number <= _FIRST or number % _PERIOD == 0

@@ -1,9 +1,9 @@
 """Judges whether rewards give a run anything to learn from, and if not, says why. Standard library only.
 
 A group of samples teaches by its advantages. Where all of them are 0, the group is *idle*: its rewards are
-equal, or become so by scaling and shaping, or masks leave too few of its samples. A run that does well gets
-idle groups too, those that it solves. So idle groups are worth a warning where they are there from the start,
-or where they are not solved and rewards have not risen.
+equal, or become equal by scaling and shaping, or masks leave too few of its samples. A run that does well has
+idle groups too, because it solves their prompts. So idle groups cause a warning when they are there from the
+start, or when they are not solved and rewards have not risen.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from dataclasses import dataclass, field, replace
 from nemo_like.tripwires.alarm import Alarm
 from nemo_like.tripwires.data_checks import reward_alarms
 
-# Steps are judged together: the latest that have so many groups, and at least so many steps. Of fewer groups
-# nearly all may be idle by chance.
+# The latest steps are judged together: at least _NUM_STEPS, with at least _NUM_GROUPS groups between them. Of
+# fewer groups nearly all may be idle by chance.
 _NUM_GROUPS = 64
 _NUM_STEPS = 3
 _IDLE_SHARE = 0.95
 FLAT_PER_CENT = 95.0  # of a component's judged samples in groups without two different values of it
 # Rounding gives advantages of some 1e-10 where rewards are sums of the same parts in another order.
 _LEAST_ADVANTAGE = 1e-6
-# From so many truncated responses on they are the first thing to change.
+# From this share of truncated responses on, truncation is the first thing to change.
 _TRUNCATED_SHARE = 0.5
-# Of the responses that solve their prompts, or of those that do not.
+# Responses that solve their prompts, or that do not, count as rare up to this share.
 _RARE_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSignal:
-    """What a step's samples, in whole groups, give to learn from."""
+    """How much a step's samples, in whole groups, give to learn from."""
 
     num_groups: int
     num_idle: int  # groups all of whose advantages are 0
     num_solved: int  # idle groups each of whose judged samples solves the prompt
-    num_masked: int  # idle groups with different rewards, of whose samples too few train
-    num_levelled: int  # idle groups of whose samples with different rewards enough train
+    num_masked: int  # idle groups whose rewards differ, but not among the samples that train
+    num_levelled: int  # idle groups whose rewards differ among the samples that train
     num_samples: int
     num_truncated: int
     rewards: Sequence[float]  # of all judged samples, as their environments gave them
-    # The means of the reward's components that differ within nearly no group, by what messages call them.
+    # The means of the reward's components that differ within nearly no group, by their names in messages.
     flat_components: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -60,8 +60,8 @@ class SignalSamples:
 def step_signal(
     samples: SignalSamples, flat_components: Mapping[str, float], *, solved_reward: float
 ) -> StepSignal:
-    """Sum a step's samples up. A reward of at least ``solved_reward`` solves its prompt."""
-    largest: dict[int, float] = {}  # advantage of each group
+    """Summarise a step's samples. A reward of at least ``solved_reward`` solves its prompt."""
+    largest: dict[int, float] = {}  # by group, the greatest magnitude of an advantage
     for group, advantage in zip(samples.group_ids, samples.advantages, strict=True):
         largest[group] = max(largest.get(group, 0.0), abs(advantage))
     judged, training = (_different(samples, chosen) for chosen in (samples.is_judged, samples.trains))
@@ -91,10 +91,10 @@ def _different(samples: SignalSamples, is_chosen: Sequence[bool]) -> dict[int, s
 
 
 class LearningSignal:
-    """Looks at one step after the other, and warns once."""
+    """Follows a run's learning signal step by step, and warns at most once."""
 
     def __init__(self, *, solved_reward: float) -> None:
-        """A reward of at least ``solved_reward`` solves its prompt."""
+        """Start before the first step. A reward of at least ``solved_reward`` solves its prompt."""
         self._solved_reward = solved_reward
         self._latest: deque[StepSignal] = deque()
         self._num_constant_steps: int | None = 0  # None once rewards have varied within a step
@@ -102,13 +102,17 @@ class LearningSignal:
         self._is_resumed = self._is_told = False
 
     def resume(self) -> None:
-        """Note that the run began in an earlier process, which has warned of what there was then."""
+        """Note that the run began in an earlier process, which has given any warning about the run's first
+        steps."""
         self._is_resumed, self._num_constant_steps = True, None
 
     def alarms(self, step: StepSignal) -> Iterator[Alarm]:
-        """Yield a warning, once, when each of the run's first three steps has one reward for all samples; or
-        when of 64 groups and more nearly all are idle, in the run's first steps, or later, with rewards no
-        higher than those of the first steps and the groups not solved."""
+        """Yield a warning, once in a run, when the step's rewards show that there is nothing to learn.
+
+        This is so when each of the run's first three steps has one reward for all samples. It is also so when
+        nearly all of at least 64 groups are idle: in the first steps, or later if the groups are not solved
+        and rewards are no higher than in the first steps.
+        """
         self._latest.append(step)
         while len(self._latest) > _NUM_STEPS and self._num_groups - self._latest[0].num_groups >= _NUM_GROUPS:
             self._latest.popleft()
@@ -153,7 +157,7 @@ class LearningSignal:
         )
 
     def _why(self, num_idle: int) -> str:
-        """Return what most of the idle groups have."""
+        """Return what most of the idle groups have, such as "equal rewards"."""
         if 2 * sum(step.num_masked for step in self._latest) > num_idle:
             return "no advantage but 0, since masks leave nothing to compare"
         if 2 * sum(step.num_levelled for step in self._latest) > num_idle:
@@ -161,7 +165,7 @@ class LearningSignal:
         return "equal rewards"
 
     def _remedies(self) -> str:
-        """Return what the latest steps show, each with what to change."""
+        """Return what the latest steps show, and for each finding what to change."""
         num_truncated = sum(step.num_truncated for step in self._latest)
         share = num_truncated / sum(step.num_samples for step in self._latest)
         found = []
@@ -178,7 +182,7 @@ class LearningSignal:
         return "; ".join(found)
 
     def _flat_components(self) -> dict[str, float]:
-        """Return the latest means of the components that are flat in each of the latest steps."""
+        """Return the latest means of the components that were flat in each of the latest steps."""
         *earlier, latest = self._latest
         return {
             name: mean

@@ -4,36 +4,37 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-# The metric under which the trainer tells the digest of the weights that it sent.
+# The metric under which the trainer reports the digest of the weights that it sent.
 WEIGHTS_DIGEST = "weights_digest"
 
 
 class Measured(StrEnum):
-    """One measured number of a step; the comment says by whom, and how the parts of processes are merged."""
+    """One measured number of a step; its comment says who measures it, and how numbers of several processes
+    merge."""
 
     # The rollout actor, over the samples of a rollout; sums unless said otherwise.
     num_seeds = "num_seeds"  # seeds with which the engines were asked to sample
-    num_repeated_seeds = "num_repeated_seeds"  # of these, seeds that another response had already
+    num_repeated_seeds = "num_repeated_seeds"  # seeds among them that another response had already
     num_unended_responses = "num_unended_responses"  # without stop token, and not truncated
     num_misplaced_answers = "num_misplaced_answers"  # environments' answers that are about another turn
     num_impossible_logprobs = "num_impossible_logprobs"  # engines' log-probs that are above 0 or not finite
     num_equal_neighbours = "num_equal_neighbours"  # pairs of a group's samples with the same first response
-    expected_equal_neighbours = "expected_equal_neighbours"  # the same, by the probabilities of responses
-    engine_digest_min = "engine_digest_min"  # of the weights that sampled; the least over all responses
-    engine_digest_max = "engine_digest_max"  # and the greatest
+    expected_equal_neighbours = "expected_equal_neighbours"  # such pairs by the responses' probabilities
+    engine_digest_min = "engine_digest_min"  # least digest, over responses, of the weights that sampled
+    engine_digest_max = "engine_digest_max"  # greatest digest
 
     # The policy workers; the greatest over all ranks unless said otherwise.
-    num_wrong_samples = "num_wrong_samples"  # whose columns do not fit their tags
-    has_policy_as_reference = "has_policy_as_reference"  # 1: both give equal log-probs with other weights
+    num_wrong_samples = "num_wrong_samples"  # samples whose columns do not fit their tags
+    has_policy_as_reference = "has_policy_as_reference"  # 1: equal log-probs, though their weights differ
     loss_gradient_error = "loss_gradient_error"  # of d loss / d logprob, relative to its terms
     loss_error = "loss_error"  # of the loss, relative to its terms
     first_ratio_gap = "first_ratio_gap"  # mean |logprob - prev_logprob| in the first update, nats
     num_trained_tokens = "num_trained_tokens"  # over updates; summed over replicas
-    num_updates = "num_updates"  # of the optimizer since the run's start, as the schedule counts them
-    optimizer_step_gap = "optimizer_step_gap"  # how far the optimizer's own count is from that
+    num_updates = "num_updates"  # optimizer updates since the run's start, as the schedule counts them
+    optimizer_step_gap = "optimizer_step_gap"  # difference of the optimizer's own count from num_updates
     learning_rate = "learning_rate"  # in the optimizer after the step's last update
     moment_excess = "moment_excess"  # by which Adam's first moment is too long for clipped gradients
     weights_moved = "weights_moved"  # greatest change of a sampled weight in training
-    largest_weight = "largest_weight"  # of those sampled
-    weights_moved_elsewhere = "weights_moved_elsewhere"  # 1: they changed between two training phases
+    largest_weight = "largest_weight"  # greatest magnitude of a sampled weight
+    weights_moved_elsewhere = "weights_moved_elsewhere"  # 1: weights changed between two training phases
     reference_moved = "reference_moved"  # 1: the reference's weights are not those of the start

@@ -1,11 +1,11 @@
-"""Advantages from their formulas, for comparison with those that training uses (docs/rewards.md).
+"""Computes advantages from their formulas, to compare training's advantages with them (docs/rewards.md).
 
     grpo       (r - m) / (s + 1e-6), where s > 0       m, s: mean and unbiased deviation of the group
-    rloo       r - mean of the others
-    gdpo       per component as grpo, weighted, summed; then once more over the batch
+    rloo       r - mean of the group's other rewards
+    gdpo       grpo's for each component, weighted and summed; then normalised once more over the batch
     reinforce_plus_plus(_baseline)     (x - M) / sqrt(max(V, 1e-8)) over tokens; x = r, or r - m
 
-Masked samples count nowhere and get 0. Plain Python; nothing is shared with ``algorithms``.
+Masked samples count nowhere and get 0. Plain Python that shares no code with ``algorithms``.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Rewarded:
     trains: Sequence[bool]
     num_tokens: Sequence[float]
     components: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    kl_coefficient: float = 0.0  # above 0 with a KL in the reward; then the sums of K_t and K_t^2 per sample
-    kl_sums: Sequence[float] = ()
-    kl_square_sums: Sequence[float] = ()
+    kl_coefficient: float = 0.0  # above 0 where the reward has a KL term; then the sums below are given
+    kl_sums: Sequence[float] = ()  # per sample, the sum of K_t over its tokens
+    kl_square_sums: Sequence[float] = ()  # per sample, the sum of K_t^2
 
 
 def reference_advantages(samples: Rewarded, cfg: GRPOConfig) -> list[float] | None:
@@ -43,27 +43,27 @@ def reference_advantages(samples: Rewarded, cfg: GRPOConfig) -> list[float] | No
 
 
 def relative(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
-    """GRPO's, with the baseline and the normalisation that the keys choose."""
+    """Return GRPO's advantages, with the baseline and the normalisation that the keys choose."""
     return _relative(samples.rewards, samples, cfg.normalize_rewards, cfg.use_leave_one_out_baseline)
 
 
 def leave_one_out(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
-    """RLOO's."""
+    """Return RLOO's advantages."""
     return _relative(samples.rewards, samples, normalized=False, leaves_one_out=True)
 
 
 def whitened(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
-    """REINFORCE++'s."""
+    """Return REINFORCE++'s advantages."""
     return _whitened(samples.rewards, samples)
 
 
 def whitened_in_groups(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
-    """REINFORCE++'s with the mean of the group as baseline."""
+    """Return the advantages of REINFORCE++ with the mean of the group as baseline."""
     return _whitened(_relative(samples.rewards, samples, normalized=False, leaves_one_out=False), samples)
 
 
 def weighted_components(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
-    """GDPO's."""
+    """Return GDPO's advantages."""
     total = [0.0] * len(samples.rewards)
     for component, weight in cfg.adv_estimator.reward_weights.items():
         values = samples.components[component]
@@ -99,7 +99,8 @@ def _relative(
 
 
 def _mean_and_divisor(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean, and the unbiased standard deviation plus 1e-6; 1 for that where all are equal."""
+    """Return the mean, and the unbiased standard deviation plus 1e-6, or 1 in its place where all are
+    equal."""
     mean = math.fsum(values) / len(values)
     if min(values) == max(values):
         return values[0], 1.0

@@ -1,14 +1,15 @@
-"""The loss and its derivatives by log-prob and entropy, from the formulas of docs/losses.md, in float64.
+"""Computes the loss and its derivatives by log-prob and entropy, from the formulas of docs/losses.md, in
+float64.
 
-Derivatives are written out, not taken by autograd, and nothing is shared with ``algorithms``: what training
-back-propagates is compared with them, and the conformance kit has its golden numbers from them. x below is a
-log-ratio limited to +-20, r = e^x.
+The derivatives are written out, not taken by autograd, and share no code with ``algorithms``. The tripwires
+compare what training back-propagates with them, and they are the golden numbers of the conformance kit.
+Below, x is a log-ratio limited to +-20, and r = e^x.
 
     PPO        -A r while r is on the side of its bound where the gradient flows, else 0
     CISPO      -A clip(r)           REINFORCE   -A
     GSPO       the sum over a sample's tokens of weight times PPO's derivative, divided by the sample's tokens
     GSPO-token PPO's with the sample's r          SAPO   -4 A p (1 - p) r, p = sigmoid(tau (r - 1))
-    KL         e + de/dx dx, with the estimate e, while |e| < 10; dx = -1
+    KL         e - de/dx while |e| < 10, else 0; e is the estimate
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ _KL_LIMIT = 10.0
 # A token this close to a bound of the loss, where the derivative jumps, is not compared: float32 and float64
 # may see it on different sides. The sign of A is such a bound, and closeness to 0 is relative to A's terms.
 _NEAR = 1e-4
-# What the gradient of a token is compared with is at least this share of |A| + beta, else the rounding of a
-# k3 estimate near 0 would count as an error; and of what the terms of A alone would give. A is a sum, such as
-# a shift and a scaled value of a critic's. Training adds it in float32, with an error of up to 2^-23 of its
-# terms, 1.2e-5 of their share; of A itself that may be anything, since the terms may cancel.
+# A token's gradient is compared with a scale that has at least this share of |A| + beta, else the rounding of
+# a k3 estimate near 0 would count as an error. The scale also has this share of the gradient that the terms
+# of A would give if they did not cancel: A is a sum, such as a shift plus a critic's scaled value. Training
+# adds it in float32, with an error of up to 2^-23 of its terms, 1.2e-5 of their share in the scale.
 _LEAST_SHARE = 1e-2
 
 
@@ -53,12 +54,12 @@ class ScoredTokens:
     logprobs: Tensor
     prev: Tensor  # what the ratio compares with; ``logprobs`` itself where the ratio is 1 by definition
     advantages: Tensor
-    advantage_sizes: Tensor  # of the terms whose sum an advantage is, the sum of the magnitudes
+    advantage_sizes: Tensor  # the sum of the magnitudes of the terms that make up an advantage
     trains: Tensor  # bool
     sample: Tensor  # int64, below num_samples
     num_samples: int
-    update_tokens: Tensor  # response tokens of the token's update that train, over all ranks
-    update_samples: Tensor  # the same of samples
+    update_tokens: Tensor  # response tokens that train in the token's update, over all ranks
+    update_samples: Tensor  # samples that train in the token's update, over all ranks
     generation: Tensor | None = None
     reference: Tensor | None = None
     entropy: Tensor | None = None
@@ -66,10 +67,10 @@ class ScoredTokens:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceTerms:
-    """What the loss should be: per token, [M] float64.
+    """The loss and its derivatives per token, as they should be, [M] float64.
 
-    ``loss`` sums to the loss. ``gradient`` and ``entropy_gradient`` are its derivatives; ``scale`` is what a
-    difference from ``gradient`` is compared with. ``is_certain`` is false next to a bound of the loss.
+    ``loss`` sums to the loss. ``gradient`` and ``entropy_gradient`` are its derivatives; a difference from
+    ``gradient`` is judged relative to ``scale``. ``is_certain`` is false next to a bound of the loss.
     """
 
     loss: Tensor
@@ -81,7 +82,7 @@ class ReferenceTerms:
 
 @torch.no_grad()
 def reference_terms(tokens: ScoredTokens, cfg: LossConfig) -> ReferenceTerms:
-    """Compute the configured loss and its derivatives. A user's own loss has no reference."""
+    """Return the configured loss and its derivatives. A user's own loss has no reference."""
     tokens = _without_untrained(tokens)
     share = token_shares(tokens, cfg)
     value, slope, slope_size, is_certain = _policy_gradient(tokens, share, cfg)
@@ -109,7 +110,8 @@ def reference_terms(tokens: ScoredTokens, cfg: LossConfig) -> ReferenceTerms:
 
 
 def token_shares(tokens: ScoredTokens, cfg: LossConfig) -> Tensor:
-    """Return each token's share of the mean over its update's global batch, 0 where it does not train."""
+    """Return each token's weight in the mean over its update's global batch; 0 where the token does not
+    train."""
     if cfg.token_level_loss:
         divisor = tokens.update_tokens
     elif cfg.sequence_length_normalizer is not None:
@@ -120,9 +122,11 @@ def token_shares(tokens: ScoredTokens, cfg: LossConfig) -> Tensor:
 
 
 def kl_to_go(log_ratio: Tensor, sample: Tensor, num_samples: int, kind: KLType) -> Tensor:
-    """Return for each of the M tokens the KL to the reference of it and of the later tokens of its sample.
+    """Return for each of the M tokens the KL to the reference, summed over this and the later tokens of its
+    sample.
 
-    ``log_ratio`` [M] float64 is reference minus policy, nats; samples are in one piece each, in any order.
+    ``log_ratio`` [M] float64 is reference minus policy, nats. The tokens of a sample are consecutive; the
+    samples may be in any order.
     """
     estimate, _, _ = _kl(log_ratio, kind)
     totals = torch.zeros(num_samples, dtype=estimate.dtype, device=estimate.device)
@@ -136,7 +140,7 @@ def kl_to_go(log_ratio: Tensor, sample: Tensor, num_samples: int, kind: KLType) 
 
 
 def _without_untrained(tokens: ScoredTokens) -> ScoredTokens:
-    """Return the tokens with harmless values on those that do not train."""
+    """Replace the values of tokens that do not train by harmless values."""
 
     def harmless(values: Tensor | None) -> Tensor | None:
         return None if values is None else torch.where(tokens.trains, values, tokens.logprobs)
@@ -160,8 +164,11 @@ def _without_untrained(tokens: ScoredTokens) -> ScoredTokens:
 def _policy_gradient(
     tokens: ScoredTokens, share: Tensor, cfg: LossConfig
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return per token the value; the derivative of the loss, shares included; what the terms of the
-    advantages would give of it, without cancelling; and whether the derivative is certain."""
+    """Return four tensors with one entry per token.
+
+    They are the value; the derivative of the loss, with the token's share; the size of this derivative if the
+    terms of the advantage did not cancel; and whether the derivative is certain.
+    """
     advantages, log_ratio, kind = tokens.advantages, tokens.logprobs - tokens.prev, loss_kind_of(cfg)
     assert kind.reference is not None, "the caller asks only for kinds that have a reference"
     if kind.has_sample_ratio:
@@ -179,15 +186,16 @@ def _policy_gradient(
     return value, slope, slope_size, is_certain
 
 
-# Called with tokens, their log-ratios [M] and the section ``loss_fn``; gives per token the value, the
-# derivative divided by the advantage, on whose sign alone it depends, and whether that is certain.
+# A surrogate takes tokens, their log-ratios [M] and the config group ``loss_fn``. It returns per token the
+# value; the derivative divided by the advantage, which depends on the advantage's sign alone; and whether the
+# derivative is certain.
 Surrogate = Callable[[ScoredTokens, Tensor, Any], tuple[Tensor, Tensor, Tensor]]
 
 
 def clipped_surrogate(
     tokens: ScoredTokens, log_ratio: Tensor, cfg: SurrogateLossConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """PPO's, with the dual clip."""
+    """Return PPO's surrogate, with the dual clip."""
     ratio, is_certain = _ratio(log_ratio)
     low, high, advantages = 1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max, tokens.advantages
     worst = high if cfg.ratio_clip_c is None else cfg.ratio_clip_c
@@ -205,20 +213,21 @@ def clipped_surrogate(
 def weighted_logprob(
     tokens: ScoredTokens, log_ratio: Tensor, cfg: ClippedLossConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """CISPO's: the clipped ratio weighs the log-prob."""
+    """Return CISPO's surrogate: the clipped ratio weighs the log-prob."""
     ratio, is_certain = _ratio(log_ratio)
     factor = -ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
     return tokens.advantages * factor * tokens.logprobs, factor, is_certain
 
 
 def plain_logprob(tokens: ScoredTokens, log_ratio: Tensor, cfg: LossConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """REINFORCE's, which has no ratio."""
+    """Return REINFORCE's surrogate, which has no ratio."""
     factor = -torch.ones_like(log_ratio)
     return -tokens.advantages * tokens.logprobs, factor, torch.ones_like(log_ratio, dtype=torch.bool)
 
 
 def soft_gate(tokens: ScoredTokens, log_ratio: Tensor, cfg: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """SAPO's, with its keys ``tau_pos`` and ``tau_neg``; the gate's own derivative by r is 4 p (1 - p)."""
+    """Return SAPO's surrogate, with its keys ``tau_pos`` and ``tau_neg``; the gate's derivative by r is 4 p
+    (1 - p)."""
     ratio, is_certain = _ratio(log_ratio)
     advantages = tokens.advantages
     tau = torch.full_like(ratio, cfg.tau_neg).masked_fill(advantages > 0, cfg.tau_pos)
@@ -228,13 +237,14 @@ def soft_gate(tokens: ScoredTokens, log_ratio: Tensor, cfg: Any) -> tuple[Tensor
 
 
 def _ratio(log_ratio: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the limited ratio, and whether its limit is not near."""
+    """Return the limited ratio, and whether the log-ratio is clear of the limit."""
     is_certain = (log_ratio.abs() - _LOG_RATIO_LIMIT).abs() > _NEAR
     return log_ratio.clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT).exp(), is_certain
 
 
 def _engine_weights(tokens: ScoredTokens, cfg: LossConfig) -> tuple[Tensor, Tensor]:
-    """Return w = p_prev / p_engine per token or per sample, bounded, and whether no bound is near."""
+    """Return w = p_prev / p_engine per token or per sample, bounded, and whether it is clear of the
+    bounds."""
     limit = _LOG_RATIO_LIMIT
     low = cfg.truncated_importance_sampling_ratio_min or 0.0
     high = cfg.truncated_importance_sampling_ratio or torch.inf
@@ -254,7 +264,7 @@ def _engine_weights(tokens: ScoredTokens, cfg: LossConfig) -> tuple[Tensor, Tens
 
 
 def _kl(difference: Tensor, kind: KLType) -> tuple[Tensor, Tensor, Tensor]:
-    """Return estimates, derivatives by the log-prob, and whether they are certain.
+    """Return estimates of the KL, their derivatives by the log-prob, and whether each derivative is certain.
 
     ``difference`` is reference minus policy, [M].
     """

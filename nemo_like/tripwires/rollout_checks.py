@@ -1,4 +1,4 @@
-"""Judges what the rollout actor measured of a step's samples. Standard library only."""
+"""Judges the numbers that the rollout actor measured of a step's samples. Standard library only."""
 
 from __future__ import annotations
 
@@ -38,8 +38,11 @@ _COUNTS = {
 
 
 def rollout_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
-    """Yield an alarm for every count that must be 0 and is not, and one for responses that are too often
-    equal. What was not measured is not judged."""
+    """Yield an alarm for every count that must be 0 and is not, and an alarm when responses are equal too
+    often.
+
+    A number that was not measured is not judged.
+    """
     for name, (tripwire, wrong, look_at) in _COUNTS.items():
         if count := measured.get(name, 0.0):
             of = measured.get(Measured.num_seeds, 0.0)
@@ -48,7 +51,7 @@ def rollout_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
 
 
 def judged_alarms(num_unjudged: int, num_failed: int) -> Iterator[Alarm]:
-    """Yield an alarm unless as many samples count as not judged as have no reward."""
+    """Yield an alarm unless the number of samples marked as not judged equals the number without a reward."""
     if num_unjudged != num_failed:
         yield Alarm(
             tripwire="masks",
@@ -58,8 +61,8 @@ def judged_alarms(num_unjudged: int, num_failed: int) -> Iterator[Alarm]:
 
 
 def log_chance(count: float, expected: float) -> float:
-    """Return a bound on the natural logarithm of the chance that ``count`` or more of independent events
-    happen, of which ``expected`` happen on average.
+    """Return an upper bound on the natural logarithm of the chance of ``count`` or more independent events,
+    when on average ``expected`` of them happen.
 
     This is Chernoff's bound: e^(-expected) (e expected / count)^count; 0 where ``count`` is not above
     ``expected``.

@@ -1,4 +1,5 @@
-"""Counts the samples whose columns do not fit their tags. numpy; called where the columns are."""
+"""Counts the samples whose columns do not fit their tags, in the process that holds the columns. Uses
+numpy."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _DIGEST_SHIFT = 33  # 31 bits are left, which a small tag can carry
 
 
 def sample_digests(input_ids: np.ndarray, lengths: Sequence[int] | np.ndarray) -> list[int]:
-    """Return a number below 2^31 per sample, which differs where tokens differ or change places.
+    """Return for each sample a number below 2^31 that changes when a token changes or tokens change places.
 
     ``input_ids`` is packed, [sum of lengths] of any integer type.
     """
@@ -23,7 +24,7 @@ def sample_digests(input_ids: np.ndarray, lengths: Sequence[int] | np.ndarray) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleTags:
-    """What the rollout said of N samples, one entry each; None where it said nothing."""
+    """The rollout actor's tags of N samples, one entry per sample; ``digests`` is None where it made none."""
 
     lengths: Sequence[int]
     num_prompt_tokens: Sequence[int]
@@ -42,10 +43,10 @@ def num_wrong_samples(
 ) -> int:
     """Return how many samples have columns that do not fit their tags. Columns are packed.
 
-    A sample is wrong when its tokens are not those of its digest; when its mask has another number of
-    ones than response tokens, begins elsewhere than behind the prompt, or does not cover the last token,
-    which is a response's (but in a session); or when a token has a log-prob, as only sampled ones have, and
-    is not in the mask.
+    A sample is wrong when its tokens do not have its digest; when its mask covers a prompt token, has another
+    number of ones than there are response tokens, or leaves out the first token after the prompt or the last
+    token (agents' sessions may leave these out); or when a token outside the mask has a log-prob, which only
+    sampled tokens have.
     """
     lengths = np.asarray(tags.lengths)
     starts, positions = _places(tags.lengths)

@@ -1,4 +1,4 @@
-"""Judges what was measured of the loss and of the optimizer's updates. Standard library only."""
+"""Judges the numbers measured of the loss and of the optimizer's updates. Standard library only."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ _MOMENT_TOLERANCE = 1e-3
 # Nats per token between the scoring of tokens and the first training pass on them, with the same weights.
 _FIRST_GAP = {(Device.cpu, Precision.float32): 1e-4}
 _FIRST_GAP_ELSEWHERE = 0.1
-# The estimate of the entropy from n samples has a standard error of about 2 / sqrt(n) nats; ten times that.
+# The entropy's estimate from n samples has a standard error of about 2 / sqrt(n) nats; ten times that may be.
 _ENTROPY_BASE, _ENTROPY_PER_ROOT = 0.1, 20.0
 
 
 def loss_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
-    """Yield an alarm when what training back-propagated, or its loss, is not what the formulas give."""
+    """Yield an alarm when the loss, or the gradient that training back-propagated, differs from the
+    formulas."""
     for name, what, limit in (
         (Measured.loss_gradient_error, "the loss's derivative by a log-prob", _GRADIENT_TOLERANCE),
         (Measured.loss_error, "the loss", _LOSS_TOLERANCE),
@@ -47,7 +48,7 @@ def loss_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
 
 
 def ratio_alarms(metrics: Mapping[str, float], loss: ClippedLossConfig) -> Iterator[Alarm]:
-    """Yield an alarm when the clipped ratios are not the ratios cut at the configured bounds."""
+    """Yield an alarm when the clipped ratios are not the ratios limited to the configured bounds."""
     for side, bound in (("min", 1 - loss.ratio_clip_min), ("max", 1 + loss.ratio_clip_max)):
         ratio, clipped = metrics.get(f"probs_ratio_{side}"), metrics.get(f"probs_ratio_clamped_{side}")
         if ratio is None or clipped is None:
@@ -65,7 +66,8 @@ def ratio_alarms(metrics: Mapping[str, float], loss: ClippedLossConfig) -> Itera
 
 
 def first_ratio_alarms(measured: Mapping[str, float], cfg: WorkerGroupConfig) -> Iterator[Alarm]:
-    """Yield an alarm when log-probs in the first update are not those that were scored before it."""
+    """Yield an alarm when log-probs in the first update differ from prev_logprobs, which the same weights
+    gave."""
     gap = measured.get(Measured.first_ratio_gap, 0.0)
     limit = _FIRST_GAP.get((cfg.device, cfg.precision), _FIRST_GAP_ELSEWHERE)
     if not gap <= limit:
@@ -102,8 +104,8 @@ def optimizer_alarms(
 ) -> Iterator[Alarm]:
     """Yield an alarm when learning rate, counts of updates or clipped gradients are not as configured.
 
-    ``planned`` is the number of updates of a step; ``updates_before`` the schedule's count after the step
-    before, None in the first step of a process.
+    ``planned`` is the number of updates in a step; ``updates_before`` is the schedule's count after the
+    previous step, None in the first step of a process.
     """
     count = measured.get(Measured.num_updates)
     if count is None:
@@ -158,7 +160,7 @@ def scheduled_rate(update: int, peak: float, cfg: SchedulerConfig) -> float:
 
 
 def scheduled_rates(last: int, count: int, peak: float, cfg: SchedulerConfig) -> float:
-    """Return the sum of the learning rates of ``count`` updates, of which ``last`` is the last one."""
+    """Return the sum of the learning rates of the ``count`` updates that end with update ``last``."""
     return sum(scheduled_rate(update, peak, cfg) for update in range(last - count + 1, last + 1))
 
 

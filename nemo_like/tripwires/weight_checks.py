@@ -1,4 +1,5 @@
-"""Judges what was measured of weights: in engines, in training, and between. Standard library only."""
+"""Judges the numbers measured of weights: in engines, in training and between trainings. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -15,8 +16,11 @@ _SLACK = 1.05
 
 
 def digest_alarms(measured: Mapping[str, float], sent: Sequence[float]) -> Iterator[Alarm]:
-    """Yield an alarm unless every response was sampled by weights with one of the digests ``sent``: those of
-    the versions that the trainer sent, of which a rollout may have. Without any, nothing is known."""
+    """Yield an alarm unless the weights that sampled each response have a digest that is in ``sent``.
+
+    ``sent`` has the digests of the versions from which the rollout's responses may come; when it is empty,
+    nothing is judged.
+    """
     low, high = measured.get(Measured.engine_digest_min), measured.get(Measured.engine_digest_max)
     if not sent or low is None or high is None or (low in sent and high in sent):
         return
@@ -59,10 +63,10 @@ def change_alarms(
     learning_rates: float,
     gradient_norm: float,
 ) -> Iterator[Alarm]:
-    """Yield an alarm when training changed no weight, or one by more than AdamW can.
+    """Yield an alarm when training changed no weight, or changed one by more than AdamW can.
 
-    ``learning_rates`` is the sum of the rates of the step's updates, ``gradient_norm`` their mean norm before
-    clipping.
+    ``learning_rates`` is the sum of the rates of the step's updates; ``gradient_norm`` is their mean gradient
+    norm before clipping.
     """
     moved = measured.get(Measured.weights_moved)
     if moved is None:
@@ -86,11 +90,12 @@ def change_alarms(
 
 
 def largest_change(cfg: OptimizerConfig, learning_rates: float, largest_weight: float) -> float | None:
-    """Return by how much AdamW can change a weight in updates whose learning rates have this sum.
+    """Return by how much AdamW can change a weight in updates whose learning rates add up to
+    ``learning_rates``.
 
-    By Cauchy and Schwarz, the first moment over the root of the second is at most (1 - b1) /
-    sqrt((1 - b2) (1 - b1^2 / b2)), or 1 (cf. Kingma and Ba, arXiv 1412.6980, section 2.1). None where
-    b1^2 >= b2, for which there is no bound.
+    By Cauchy and Schwarz, the first moment over the root of the second is at most (1 - b1) / sqrt((1 - b2) (1
+    - b1^2 / b2)), or 1 (cf. Kingma and Ba, arXiv 1412.6980, section 2.1). None where b1^2 >= b2, for which
+    there is no bound.
     """
     beta1, beta2 = cfg.adam_beta1, cfg.adam_beta2
     if beta1 * beta1 >= beta2:

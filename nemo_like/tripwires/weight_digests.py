@@ -1,8 +1,8 @@
-"""Digests of weights that differ when one bit differs, or when two values change places.
+"""Digests of weights, which differ when one bit differs or two values change places.
 
-A tensor's bytes are read as 64-bit words w_i; its digest is the sum of w_i m_i modulo 2^64, with odd
-multipliers m_i that depend on the place, followed by a hash with the tensor's name, dtype and shape. The sum
-runs on the tensor's device, in pieces of two MiB.
+A tensor's bytes are read as 64-bit words w_i. The sum of w_i m_i modulo 2^64, with odd multipliers m_i that
+depend on the position i, runs on the tensor's device in pieces of two MiB. A hash of all sums with the
+tensors' names, dtypes and shapes is the digest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DIGEST_BITS = 47
 
 
 class WeightsDigest:
-    """The digest of named tensors, whatever their order; ``value`` is below 2^47."""
+    """Computes the digest of named tensors, whatever their order; ``value`` is below 2^47."""
 
     def __init__(self) -> None:
         self._sums: list[tuple[str, Tensor]] = []
@@ -37,7 +37,7 @@ class WeightsDigest:
             self.add(name, tensor)
 
     def watching(self, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the named tensors on, and take in each of them."""
+        """Yield the named tensors unchanged, and take in each of them."""
         for name, tensor in tensors:
             self.add(name, tensor)
             yield name, tensor
@@ -56,7 +56,7 @@ class WeightsDigest:
 def word_sum(tensor: Tensor) -> Tensor:
     """Return the sum of a tensor's 64-bit words times their multipliers, modulo 2^64, as an int64 scalar.
 
-    The words are those of the values in their order, whatever the strides; the last one is filled up with 0.
+    The words hold the values in their order, whatever the strides; the last word is filled up with 0.
     """
     words, multipliers = _words(tensor.detach()), _multipliers(tensor.device)
     if len(words) <= _PIECE_WORDS:
