@@ -89,7 +89,8 @@ class MegatronModelConfig:
 
 @dataclass(kw_only=True, slots=True)
 class MegatronConfig(MegatronModelConfig):
-    """... and how it trains. Here too each default asks for nothing."""
+    """A model of Megatron-core, how it is spread over ranks, and how it trains. Each default asks for
+    nothing."""
 
     use_distributed_optimizer: Annotated[
         bool, Key("shard the optimizer's state over the data- and context-parallel ranks", False)
@@ -130,7 +131,7 @@ class ScoringPackingConfig:
 
 @dataclass(kw_only=True, slots=True)
 class SequencePackingConfig(ScoringPackingConfig):
-    """... also in training."""
+    """Micro-batches in which samples lie end to end, in scoring and in training."""
 
     train_mb_tokens: Annotated[int, Key("the same in training", 4096, at_least=1)]
 
@@ -153,7 +154,7 @@ class ScoringBatchesConfig:
 
 @dataclass(kw_only=True, slots=True)
 class DynamicBatchingConfig(ScoringBatchesConfig):
-    """... also in training."""
+    """Micro-batches of padded samples of similar length, in scoring and in training."""
 
     train_mb_tokens: Annotated[int, Key("the same in training", 4096, at_least=1)]
 
@@ -200,7 +201,7 @@ class FsdpModelConfig:
 
 @dataclass(kw_only=True, slots=True)
 class FsdpConfig(FsdpModelConfig):
-    """... and how it trains."""
+    """A model of transformers, how it is spread over ranks, and how it trains."""
 
     activation_checkpointing: Annotated[
         bool, Key("recompute each layer in the backward instead of keeping what it computed", False)
@@ -301,7 +302,7 @@ class WorkerGroupConfig:
 
 @dataclass(kw_only=True, slots=True)
 class TrainedGroupConfig(WorkerGroupConfig):
-    """... and train the model."""
+    """A worker group whose workers also train the model."""
 
     sequence_packing: Annotated[
         SequencePackingConfig,
@@ -399,7 +400,7 @@ class ValueConfig(TrainedGroupConfig):
 
 
 class TeacherScoring(Enum):
-    """What holds a teacher's model and scores samples by it."""
+    """Who holds a teacher's model and scores samples by it."""
 
     workers = "workers"
     engine = "engine"

@@ -14,7 +14,7 @@ from nemo_like.policy.backends.library_arguments import Library
 from nemo_like.policy.groups.layout import adapters_of
 from nemo_like.policy.options import Device, LoraConfig, TrainedGroupConfig, WorkerGroupConfig
 
-_GATHERED_LAYERS = 2  # one is gathered while the one before it computes
+_GATHERED_LAYERS = 2  # a layer is gathered while the previous layer computes
 
 
 def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
@@ -35,8 +35,11 @@ def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
 
 
 def _held(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> HeldMemory:
-    """Return what a rank of FSDP holds: a part of what trains, in float32, a part of what is frozen, in the
-    group's precision, and a few whole layers at a time."""
+    """Return the memory that a rank of FSDP holds.
+
+    It holds its part of trained parameters in float32, its part of frozen parameters in the group's
+    precision, and a few whole layers at a time.
+    """
     tp = policy.fsdp_cfg.tensor_parallel_size
     ranks = tp * policy.data_parallel_size
     counts = model.parameters

@@ -63,7 +63,7 @@ def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
 
 
 def _adapters(name: str, lora: LoraConfig) -> Iterator[Problem]:
-    """Yield a problem where a layer that no model has shall be adapted."""
+    """Yield a problem where ``lora`` names a layer that no supported model has."""
     unknown = [layer for layer in lora.target_modules if layer not in ADAPTABLE_LAYERS]
     if unknown and not adapts_all_linear(lora):
         close = get_close_matches(unknown[0], ADAPTABLE_LAYERS, n=1)
@@ -125,7 +125,8 @@ def _adapted_experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> I
 
 
 def _held(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> HeldMemory:
-    """Return what a rank of Megatron-core holds: experts are divided over EP, everything else over TP."""
+    """Return the memory that a rank of Megatron-core holds: experts are divided over EP, all other weights
+    over TP."""
     megatron, counts = policy.megatron_cfg, model.parameters
     tp, pp, ep = (
         megatron.tensor_model_parallel_size,
@@ -148,7 +149,7 @@ def _held(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> HeldMemory:
     trained_others, trained_experts, lora = others, experts, adapters_of(policy)
     if lora is not None:
         trained_others, trained_experts = num_adapter_parameters(model, lora) // (tp * pp), 0
-    # What trains in float32, as adapters always do, is its own master.
+    # A parameter that trains in float32, as adapters always do, is its own master.
     is_float32 = policy.precision is Precision.float32 or lora is not None
     per_parameter = MOMENTS + (0 if is_float32 else FLOAT32)
     copies = stage_size(policy) // tp if shards_optimizer(policy) else 1
@@ -156,7 +157,7 @@ def _held(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> HeldMemory:
     adapters = trained_others if lora is not None else 0
     gradients = (trained_others + trained_experts) * FLOAT32
     updated = trained_others // copies + trained_experts // expert_copies
-    # Weights of a sharded optimizer move into one buffer, while those that were loaded are still there.
+    # A sharded optimizer copies the weights into one buffer, while the loaded weights are still there.
     # Master weights are made beside the gradients, and moments when gradients may have left.
     is_moved = shards_optimizer(policy) and lora is None
     moved = (trained_others + trained_experts) * weight_bytes_of(policy) * is_moved
@@ -173,10 +174,11 @@ def _held(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> HeldMemory:
 
 
 def _in_checkpoint(policy: WorkerGroupConfig, rank: int, others: int, experts: int) -> tuple[int, int]:
-    """Return what a rank of Megatron-core writes of a checkpoint, and what it gathers for it.
+    """Return the bytes that a rank of Megatron-core writes into a checkpoint, and those that it gathers
+    before.
 
-    The first rank of each data-parallel group writes, and gathers an optimizer that is sharded: for each
-    trained parameter its master and two moments. The first ranks of experts and of everything else differ.
+    The first rank of each data-parallel group writes. It first gathers an optimizer that is sharded: for each
+    trained parameter its master and two moments. The first ranks of experts and of all other weights differ.
     """
     megatron, index = policy.megatron_cfg, rank % stage_size(policy)
     written = others * (index < megatron.tensor_model_parallel_size)
@@ -194,7 +196,7 @@ def _stores_weights(group: TrainedGroupConfig) -> bool:
 
 
 def _missing_kernels(policy: WorkerGroupConfig) -> Iterator[str]:
-    """Yield what training lacks without Transformer Engine. No package is imported for that."""
+    """Yield what training lacks without Transformer Engine, without importing it."""
     if find_spec("transformer_engine") is not None:
         return
     yield (

@@ -1,4 +1,4 @@
-"""What low-rank adapters are in both backends: first values, and names and files in peft's format.
+"""What both backends do alike with low-rank adapters: first values, and names and files in peft's format.
 
 LoRA: arXiv 2106.09685.
 """
@@ -37,10 +37,10 @@ def peft_name(layer: str, part: str) -> str:
 
 
 def initial_value(name: str, shape: Sequence[int]) -> Tensor:
-    """Return the first value of an adapter's tensor that peft calls ``name``, ``shape`` float32 on the CPU: A
-    [rank, inputs] is random, B [outputs, rank] is zero, so that the model's outputs do not change yet.
+    """Return the first value of the adapter's tensor that peft calls ``name``, ``shape`` float32 on the CPU.
 
-    The name is the seed, so every rank of every layout, and either backend, has the same values.
+    A [rank, inputs] is random, B [outputs, rank] is zero, so that the model's outputs do not change yet. The
+    name is the seed, so the values are the same on every rank, in every layout and with either backend.
     """
     value = torch.zeros(*shape, dtype=ADAPTER_DTYPE)
     if f".{LORA_A}." in name:

@@ -1,4 +1,4 @@
-"""What is known of a training backend: one file for each describes it so.
+"""``BackendKind``: describes a training backend to all other parts; each backend has one file with it.
 
 backend_kinds/fsdp.py    KIND = BackendKind(about=..., backend="package.module:Class", axes=..., ...)
 """
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 class BackendKind:
     """A training backend. Keys are full ones below a worker group, such as "fsdp_cfg.cpu_offload".
 
-    about: what trains.
+    about: names the library and the models that it trains.
     backend: import path of ``(cfg, objective, coordinates) -> policy.interface.TrainingBackend``, which is
         imported in workers alone.
     imported_without: optional packages that are kept from being loaded with it.
-    part: the group of the backend's own keys; none may be set in the parts of others.
-    axes: the keys with the sizes of the axes that it spreads a model over: of tp, cp, pp and ep those that it
-        has. Each data-parallel replica has tp x cp x pp workers.
-    sequence_parallel: the key that spreads over tp also what tp does not divide.
-    layout_prefix: what stands before the sizes of the axes in the plan.
+    part: the config group of the backend's own keys; keys in other backends' groups must not be set.
+    axes: for each of the axes tp, cp, pp and ep over which the backend can spread a model, the key with its
+        size. Each data-parallel replica has tp x cp x pp workers.
+    sequence_parallel: the key with which tp ranks also divide the tokens outside of attention and FFN.
+    layout_prefix: a text before the sizes of the axes in the plan.
     has_stages: the plan names the size of pp also where it is 1.
-    all_gather_weights: every worker takes part when weights are gathered; else those beside a sender.
-    passes_on: the keys of ``part`` with arguments that it passes on to a library as they are.
-    held_memory: returns what the worker of a rank holds.
+    all_gather_weights: every worker takes part when weights are gathered; else only workers beside a sender.
+    passes_on: the keys of ``part`` whose arguments go to a library as they are.
+    held_memory: returns the memory that a rank's worker holds.
     stores_weights: returns whether a checkpoint has weights besides their masters in float32; None: never.
-    optimizer_sharding: the key that spreads the optimizer's state over data-parallel ranks, where one does.
-    refusal: returns why it cannot train a model, and a remedy, from the group's name and the model's
+    optimizer_sharding: the key that spreads the optimizer's state over data-parallel ranks, if there is one.
+    refusal: returns why the backend cannot train a model, and a remedy, from the group's name and the model's
         config.json; None where it can.
-    problems: yields what it cannot do of what a worker group's keys ask; given the group's name and keys.
-    model_problems: the same of the group's model, beside sizes of axes that do not divide it.
-    adapter_problem: returns why adapters cannot be put beside layers of the model in a directory, which it
-        builds to see that; called in a child process.
-    missing_kernels: yields what training on GPUs lacks on this machine.
+    problems: yields the problems of a worker group's keys with this backend, from the group's name and keys.
+    model_problems: yields the problems of the group's model, except axis sizes that do not divide it.
+    adapter_problem: builds the model in a directory, and returns why its layers cannot get adapters; called
+        in a child process.
+    missing_kernels: yields the kernels for training on GPUs that this machine lacks.
     """
 
     about: str
@@ -68,14 +68,14 @@ class BackendKind:
 
 
 def backend_kind_of(group: WorkerGroupConfig) -> BackendKind:
-    """Return what is known of the backend of a worker group."""
+    """Return the description of a worker group's backend."""
     kind: BackendKind = BACKEND_KINDS.load(group.backend)
     return kind
 
 
 def axis_size(group: WorkerGroupConfig, axis: str) -> int:
-    """Return how many ranks the model of a group is spread over on tp, cp, pp or ep; 1 where the backend does
-    not have the axis."""
+    """Return how many ranks a group's model is spread over on tp, cp, pp or ep; 1 where the backend has no
+    such axis."""
     key = backend_kind_of(group).axes.get(axis)
     size: int = 1 if key is None else attrgetter(key)(group)
     return size

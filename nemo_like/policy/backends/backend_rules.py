@@ -1,7 +1,7 @@
 """Rules on the keys of the training backends.
 
-A backend reads only its own group of keys. In another backend's group, keys must not ask for anything,
-since nobody would do it.
+A backend reads only its own config group. A key that is set in another backend's group is a problem, since
+nobody reads it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from nemo_like.policy.options import BACKEND_KINDS, WorkerGroupConfig
 
 
 def backend_problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
-    """Yield a problem for every key of the worker group ``name`` that asks a backend that is not chosen for
-    something, and for what the chosen backend cannot do."""
+    """Yield every problem of the worker group ``name`` with its backend: keys of another backend that are
+    set, and keys that the chosen backend does not support."""
     yield from _other_backends(name, group)
     yield from worker_argument_problems(name, group)
     if (lora := adapters_of(group)) is not None and not lora.target_modules:
@@ -33,8 +33,7 @@ def backend_problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
 
 
 def _other_backends(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
-    """Yield a problem for every key of a backend that is not chosen whose value is not its default, with
-    which it asks for nothing."""
+    """Yield a problem for every key of a backend that is not chosen, if the key is not at its default."""
     parts = {backend: BACKEND_KINDS.load(backend).part for backend in BACKEND_KINDS.names()}
     own = backend_kind_of(group).part
     for backend, part in parts.items():
@@ -50,5 +49,5 @@ def _other_backends(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
 
 
 def _shown(value: object) -> str:
-    """Return a scalar as it is written in YAML."""
+    """Return a scalar as YAML writes it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""Conversion of a run's checkpoint, whatever layout wrote it, to a directory that transformers and vLLM
+"""Converts a run's checkpoint, which any layout may have written, to a directory that transformers and vLLM
 load."""
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ def export_checkpoint(cfg: PolicyConfig, loss: LossConfig, checkpoint: Path, out
     """Write ``output`` from ``checkpoint``, a ``step_N/policy`` directory, in this process, on the CPU.
 
     ``cfg`` and ``loss`` are the run's. This function changes ``cfg`` to a layout of one process, which needs
-    host memory for the whole model and its optimizer. Adapters are merged into the weights.
-    Raises FileNotFoundError when ``cfg.model_name``, from which config and tokenizer are copied, is not a
-    directory.
+    host memory for the whole model and its optimizer. Adapters are merged into the weights. Raises
+    FileNotFoundError when ``cfg.model_name``, the source of config and tokenizer, is not a directory.
     """
     if not Path(cfg.model_name).is_dir():
         raise FileNotFoundError(f"policy.model_name={cfg.model_name} is not a directory")

@@ -1,4 +1,4 @@
-"""The device on which a policy computes, and the dtype of each configured precision."""
+"""The device on which a worker computes, and the dtype of each configured precision."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def compute_device(device: Device) -> torch.device:
 
 
 def on_device(holder: _T, device: torch.device) -> _T:
-    """Return a copy of a dataclass with its tensors, and those of dataclasses in its fields, on ``device``;
-    its other fields stay as they are."""
+    """Return a copy of a dataclass with all its tensors on ``device``, also in dataclasses among its fields;
+    other fields stay as they are."""
     record: Any = holder
     moved = {}
     for name in (one.name for one in fields(record)):

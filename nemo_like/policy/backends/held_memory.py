@@ -1,4 +1,5 @@
-"""What a worker holds of a model and of its training, in bytes; each training backend computes its own."""
+"""The memory that a worker holds for a model and its training, in bytes; each training backend computes its
+own."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ MOMENTS = 2 * FLOAT32  # Adam's, per trained parameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
-    """Bytes of one worker, by part; what each is, ``plan.policy_memory.PolicyMemory`` says."""
+    """Bytes that one worker holds, by purpose; ``plan.policy_memory.PolicyMemory`` explains each."""
 
     weights: int = 0
     gradients: int = 0
     optimizer: int = 0
     starting: int = 0
-    whole_layers: int = 0  # that exist while the model computes
+    whole_layers: int = 0  # while the model computes
     whole_gradients: int = 0  # until an update
     stored: int = 0
     gathered: int = 0

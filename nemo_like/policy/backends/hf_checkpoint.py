@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face checkpoint directory, read one at a time."""
+"""Reads the tensors of a Hugging Face checkpoint directory, one at a time."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nemo_like.models.model_info import VALUE_HEAD
 class HFCheckpoint:
     """The tensors of a safetensors checkpoint directory by name; each is read when it is asked for.
 
-    Raises FileNotFoundError when the directory has no safetensors weights, and KeyError, with one of the
-    names that there are, when a tensor is missing.
+    Raises FileNotFoundError when the directory has no safetensors weights, and KeyError, with an example of
+    the names in it, when a tensor is missing.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,8 +48,8 @@ class HFCheckpoint:
 def value_head(path: Path, hidden_size: int) -> Tensor:
     """Return the weight from which a critic's head starts, [1, hidden size] float32.
 
-    It is that of the checkpoint where it is one of a reward model or a critic, with a tensor score.weight;
-    else 0, so that every value is 0 at first. Raises ValueError for a head with several outputs, and what
+    It is the checkpoint's tensor score.weight, if the checkpoint is a reward model or a critic; else 0, so
+    that every value is 0 at first. Raises ValueError for a head with several outputs, and what
     ``HFCheckpoint`` raises.
     """
     checkpoint = HFCheckpoint(path)

@@ -1,5 +1,5 @@
-"""Weights that are kept on the host and put into the model while it scores: those of the reference policy,
-and those of a teacher's further checkpoints."""
+"""Keeps weights on the host and puts them into the model while it scores: the weights of the reference
+policy, and of a teacher's further checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from nemo_like.policy.options import ReferencePlacement
 class KeptWeights:
     """A host copy of the values that ``parameters()`` has at construction.
 
-    They are put into the model's own parameters while it scores, so the device never holds a second model.
+    The values are put into the model's own parameters while it scores, so the device never holds a second
+    model.
     """
 
     def __init__(self, parameters: Callable[[], Sequence[Tensor]], placement: ReferencePlacement) -> None:
@@ -57,8 +58,8 @@ class KeptWeights:
 
 
 def reference_in_place(reference: KeptWeights | None) -> contextlib.AbstractContextManager[None]:
-    """Return a context in which the model has the reference's weights. Raises RuntimeError when the run
-    keeps no reference."""
+    """Return a context in which the model has the reference's weights. Raises RuntimeError when the run keeps
+    no reference."""
     if reference is None:
         raise RuntimeError("loss_fn.reference_policy_kl_penalty=0 keeps no reference policy; set it above 0")
     return reference.in_place()
@@ -68,7 +69,7 @@ class _HeldValues:
     """Values of a model's parameters on the host."""
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
-        """Make room for them."""
+        """Allocate host memory for the values; ``take`` fills it."""
         sizes = [parameter.nbytes for parameter in parameters]
         self._memory = HostMemory(sizes, is_pinned=any(parameter.is_cuda for parameter in parameters))
         self.values = [
@@ -90,14 +91,14 @@ class _HeldValues:
 
 @torch.no_grad()
 def _swap(parameter: Tensor, held: Tensor) -> None:
-    """Swap the values, with room for one more tensor on the parameter's device; a GPU does it later, in the
-    order in which it is told."""
+    """Swap the values of ``parameter`` and ``held``, with memory for one more tensor on the parameter's
+    device. A GPU runs the copies later, in their order."""
     own = parameter.detach().clone()
     parameter.copy_(held, non_blocking=True)
     held.copy_(own, non_blocking=True)
 
 
 def _wait_for_copies(parameters: Sequence[Tensor]) -> None:
-    """Wait until what a GPU copies to the host is there."""
+    """Wait until a GPU's copies to and from the host are complete."""
     if any(parameter.is_cuda for parameter in parameters):
         torch.cuda.current_stream().synchronize()

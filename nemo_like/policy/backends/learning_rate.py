@@ -13,7 +13,7 @@ from nemo_like.policy.options import LRDecayStyle, SchedulerConfig
 
 
 def learning_rate(update: int, peak: float, cfg: SchedulerConfig) -> float:
-    """Return the rate of update number ``update``, counted from 1.
+    """Return the learning rate of update number ``update``, counted from 1.
 
     During warm-up the rate is peak * update / warmup_updates. Then it falls from the peak at
     ``warmup_updates`` to ``min_lr`` at ``decay_updates``, in the configured shape, and stays there; with

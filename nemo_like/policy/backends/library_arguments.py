@@ -5,8 +5,8 @@
     policy.megatron_cfg.optimizer_kwargs   Megatron-core's OptimizerConfig
     policy.fsdp_cfg.model_kwargs           what transformers takes when it builds a model
 
-An argument that this framework sets, or on which something else here relies, is refused. Whether the
-installed library takes the others, ``preflight.taken_arguments`` finds out.
+An argument that this framework sets or relies on is refused. ``preflight.taken_arguments`` checks that the
+installed library takes all other arguments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from nemo_like.policy.options import WorkerGroupConfig
 
 
 class Library(Enum):
-    """What takes the arguments."""
+    """The library that takes the arguments."""
 
     vllm = "vLLM's EngineArgs"
     megatron_model = "Megatron-core's TransformerConfig"
@@ -36,7 +36,7 @@ class Library(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PassedArguments:
-    """The arguments under one key."""
+    """The arguments under one key of the configuration."""
 
     key: str
     library: Library
@@ -95,7 +95,7 @@ def _by_argument(reasons: Mapping[str, str]) -> dict[str, str]:
 
 _OF_CHECKPOINT = "is part of what the model computes, which its checkpoint says"
 
-# By argument, why it is left as it is.
+# By argument, why a configuration must not set it.
 RELIED_ON: Mapping[Library, Mapping[str, str]] = {
     Library.vllm: _by_argument(
         {
@@ -193,13 +193,13 @@ _TWO_VERSIONS = "computes a step ahead, which would belong to two versions with 
 
 
 def passed_to_engines(generation: GenerationConfig) -> list[PassedArguments]:
-    """Return what a configuration passes on to engines, where it passes anything."""
+    """Return the arguments that a configuration passes on to engines; empty where it passes none."""
     passed = PassedArguments("generation.vllm_kwargs", Library.vllm, generation.vllm_kwargs)
     return [passed] if passed.values else []
 
 
 def passed_to_workers(name: str, group: WorkerGroupConfig) -> list[PassedArguments]:
-    """Return what the workers of the group ``name`` pass on, where they pass anything."""
+    """Return the arguments that the workers of the group ``name`` pass on; empty where they pass none."""
     kind = backend_kind_of(group)
     own = getattr(group, kind.part, None)
     return [
@@ -210,7 +210,7 @@ def passed_to_workers(name: str, group: WorkerGroupConfig) -> list[PassedArgumen
 
 
 def engine_argument_problems(generation: GenerationConfig, grpo: GRPOConfig) -> Iterator[Problem]:
-    """Yield a problem for every argument of engines that has a key, or on which something relies."""
+    """Yield a problem for every engine argument that has its own key, or that this framework relies on."""
     for passed in passed_to_engines(generation):
         for argument, value in passed.values.items():
             is_ahead = argument == "async_scheduling" and value and grpo.max_staleness > 0
@@ -219,8 +219,8 @@ def engine_argument_problems(generation: GenerationConfig, grpo: GRPOConfig) -> 
 
 
 def worker_argument_problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
-    """Yield a problem for every argument of the workers of ``name`` that has a key, or on which something
-    relies."""
+    """Yield a problem for every worker argument of the group ``name`` that has its own key, or that this
+    framework relies on."""
     for passed in passed_to_workers(name, group):
         for argument, value in passed.values.items():
             key = KEYS[passed.library].get(argument)
@@ -232,7 +232,8 @@ def worker_argument_problems(name: str, group: WorkerGroupConfig) -> Iterator[Pr
 
 
 def _problem(passed: PassedArguments, argument: str, key: str | None, reason: str) -> Iterator[Problem]:
-    """Yield the problem of an argument that ``key`` sets, or that is refused for a ``reason``."""
+    """Yield the problem of an argument that ``key`` sets, or that is refused for a ``reason``; else
+    nothing."""
     shown = f"{passed.key}.{argument}={passed.values[argument]}"
     reason = RELIED_ON[passed.library].get(argument, reason)
     if key is not None:
@@ -243,7 +244,7 @@ def _problem(passed: PassedArguments, argument: str, key: str | None, reason: st
 
 
 def _reason(name: str, group: WorkerGroupConfig, library: Library, argument: str, value: Any) -> str:
-    """Return why an argument is refused beside the rest of its group; empty where it is not."""
+    """Return why an argument is refused beside the other keys of its group; an empty text where it is not."""
     if library is Library.megatron_model:
         if argument in _RECOMPUTATION and recomputes_layers(group):
             return f"is set by {name}.megatron_cfg.activation_checkpointing=true; set that to false"

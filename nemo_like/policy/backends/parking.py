@@ -1,5 +1,5 @@
-"""Parking of tensors on the host while nothing computes with them, so that engines on the same device can use
-its memory."""
+"""Parks tensors on the host while nothing computes with them, so that engines on the same device can use its
+memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-# Every piece of host memory begins at a multiple of this many bytes, so that it can be seen as any dtype.
+# Every piece of host memory begins at a multiple of this many bytes, so that it can be viewed as any dtype.
 _ALIGNMENT = 64
 
 
 class HostParking:
     """Keeps tensors on their device within ``in_use``, and only on the host outside of it.
 
-    The contents of their storages are moved: the tensors, and views of them that others keep, stay the same
-    objects. Outside of ``in_use`` the tensors have no memory and must not be read.
+    Only the contents of their storages move: the tensors, and views of them elsewhere, stay the same objects.
+    Outside of ``in_use`` the tensors have no memory and must not be read.
     """
 
     def __init__(self, tensors: Iterable[Tensor]) -> None:
@@ -34,9 +34,9 @@ class HostParking:
 
     @contextlib.contextmanager
     def in_use(self) -> Iterator[None]:
-        """Have the tensors on their device within the block; what the block writes to them is kept.
+        """Have the tensors on their device within the block; values that the block writes to them are kept.
 
-        The block may be entered again inside itself.
+        Such blocks may be nested.
         """
         if not self._num_users:
             self._return()
@@ -52,7 +52,7 @@ class HostParking:
         """Bring the tensors back to their device for good. Nothing may be using them."""
         self._return()
         if self._is_on_gpu:
-            torch.cuda.current_stream().synchronize()  # the memory on the host may go when this object does
+            torch.cuda.current_stream().synchronize()  # the host memory may be freed with this object
 
     @torch.no_grad()
     def _leave(self) -> None:
@@ -73,15 +73,15 @@ class HostParking:
 
 
 class HostMemory:
-    """Memory on the host in pieces of given sizes, which takes what the sizes add up to and no more.
+    """Host memory in pieces of given sizes, which takes the sum of the sizes and no more.
 
-    Pinned memory is copied to and from a GPU several times as fast as other memory, and while the processor
-    goes on. PyTorch's allocator of pinned memory rounds up to powers of two, by which a model can take twice
-    its size, so here memory is pinned as it is. It stays pinned while this object lives.
+    Copies between pinned memory and a GPU are several times as fast as from other memory, and run while the
+    processor goes on. PyTorch's allocator of pinned memory rounds up to powers of two, so a model could take
+    twice its size; here exactly the needed memory is pinned. It stays pinned while this object lives.
     """
 
     def __init__(self, sizes: Sequence[int], *, is_pinned: bool) -> None:
-        """Take the memory. Raises RuntimeError when the driver cannot pin it."""
+        """Allocate the memory. Raises RuntimeError when the driver cannot pin it."""
         rooms = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
         starts = list(itertools.accumulate(rooms, initial=0))
         whole = torch.empty(starts[-1], dtype=torch.uint8)

@@ -1,7 +1,7 @@
 """How a training backend scores, whatever library computes: the part that all backends share.
 
 logprobs, scores, values ──▶ _of_tokens, the backend's own forward passes
-reference_logprobs, weights_of, at_temperature_one ──▶ the same, by other weights or at another temperature
+reference_logprobs, weights_of, at_temperature_one ──▶ the same, with other weights or at another temperature
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nemo_like.policy.options import WorkerGroupConfig
 
 
 class AdapterSwitch(Protocol):
-    """The adapters of a model; false where it has none."""
+    """The adapters of a model, which can be disabled; false where the model has none."""
 
     def __bool__(self) -> bool: ...
 
@@ -32,7 +32,7 @@ class AdapterSwitch(Protocol):
 
 
 class ScoringBackend(ABC):
-    """One rank's part of a model, as far as it scores; a subclass sets the attributes in its constructor."""
+    """One rank's part of a model that scores; a subclass sets the attributes in its constructor."""
 
     cfg: WorkerGroupConfig
     objective: Objective
@@ -40,15 +40,17 @@ class ScoringBackend(ABC):
     _adapters: AdapterSwitch
     _reference: KeptWeights | None
     _kept: Mapping[str, KeptWeights]  # the objective's further models, by their names
-    _weights_in_use: Callable[[], AbstractContextManager[None]]  # has the weights on the device meanwhile
+    _weights_in_use: Callable[[], AbstractContextManager[None]]  # within it the weights are on the device
 
     @abstractmethod
     def _of_tokens(
         self, batch: PolicyBatch, schedule: Schedule, *, with_entropy: bool = False
     ) -> list[Tensor]:
-        """Return what the model gives for each scored token, packed, on the CPU of every rank: its log-prob,
-        or its value, the entropy if it is asked for, and the log-probs and ids of the most likely tokens if
-        the objective asks for any."""
+        """Return the model's outputs for each scored token, packed, on the CPU of every rank.
+
+        They are the log-prob, or a critic's value; then the entropy if ``with_entropy``; then the log-probs
+        and ids of the most likely tokens if the objective asks for any.
+        """
 
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch; every rank returns all log-probs, packed [sum of lengths] float32 on the CPU, in
@@ -56,8 +58,8 @@ class ScoringBackend(ABC):
         return self._of_tokens(batch, schedule)[0]
 
     def scores(self, batch: PolicyBatch, schedule: Schedule) -> TokenScores:
-        """Score the batch as ``logprobs`` does, and the ``top_k`` most likely tokens in the place of each
-        token, if the objective asks for any: topk_logprobs float32 and topk_ids int32, packed [T, k]."""
+        """Score the batch as ``logprobs`` does, and find the ``top_k`` most likely tokens in place of each
+        token if the objective asks for any: topk_logprobs float32 and topk_ids int32, packed [T, k]."""
         return TokenScores.of(self._of_tokens(batch, schedule))
 
     def scores_with_entropy(self, batch: PolicyBatch, schedule: Schedule) -> TokenScores:
@@ -66,8 +68,8 @@ class ScoringBackend(ABC):
         return TokenScores.of(self._of_tokens(batch, schedule, with_entropy=True))
 
     def values(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
-        """Value the batch by the model of a critic; every rank returns all values, packed [sum of lengths]
-        float32 on the CPU, at the places of column values."""
+        """Value the batch with a critic's model; every rank returns all values, packed [sum of lengths]
+        float32 on the CPU, laid out as column values."""
         return self._of_tokens(batch, schedule)[0]
 
     def at_temperature_one(self) -> AbstractContextManager[None]:
@@ -78,9 +80,9 @@ class ScoringBackend(ABC):
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch as ``logprobs`` does, under the weights that the run started from.
 
-        With adapters these are the frozen weights, so the adapters are disabled meanwhile; else the
-        reference's weights are put into the model meanwhile. Raises RuntimeError when there are no adapters
-        and the loss has no KL term, since then no reference is kept.
+        With adapters these are the frozen weights, so the adapters are disabled for the call; else the
+        reference's weights are put into the model for the call. Raises RuntimeError when there are no
+        adapters and the loss has no KL term, since then no reference is kept.
         """
         if self._adapters:
             with self._adapters.disabled():
@@ -89,13 +91,13 @@ class ScoringBackend(ABC):
             return self.logprobs(batch, schedule)
 
     def reference_weights(self) -> Sequence[Tensor]:
-        """Return this rank's part of the reference's weights on the host; none where no copy is kept."""
+        """Return this rank's part of the reference's weights on the host; empty where no copy is kept."""
         return () if self._reference is None else self._reference.held
 
     @contextmanager
     def weights_of(self, model: str) -> Iterator[None]:
-        """Have the model score by the weights of ``model`` within the block: those of its own checkpoint, or
-        of one of the objective's ``further_models``."""
+        """Have the model score with the weights of ``model`` within the block: its own checkpoint, or one of
+        the objective's ``further_models``."""
         if model == self.cfg.model_name:
             yield
             return

@@ -1,12 +1,12 @@
 """How a training backend trains, whatever library computes: the part that all backends share.
 
-    accumulate, per part     gradient and loss by counts of 1: sums over tokens, or over samples
-    train, what is held      x share of the whole batch's counts ──▶ the gradient and loss of their mean
-    train, other updates     gradient and loss by the counts of the update
-    either way               learning rate of the update ──▶ optimizer ──▶ metrics
+    accumulate, per call        gradient and loss by counts of 1: sums over tokens, or over samples
+    train, accumulated update   x share of the whole batch's counts ──▶ the gradient and loss of their mean
+    train, other updates        gradient and loss by the counts of the update
+    either way                  learning rate of the update ──▶ optimizer ──▶ metrics
 
-A loss is linear in its tokens' weights, so what is accumulated part by part, before the whole batch is there,
-is the update that all parts would make together.
+A loss is linear in its tokens' weights. So gradients that are accumulated call by call, before the whole
+batch is there, make the same update as the whole batch at once.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from nemo_like.policy.options import TrainedGroupConfig
 
 
 class UpdatingBackend(ScoringBackend):
-    """One rank's part of a model, as far as it trains; a subclass sets the attributes in its constructor."""
+    """One rank's part of a model that trains; a subclass sets the attributes in its constructor."""
 
     coordinates: Coordinates
     device: torch.device
     num_updates = 0
     watch: TrainingWatch | None = None
     _training: TrainedGroupConfig
-    _accumulated: TrainMetrics | None = None  # of the gradients that are held for the next update
+    _accumulated: TrainMetrics | None = None  # metrics of the gradients that are held for the next update
 
     def accumulate(self, batch: PolicyBatch, schedule: Schedule) -> None:
-        """Add the gradient of the loss of all global batches of the schedule, not normalised, to what this
-        rank holds for the first update of the next ``train``."""
+        """Add the gradient of the loss of all global batches of the schedule, not normalised, to the
+        gradients that this rank holds for the first update of the next ``train``."""
         with self._gradients_in_use():
             if self._accumulated is None:
                 self._begin_accumulation()
@@ -53,7 +53,7 @@ class UpdatingBackend(ScoringBackend):
                     self._accumulate_gradients(batch, schedule, update.micro_batches, loss)
 
     def drop_accumulated(self) -> None:
-        """Forget what was accumulated for the next ``train``."""
+        """Forget the accumulated gradients."""
         if self._accumulated is not None:
             self._accumulated = None
             self._drop_gradients()
@@ -62,8 +62,9 @@ class UpdatingBackend(ScoringBackend):
         """Make one optimizer update per global batch of the schedule; return this replica's part of the
         metrics.
 
-        After ``accumulate``, the first global batch has no micro-batches, and the counts of all that was
-        accumulated. Raises RuntimeError when it has some then, or has none without it.
+        After ``accumulate``, the first global batch must have no micro-batches, and the counts of all
+        accumulated samples. Raises RuntimeError when it then has micro-batches, or has none without
+        ``accumulate``.
         """
         check_accumulated(schedule, is_held=self._accumulated is not None)
         metrics, self._accumulated = self._accumulated or self._new_metrics(), None
@@ -95,7 +96,7 @@ class UpdatingBackend(ScoringBackend):
         metrics.add_update(grad_norm=self._step(rate), learning_rate=rate)
 
     def _loss(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
-        """Return the loss of one update, which is watched where anything watches."""
+        """Return the loss function of one update; the watch, if there is one, records its calls."""
         loss = self.objective.of_update(batch, update, metrics)
         if self.watch is None:
             return loss
@@ -107,7 +108,7 @@ class UpdatingBackend(ScoringBackend):
     def _comparing(self, metrics: TrainMetrics) -> AbstractContextManager[None]:
         return self._comparing_routers() if self.objective.compares_in(metrics) else nullcontext()
 
-    # What differs by library
+    # The parts that differ by library
 
     @abstractmethod
     def _gradients_in_use(self) -> AbstractContextManager[None]:
@@ -127,30 +128,32 @@ class UpdatingBackend(ScoringBackend):
     def _accumulate_gradients(
         self, batch: PolicyBatch, schedule: Schedule, specs: Sequence[MicroBatch], loss: LossFunction
     ) -> None:
-        """Add the gradient of the loss of these micro-batches of the schedule to the gradients held."""
+        """Add the gradient of the loss of these micro-batches of the schedule to the held gradients."""
 
     @abstractmethod
     def _normalise_gradients(self, share: float) -> None:
-        """Multiply the gradients held by ``share``, and have them summed over all ranks."""
+        """Multiply the held gradients by ``share``, and have them summed over all ranks."""
 
     @abstractmethod
     def _drop_gradients(self) -> None:
-        """Forget the gradients held, without an update."""
+        """Forget the held gradients, without an update."""
 
     @abstractmethod
     def _step(self, rate: float) -> float:
-        """Clip the gradients and update the weights by them at the learning rate ``rate``; return the norm of
-        the gradient over all ranks before clipping."""
+        """Clip the gradients and update the weights at the learning rate ``rate``; return the norm of the
+        gradient over all ranks before clipping."""
 
     @abstractmethod
     def _internals(self) -> Internals:
-        """Return what this rank holds of weights and optimizer, which must be in use."""
+        """Return this rank's weights and optimizer state, which must be in use."""
 
     def _begin_accumulation(self) -> None:
-        """Prepare to hold gradients; here none are left over from the update before."""
+        """Prepare to hold gradients; by default there is nothing to do, since an update leaves no
+        gradients."""
 
     def _comparing_routers(self) -> AbstractContextManager[None]:
-        """Return a context in which routers are compared with the engine's choices; here none replay them."""
+        """Return a context in which routers are compared with the engine's choices; by default no router
+        replays them."""
         return nullcontext()
 
     def _result(self, metrics: TrainMetrics) -> dict[str, Metric]:
@@ -159,8 +162,8 @@ class UpdatingBackend(ScoringBackend):
 
 
 def check_accumulated(schedule: Schedule, *, is_held: bool) -> None:
-    """Raise RuntimeError unless the schedule leaves exactly the accumulated updates without micro-batches:
-    the first one where gradients are held, else none."""
+    """Raise RuntimeError unless the schedule leaves out exactly the accumulated update: its first update has
+    no micro-batches if gradients are held (``is_held``), and all other updates have some."""
     is_computed = [bool(update.micro_batches) for update in schedule.global_batches]
     if is_computed[0] is is_held:
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""Causal attention over sequences that lie end to end, all in one kernel: PyTorch's variable-length
+"""Causal attention over sequences that lie end to end, in one kernel: PyTorch's variable-length
 FlashAttention, which needs a GPU and half precision."""
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ def has_varlen_kernel(query: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Where k sequences of queries lie, and the keys that each attends to. The last query of a sequence
-    attends to all its keys, the one before it to all but the last, and so on. The tensors are on the device
-    of the queries."""
+    """Where k sequences of queries lie, and the keys to which each attends.
+
+    The last query of a sequence attends to all its keys, the query before it to all but the last, and so on.
+    The tensors are on the device of the queries.
+    """
 
     cu_queries: Tensor  # [k + 1] int32
     cu_keys: Tensor  # [k + 1] int32

@@ -1,9 +1,10 @@
 """The images of a batch, on their way from the data plane's columns to a model with a vision tower.
 
-    columns: a value per prompt, and  ──▶ of a micro-batch: each image once ──▶ vision tower
-    one per sample of its observations           └── which of them its rows have, in order ──▶ language model
+    columns of the prompts' images  ──▶ each distinct image of a micro-batch, once ──▶ vision tower
+    and of the samples' observations         └── which image is at each place of the rows ──▶ language model
 
-A group's samples have one copy of their prompt's images, which the vision tower sees once per micro-batch.
+The samples of a group share one copy of their prompt's images, which the vision tower sees once per
+micro-batch.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from nemo_like.batch.columns import (
     Column,
 )
 
-# From a sample's tokens [1, T] and the patches of its images [k, 3] to the places that rotary embeddings
-# encode, [3, 1, T] in time, height and width, and how far text after the images is ahead of its index.
+# Takes a sample's tokens [1, T] and the patches of its images [k, 3]. Returns the positions that rotary
+# embeddings encode, [3, 1, T] in time, height and width, and how far ahead of its index text after images is.
 RopeIndex = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -41,11 +42,12 @@ class ImageInputs:
 
     pixel_values: Tensor  # [patches of all distinct images, values of a patch] float32
     grids: Tensor  # [distinct images, 3] int64: patches in time, height and width
-    order: tuple[int, ...]  # the image at each place where the rows have one; samples may have one in common
+    order: tuple[int, ...]  # the distinct image at each place of an image in the rows
 
     @classmethod
     def of(cls, images: Iterable[_Image]) -> Self | None:
-        """Collect the images of a micro-batch, in the order of their places; None when there is none."""
+        """Collect the distinct images of a micro-batch, and their order in its rows; return None when there
+        are none."""
         first: dict[Hashable, int] = {}
         distinct: list[_Image] = []
         order = []
@@ -64,23 +66,24 @@ class ImageInputs:
 
 
 class BatchImages:
-    """The images of N samples, as their columns have them."""
+    """The images of N samples, from the values of their columns."""
 
     def __init__(self, prompt_index: Sequence[int], columns: Mapping[Column, Sequence[Any]]) -> None:
-        """Take the values of ``IMAGE_COLUMNS``; sample i begins with prompt ``prompt_index[i]``."""
+        """Keep the values of ``IMAGE_COLUMNS``; sample i begins with prompt ``prompt_index[i]``."""
         self._prompt_index = prompt_index
         self._prompts = columns[PIXEL_VALUES], columns[IMAGE_GRIDS]
         self._observed = columns[OBSERVED_PIXEL_VALUES], columns[OBSERVED_IMAGE_GRIDS]
 
     @classmethod
     def of(cls, prompt_index: Sequence[int], values: Mapping[str, Any]) -> Self | None:
-        """Return the images of a batch with these columns by name; None where they are not among them."""
+        """Return the images in the column ``values``, by column name; None where there are no such
+        columns."""
         if PIXEL_VALUES.name not in values:
             return None
         return cls(prompt_index, {column: values[column.name] for column in IMAGE_COLUMNS})
 
     def of_samples(self, rows: Iterable[int]) -> ImageInputs | None:
-        """Return the images of rows that each hold one sample, or samples one after the other."""
+        """Return the images of rows of whole samples, in the order of the samples ``rows``."""
         return ImageInputs.of(
             image
             for row in rows
@@ -89,15 +92,15 @@ class BatchImages:
         )
 
     def of_shared(self, first_rows: Iterable[int], rows: Iterable[int]) -> ImageInputs | None:
-        """Return the images of a row that holds the prompts of ``first_rows``, then what follows the prompt
-        in the samples ``rows``."""
+        """Return the images of one row that holds the prompts of ``first_rows``, then the rest of each sample
+        in ``rows``."""
         prompts = (image for row in first_rows for image in self._of_prompt(row))
         return ImageInputs.of([*prompts, *(image for row in rows for image in self._of_observations(row))])
 
     def rope_positions(self, token_ids: Tensor, lengths: Tensor, rope_index: RopeIndex) -> Tensor:
         """Return the positions of packed tokens, [sum of lengths, 3] int64: time, height and width.
 
-        ``token_ids`` are the samples' tokens end to end, [sum of lengths].
+        ``token_ids`` has the samples' tokens end to end, [sum of lengths].
         """
         starts = lengths.cumsum(0) - lengths
         positions = torch.arange(int(lengths.sum())) - torch.repeat_interleave(starts, lengths)

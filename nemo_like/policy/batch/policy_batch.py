@@ -1,9 +1,8 @@
 """A worker's share of a batch as packed tensors, and the model inputs of its micro-batches.
 
-The data plane hands over columns packed: one contiguous array per column, samples one after the
-other. The columns stay packed. Only the token ids that enter the model are padded, or packed anew, one
-micro-batch at a time; what a loss or a metric needs per token is picked from the packed columns, for
-the scored tokens alone.
+The data plane returns packed columns: one contiguous array per column, samples one after the other. The
+columns stay packed. Only the token ids that enter the model are padded, or packed anew, one micro-batch at a
+time. Values that a loss or a metric needs are picked from the packed columns at the scored tokens.
 """
 
 from __future__ import annotations
@@ -61,9 +60,11 @@ def context_positions(length: int, rank: int, num_ranks: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The places of packed samples in a row of T tokens. Sample i has the tokens from ``cu_seqlens[i]`` to
-    ``cu_seqlens[i + 1]``; unused tokens at the end of the row count as one more sample, and so does each
-    branch of a sample that has several."""
+    """Where packed samples lie in a row of T tokens.
+
+    Sample i has the tokens from ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]``. Unused tokens at the end of the
+    row count as one more sample, and each branch of a sample with several branches counts as a sample.
+    """
 
     cu_seqlens: Tensor  # [k + 1] int32, from 0 to T
     lengths: tuple[int, ...]  # k differences of cu_seqlens, on the host
@@ -74,7 +75,7 @@ class Packing:
 
     @property
     def sequences(self) -> Sequences:
-        """Say that each sample attends to itself."""
+        """The sequences of ``attend_varlen``: each sample attends to itself."""
         return Sequences(self.cu_seqlens, self.cu_seqlens, self.max_length, self.max_length)
 
 
@@ -84,30 +85,31 @@ class ModelInputs:
 
     In layout padded each sample is a row. In layouts packed and shared all samples are in one row (B = 1):
     ``packing`` says where they lie, or ``sharing`` where each prompt lies once for its samples. The model's
-    output at the token before scores a token, so a sample's last token is not among the inputs. By a schedule
-    with ends it is, and the output at it counts as that of the sample's first token, which nothing scores.
+    output at a token scores the next token, so a sample's last token is not among the inputs. A schedule with
+    ends includes it, and the output at it counts as the output for the sample's first token, which is never
+    scored.
     """
 
     input_ids: Tensor  # [B, T] int64, right-padded
     position_ids: Tensor  # [B, T] int64, from 0 in each sample; [3, B, T] in a batch placed among images
     token_ids: Tensor  # [M] int64, the scored tokens, by sample, then by position
-    output_index: Tensor  # [M] int64, where the model predicts them: t * B + row, an index into [T, B]
-    sample_index: Tensor  # [M] int64, their sample within the micro-batch
-    packed_index: Tensor  # [M] int64, their place in the batch's packed columns
+    output_index: Tensor  # [M] int64, where the model predicts each token: t * B + row, an index into [T, B]
+    sample_index: Tensor  # [M] int64, each token's sample within the micro-batch
+    packed_index: Tensor  # [M] int64, each token's position in the batch's packed columns
     rows: Tensor  # [n] int64, the samples' positions in the worker's batch
     packing: Packing | None = None
     sharing: SharedPrompts | None = None
     images: ImageInputs | None = None
     routes: Tensor | None = None  # [B, T, layers, k], experts to replay from 1; 0 where the router chooses
     topk_ids: Tensor | None = None  # [M, k] int64, a teacher's most likely tokens, which training scores too
-    # Under context parallelism T counts this rank's tokens, and token_ids, topk_ids and output_index are
-    # those of the tokens that this rank scores. context_index holds these tokens' places among all M.
+    # Under context parallelism T counts this rank's tokens, and token_ids, topk_ids and output_index have
+    # only the tokens that this rank scores. context_index has the positions of these tokens among all M.
     context_index: Tensor | None = None
 
     def part(self, context: ContextRank) -> ModelInputs:
         """Return one context-parallel rank's part: two pieces of every sample, as Megatron-core cuts them.
 
-        ``sample_index`` and ``packed_index`` stay those of all M tokens. Raises ValueError when samples share
+        ``sample_index`` and ``packed_index`` still have all M tokens. Raises ValueError when samples share
         their prompts.
         """
         if context.size == 1:
@@ -145,13 +147,13 @@ class ModelInputs:
 class PolicyBatch:
     """The N samples of one data-parallel rank: packed columns, lengths, and per-sample values.
 
-    ``columns`` are per token, [sum(lengths), *inner_shape] in the samples' order; ``sample_values`` hold
-    one float per sample and name. ``response_lengths`` [N] float32 counts each sample's scored tokens. All
-    of these are on ``device``, except all token ids, the response mask and the routed experts, which stay on
+    ``columns`` are per token, [sum(lengths), *inner_shape] in the samples' order; ``sample_values`` hold one
+    float per sample and name. ``response_lengths`` [N] float32 counts each sample's scored tokens. All of
+    these are on ``device``, except token ids, response mask, branch starts and routed experts, which stay on
     the host because micro-batches are laid out there. ``add`` takes further columns of any layout.
 
-    Raises ValueError when a column's size does not match the lengths, or when a sample's first token
-    is marked as generated: nothing predicts it.
+    Raises ValueError when a column's size does not match the lengths, or when a sample's first token is
+    marked as generated: the model predicts no first token.
     """
 
     def __init__(
@@ -162,8 +164,8 @@ class PolicyBatch:
         device: torch.device,
         prompt_index: Sequence[int] = (),
     ) -> None:
-        """Place the columns. ``prompt_index`` [N] says which value of a per_prompt column each sample has;
-        only such columns need it."""
+        """Move the columns to their devices. ``prompt_index`` [N] gives each sample's index in the values of
+        per_prompt columns; only such columns need it."""
         self.device = device
         self._prompt_index = torch.tensor(prompt_index, dtype=torch.int64)
         self._values: dict[str, Tensor | Sequence[Any]] = {}  # columns with values per sample or per prompt
@@ -193,7 +195,7 @@ class PolicyBatch:
         return column.name in self.columns or column.name in self._values
 
     def add(self, columns: Mapping[Column, Any]) -> None:
-        """Add columns as the data plane gives them (``data_plane.interface.ColumnData``), or as tensors.
+        """Add columns as the data plane returns them (``data_plane.interface.ColumnData``), or as tensors.
 
         Raises ValueError for a per_token column whose size does not match the lengths.
         """
@@ -211,8 +213,11 @@ class PolicyBatch:
         }
 
     def values_of(self, column: Column, inputs: ModelInputs) -> Tensor | list[Any]:
-        """Return a column's part of a micro-batch of n samples: its values at the scored tokens,
-        [M, *inner_shape], where it is per token; else a value per sample, [n, *inner_shape] or a list."""
+        """Return a column's values for a micro-batch of n samples.
+
+        A per_token column gives its values at the scored tokens, [M, *inner_shape]; any other column gives a
+        value per sample, [n, *inner_shape] or a list.
+        """
         if column.layout is Layout.per_token:
             tokens = self.columns[column.name]
             return tokens[inputs.packed_index.to(tokens.device)].to(self.device)
@@ -241,7 +246,7 @@ class PolicyBatch:
         """Return the samples ``spec.rows`` in the schedule's layout, on the device: whole samples, or one
         context-parallel rank's part.
 
-        ``images`` are those of the samples, where the batch has such columns. Raises ValueError when the
+        The inputs have the samples' images where the batch has such columns. Raises ValueError when the
         samples do not fit into ``spec.padded_length`` tokens, or do not begin with the prompt that they
         should share.
         """
@@ -264,9 +269,10 @@ class PolicyBatch:
         return inputs.part(context).to(self.device)
 
     def place_images(self, rope_index: RopeIndex) -> None:
-        """Give micro-batches positions in time, height and width, as a model that reads images needs them.
+        """Compute position ids in time, height and width for later micro-batches, for a model that reads
+        images.
 
-        Does nothing for a batch without columns of images, or where it was done before.
+        Does nothing for a batch without columns of images, or when it is called again.
         """
         if self._rope_positions is None and (images := self._images()) is not None:
             ids = self.columns[INPUT_IDS.name]
@@ -276,15 +282,20 @@ class PolicyBatch:
         return BatchImages.of(self._prompt_index.tolist(), self._values)
 
     def _positions(self, places: Tensor, positions: Tensor) -> Tensor:
-        """Return the position ids of the tokens at ``places``, whose index within their samples is
-        ``positions``, both [*shape]: [*shape], or [3, *shape] where images have been placed."""
+        """Return the position ids of the tokens at ``places`` in the packed columns, whose indexes within
+        their samples are ``positions``. Both are [*shape]; the result is [*shape], or [3, *shape] after
+        ``place_images``."""
         if self._rope_positions is None:
             return positions
         return self._rope_positions[places].movedim(-1, 0)
 
     def _routes(self, places: Tensor, slots: Tensor, num_slots: int) -> Tensor | None:
         """Return the routed experts of the tokens at ``places`` in a row of ``num_slots`` slots, [num_slots,
-        layers, k], those of token i at ``slots[i]``, and 0 in unused slots; None in a batch without them."""
+        layers, k].
+
+        Token i has the slot ``slots[i]``; unused slots have 0. Returns None in a batch without routed
+        experts.
+        """
         experts = self.columns.get(ROUTED_EXPERTS)
         if experts is None:
             return None
@@ -358,8 +369,11 @@ class PolicyBatch:
     def _with_branches(
         self, starts: Tensor, places: Tensor, slots: Tensor, num_slots: int
     ) -> tuple[Tensor, Tensor]:
-        """Return where in a row of ``num_slots`` slots samples and their further branches start, and how much
-        room each has. The tokens at ``places`` are at ``slots``; samples start at ``starts``."""
+        """Return where samples and their further branches start in a row of ``num_slots`` slots, and how many
+        slots each has.
+
+        The tokens at ``places`` are at ``slots``; samples start at ``starts``.
+        """
         if (is_start := self.columns.get(BRANCH_STARTS.name)) is not None:
             starts = torch.cat((starts, slots[is_start[places] > 0])).unique()
         return starts, torch.diff(starts, append=torch.tensor([num_slots]))
@@ -398,10 +412,12 @@ class PolicyBatch:
         )
 
     def _check_prompts(self, starts: Tensor, lengths: Tensor, num_after: Tensor, first: Tensor) -> None:
-        """Raise ValueError unless every sample of a run begins with the same prompt, none of it scored.
+        """Raise ValueError unless every sample of a run begins with the same prompt, no token of which is
+        scored.
 
-        All are [n]: sample i starts at ``starts[i]`` in the packed columns with a prompt of ``lengths[i]``
-        tokens, and ``num_after[i]`` tokens follow; ``first[i]`` is the number of its run's first sample.
+        All arguments are [n]: sample i starts at ``starts[i]`` in the packed columns with a prompt of
+        ``lengths[i]`` tokens, and ``num_after[i]`` tokens follow; ``first[i]`` is the number of its run's
+        first sample.
         """
         if int(num_after.min()) < 0:
             raise ValueError("a sample is shorter than the prompt that its group shares")
@@ -419,11 +435,11 @@ class PolicyBatch:
         return self.columns[INPUT_IDS.name][places].to(torch.int64)
 
     def _outputs_of(self, places: Tensor, firsts: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor]:
-        """Return whose output the model gives at each of ``places`` in the packed columns, as a place in
-        these columns, and whether it is asked for.
+        """Return for each token at ``places`` in the packed columns the token that the model's output there
+        is for, as a place in these columns, and whether this output is used.
 
-        It is that of the next token. Where this is the next sample's first token, which nothing scores, it
-        is asked for only by a schedule with ends, as that of the own sample's first, which is at ``firsts``.
+        The output is for the next token. A sample's last token has no next token; a schedule with ends uses
+        the output there for the sample's first token, which is at ``firsts``.
         """
         following = places + 1
         if not schedule.with_ends:
@@ -435,9 +451,12 @@ class PolicyBatch:
 
 
 def empty_outputs(scoring: LogprobSettings | None, num_tokens: int, device: torch.device) -> list[Tensor]:
-    """Return room for what a model gives for the tokens of a batch, packed and all 0: a value per token,
-    [T] float32, where ``scoring`` asks for the entropy another one, and where it asks for most likely tokens
-    their log-probs, [T, k] float32, and ids, [T, k] int32."""
+    """Return tensors of 0 for the model's outputs on a batch of T packed tokens: a value per token, [T]
+    float32.
+
+    With ``scoring.with_entropy`` a second such tensor follows; with ``scoring.top_k`` = k the most likely
+    tokens' log-probs, [T, k] float32, and ids, [T, k] int32.
+    """
     num_values = 2 if scoring is not None and scoring.with_entropy else 1
     outputs = [torch.zeros(num_tokens, dtype=torch.float32, device=device) for _ in range(num_values)]
     if scoring is not None and scoring.top_k:
@@ -447,7 +466,7 @@ def empty_outputs(scoring: LogprobSettings | None, num_tokens: int, device: torc
 
 
 def keep_outputs(packed: Sequence[Tensor], outputs: Sequence[Tensor], inputs: ModelInputs) -> None:
-    """Put a micro-batch's ``outputs``, each [M, ...], into their places in ``packed``."""
+    """Copy a micro-batch's ``outputs``, each [M, ...], to their tokens' positions in ``packed``."""
     for whole, part in zip(packed, outputs, strict=True):
         whole[inputs.packed_index] = part.to(whole.dtype)
 

@@ -1,5 +1,7 @@
-"""The columns that the phases of the policy and of a critic, and the loss, write and read. Standard library
-only, since a run is checked by them before anything heavy is loaded."""
+"""The columns that the policy's and the critic's phases, and the loss, write and read.
+
+Standard library only, since a configuration is checked with it before anything heavy is loaded.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,11 @@ def scored_columns(loss: LossConfig) -> tuple[Column, ...]:
 
 
 def dumped_columns(loss: LossConfig, rollout: RolloutConfig) -> tuple[Column, ...]:
-    """Return the columns that the trainer computes for the dumps of rollouts alone: the entropies, which the
-    pass that gives prev_logprobs gives too. A run without this pass, or without dumps, has none."""
+    """Return the columns that the trainer computes only for dumps of rollouts.
+
+    These are the entropies, which come from the same pass as prev_logprobs. A run without this pass, or
+    without dumps, has none.
+    """
     return (ENTROPIES,) if rollout.dump_period > 0 and scores_prev_logprobs(loss) else ()
 
 
@@ -54,8 +59,8 @@ def model_reads(policy: PolicyConfig) -> tuple[Column, ...]:
 def scoring_reads(
     columns: Sequence[Column], loss: LossConfig, model: Sequence[Column] = ()
 ) -> tuple[Column, ...]:
-    """Return the columns that a log-prob phase needs in order to write ``columns`` and compute their tags;
-    ``model`` are those of ``model_reads``."""
+    """Return the columns that a log-prob phase reads to compute ``columns`` and their tags; ``model`` has the
+    result of ``model_reads``."""
     reads = [INPUT_IDS, RESPONSE_MASK, *model]
     if PREV_LOGPROBS in columns:
         reads.append(GENERATION_LOGPROBS)
@@ -67,8 +72,8 @@ def scoring_reads(
 def training_reads(
     loss: LossConfig, own: Sequence[Column] = (), model: Sequence[Column] = ()
 ) -> tuple[Column, ...]:
-    """Return the columns that training needs; ``own`` are those that the user's own loss reads besides, and
-    ``model`` those of ``model_reads``."""
+    """Return the columns that training reads; ``own`` has further columns of the user's own loss, ``model``
+    the result of ``model_reads``."""
     reads = [INPUT_IDS, RESPONSE_MASK, *model, *scored_columns(loss)]
     if loss.use_importance_sampling_correction or not scores_prev_logprobs(loss):
         reads.append(GENERATION_LOGPROBS)
@@ -81,8 +86,11 @@ def policy_declarations(
     model: Sequence[Column] = (),
     dumped: Sequence[Column] = (),
 ) -> tuple[Declaration, ...]:
-    """Return what the policy and what the loss declare; ``own`` are the columns that the user's own loss
-    reads besides, ``model`` those of ``model_reads``, and ``dumped`` those of ``dumped_columns``."""
+    """Return the declarations of the policy and of the loss.
+
+    ``own`` has further columns of the user's own loss, ``model`` the result of ``model_reads``, and
+    ``dumped`` the result of ``dumped_columns``.
+    """
     scored = scored_columns(loss)
     return (
         Declaration("policy", writes=(*scored, *dumped), reads=scoring_reads(scored, loss, model)),
@@ -96,5 +104,5 @@ def kl_reads(loss: LossConfig) -> tuple[Column, ...]:
 
 
 def value_declarations(loss: LossConfig) -> tuple[Declaration, ...]:
-    """Return what a critic declares; ``loss`` is the policy's."""
+    """Return the declaration of a critic; ``loss`` is the policy's loss."""
     return (Declaration("value", writes=VALUE_COLUMNS, reads=(INPUT_IDS, RESPONSE_MASK, *kl_reads(loss))),)

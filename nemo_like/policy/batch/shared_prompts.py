@@ -20,7 +20,7 @@ from nemo_like.policy.backends.varlen import Sequences, attend_varlen
 
 
 class SharedRow:
-    """The slots of a row of ``num_tokens`` tokens: first k prompts, then what follows them in n samples.
+    """The slots of a row of ``num_tokens`` tokens: first k prompts, then the rest of each of n samples.
 
     ``run`` [n] int64 is the number of each sample's prompt; ``prompt_lengths`` [k] and ``after_lengths`` [n]
     are int64. Raises ValueError when prompts and samples do not fit into the row.
@@ -31,7 +31,7 @@ class SharedRow:
         self.num_tokens = num_tokens
         self.lengths = prompt_lengths[run] + after_lengths  # [n], the prompt and what follows it
         ends = torch.cat((prompt_lengths, after_lengths)).cumsum(0)
-        self.prompt_ends = ends[: len(prompt_lengths)]  # [k] slots, one past a prompt's last
+        self.prompt_ends = ends[: len(prompt_lengths)]  # [k], the slot after each prompt's last token
         self.prompt_starts = self.prompt_ends - prompt_lengths
         self.after_starts = ends[len(prompt_lengths) :] - after_lengths  # [n] slots
         self.num_prompt_tokens, self.num_used = int(self.prompt_ends[-1]), int(ends[-1])
@@ -41,10 +41,12 @@ class SharedRow:
 
 @dataclass(frozen=True, slots=True)
 class PaddedAttention:
-    """Attention by scaled_dot_product_attention, for a CPU: a batch of n whole samples, with their prompts.
+    """Attention on a CPU, by scaled_dot_product_attention on a batch of n whole samples, each with its
+    prompt.
 
-    Padding comes after all that is read, so that no mask is needed, whose memory would grow with the square
-    of the samples' lengths. A prompt is computed in each of its samples, and read from the first.
+    Padding comes after all tokens that are read, so no mask is needed, whose memory would grow with the
+    square of the samples' lengths. A prompt is computed in each of its samples, and its output is read from
+    the first.
     """
 
     samples: Tensor  # [n, L] int64, slots; padded with slot 0
@@ -73,7 +75,7 @@ class PaddedAttention:
 
 @dataclass(frozen=True, slots=True)
 class VarlenAttention:
-    """Attention by PyTorch's variable-length FlashAttention, for a GPU in half precision, without padding or
+    """Attention on a GPU in half precision, by PyTorch's variable-length FlashAttention, without padding or
     mask."""
 
     num_prompt_tokens: int
@@ -107,7 +109,7 @@ class VarlenAttention:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrompts:
-    """What a model needs to compute on a row in which samples share prompts."""
+    """What a model needs to know of a row in which samples share prompts."""
 
     max_length: int  # positions of the longest sample
     attention: PaddedAttention | VarlenAttention
@@ -119,8 +121,8 @@ class SharedPrompts:
 
 
 def pieces(starts: Tensor, lengths: Tensor) -> Tensor:
-    """Return the numbers starts[i], starts[i] + 1, ... of every piece, one piece after the other,
-    [sum of lengths] int64."""
+    """Return the numbers starts[i], starts[i] + 1, ... of every piece, piece after piece, [sum of lengths]
+    int64."""
     ends = lengths.cumsum(0)
     return torch.arange(int(ends[-1])) + torch.repeat_interleave(starts - ends + lengths, lengths)
 

@@ -1,4 +1,4 @@
-"""The columns that a teacher writes: those of its columns that the loss reads. Standard library only."""
+"""The columns that a teacher writes, because the loss reads them. Standard library only."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ _NAMES = (TEACHER_LOGPROBS.name, TEACHER_TOPK_IDS, TEACHER_TOPK_LOGPROBS)
 
 
 def teacher_columns(reads: Sequence[Column]) -> tuple[Column, ...]:
-    """Return those of the columns that the loss ``reads`` which a teacher writes. Raises ColumnError when
-    there are none."""
+    """Return the columns among ``reads``, the columns that the loss reads, that a teacher writes.
+
+    Raises ColumnError when there are none.
+    """
     columns = tuple(column for column in reads if column.name in _NAMES)
     if not columns:
         raise ColumnError(
@@ -32,7 +34,7 @@ def teacher_columns(reads: Sequence[Column]) -> tuple[Column, ...]:
 
 
 def num_most_likely(columns: Sequence[Column]) -> int:
-    """Return how many of the teacher's most likely tokens these columns hold in place of each token; 0 for
+    """Return how many of the teacher's most likely tokens ``columns`` hold for each token; 0 when they hold
     none."""
     of_several = (column for column in columns if column.name in (TEACHER_TOPK_IDS, TEACHER_TOPK_LOGPROBS))
     return max((column.inner_shape[0] for column in of_several), default=0)
@@ -41,7 +43,7 @@ def num_most_likely(columns: Sequence[Column]) -> int:
 def by_column(
     columns: Sequence[Column], *, logprobs: Any, topk_ids: Any, topk_logprobs: Any
 ) -> dict[Column, Any]:
-    """Return for each column which of a teacher's scores it holds."""
+    """Return for each column the teacher's scores that it holds."""
     scores = {
         TEACHER_LOGPROBS.name: logprobs,
         TEACHER_TOPK_IDS: topk_ids,
@@ -51,5 +53,5 @@ def by_column(
 
 
 def teacher_declaration(columns: Sequence[Column]) -> Declaration:
-    """Return what a teacher that writes ``columns`` declares."""
+    """Return the declaration of a teacher that writes ``columns``."""
     return Declaration("teacher", writes=tuple(columns), reads=(INPUT_IDS, RESPONSE_MASK))

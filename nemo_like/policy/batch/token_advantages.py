@@ -1,8 +1,8 @@
-"""Advantages of tokens in training, from what the driver says of each sample and columns say of each token.
+"""Advantages of tokens in training, from the driver's tags of each sample and from columns of each token.
 
     advantage - kl_scale * K_t + token_scale * column token_advantages
 
-K_t is the KL to go of a KL in the reward (``reward_kl``). The column is that of a critic.
+K_t is the KL to go where the reward has a KL term (``reward_kl``). A critic writes the column.
 """
 
 from __future__ import annotations
@@ -29,8 +29,10 @@ class TokenAdvantages:
             self._per_token = KL_SCALE.name, -reward_kl(batch, loss.reference_policy_kl_type)
 
     def at(self, inputs: ModelInputs, mask: Tensor) -> Tensor:
-        """Return the advantages of a micro-batch's scored tokens, [M] float32; ``mask`` [M] is 0 on tokens of
-        samples that do not train, whose columns may hold nan."""
+        """Return the advantages of a micro-batch's scored tokens, [M] float32.
+
+        ``mask`` [M] is 0 on tokens of samples that do not train, whose columns may hold nan.
+        """
         values, rows, sample = self._batch.sample_values, inputs.rows, inputs.sample_index
         advantages = values[ADVANTAGE.name][rows][sample]
         if self._per_token is None:

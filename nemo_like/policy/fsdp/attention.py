@@ -1,7 +1,7 @@
 """Causal attention for transformers' models, over padded samples or over samples packed end to end.
 
-Models get it through transformers' own registry of attention implementations. No [T, T] mask is made:
-the samples' lengths, which travel down the model as a keyword argument, keep packed samples apart.
+Models get it through transformers' own registry of attention implementations. It needs no [T, T] mask: the
+samples' lengths, which travel down the model as a keyword argument, keep packed samples apart.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from nemo_like.policy.batch.policy_batch import Packing
 from nemo_like.policy.batch.shared_prompts import SharedPrompts
 
 _NAME = "nemo_like_causal"
-# Options that change which positions attend to which, or how much. One that is set must not be ignored.
+# Options that change which positions attend to which, or how much. An option that is set must not be ignored.
 _UNSUPPORTED_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
 def use_causal_attention(model: PreTrainedModel) -> None:
     """Make a model use ``causal_attention``; ``has_plain_attention`` must hold for it."""
     AttentionInterface.register(_NAME, causal_attention)
-    # The layers of a vision tower, which are not causal, keep their own.
+    # The layers of a vision tower, which are not causal, keep their own attention.
     has_vision_tower = "text_config" in model.config.sub_configs
     model.set_attn_implementation({"text_config": _NAME} if has_vision_tower else _NAME)
 
@@ -55,9 +55,9 @@ def causal_attention(
 ) -> tuple[Tensor, None]:
     """Compute causal attention. query: [n, heads, T, d]; key, value: [n, KV heads, T, d].
 
-    Returns [n, T, heads, d], and None in place of attention weights. With ``packing`` or ``sharing`` n is 1:
-    the T tokens are the samples end to end, or each prompt once and what follows it in its samples. Raises
-    ValueError for an option that plain causal attention has no place for.
+    Returns [n, T, heads, d], and None in place of attention weights. With ``packing`` n is 1 and the T tokens
+    are the samples end to end. With ``sharing`` n is 1 and the T tokens are each prompt once, then the rest
+    of each sample. Raises ValueError for an option that plain causal attention does not support.
     """
     unsupported = [name for name in _UNSUPPORTED_OPTIONS if options.get(name) is not None]
     if unsupported:

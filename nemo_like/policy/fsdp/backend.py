@@ -1,8 +1,8 @@
-"""The FSDP2 training backend: causal language models of transformers, also with a vision tower, their
+"""The FSDP2 training backend: causal language models of transformers, also with a vision tower, with their
 parameters spread over ranks.
 
-data-parallel axis    fully_shard: every rank holds a part, and a layer is gathered while it computes
-tensor-parallel axis  DTensor, by the model's own plan
+    data-parallel axis    fully_shard: every rank holds a part, and a layer is gathered while it computes
+    tensor-parallel axis  DTensor, by the model's own plan
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ from nemo_like.weight_transport.buckets import TensorSpec
 
 
 class FSDPBackend(UpdatingBackend):
-    """One rank's part of the model of a worker group. torch.distributed must be initialised, with
-    the coordinates' rank.
+    """One rank's part of a worker group's model. torch.distributed must be initialised, with the coordinates'
+    rank.
 
     Raises ValueError for a model that the layout or the log-prob computation cannot handle, and the errors of
     loading the checkpoint.
@@ -102,7 +102,7 @@ class FSDPBackend(UpdatingBackend):
         self._model = ScoringCausalLM(self._causal_lm, scoring, group)
         shard(self._model, self._mesh, cfg, self._dtype)
         materialise(self._model, self.device, cfg.fsdp_cfg)
-        # While a layer computes, FSDP puts gathered parameters in place of these sharded ones, which last.
+        # While a layer computes, FSDP has gathered parameters in place of these sharded ones, which live on.
         self._parameters: dict[str, DTensor] = dict(self._causal_lm.named_parameters())
         self._trained = {name: value for name, value in self._parameters.items() if value.requires_grad}
         self._kept = {}
@@ -122,7 +122,8 @@ class FSDPBackend(UpdatingBackend):
         torch.manual_seed(coordinates.dp)
 
     def _prepare_training(self, cfg: TrainedGroupConfig, partial_gradients: frozenset[str]) -> None:
-        """Give what trains an optimizer; ``partial_gradients`` are those of ``TensorParallelModel``."""
+        """Build the optimizer of the trained parameters; ``partial_gradients`` is explained in
+        ``TensorParallelModel``."""
         self._training = cfg
         self._optimizer = ShardedAdamW(
             self._trained,
@@ -155,7 +156,7 @@ class FSDPBackend(UpdatingBackend):
         return [tensor.cpu() for tensor in packed]
 
     def routing_metrics(self) -> dict[str, Metric]:
-        """Return nothing: no router of this backend replays what an engine's chose."""
+        """Return nothing: this backend's routers do not replay the engines' choices."""
         return {}
 
     # Training
@@ -177,7 +178,7 @@ class FSDPBackend(UpdatingBackend):
             inputs = batch.micro_batch(spec, schedule)
             loss(self._model.scores(inputs), inputs).backward()
 
-    # An update frees its gradients, so what is computed next is added to what was accumulated, or to nothing.
+    # An update frees its gradients, so new gradients add up with accumulated ones only.
     _accumulate_gradients = _compute_gradients
 
     def _normalise_gradients(self, share: float) -> None:
@@ -201,7 +202,7 @@ class FSDPBackend(UpdatingBackend):
     # Weights
 
     def weight_metadata(self) -> list[TensorSpec]:
-        """Describe what ``stage_weights`` will yield, in its order, without communication."""
+        """Describe the tensors that ``stage_weights`` will yield, in its order, without communication."""
         dtype = str(self._dtype).removeprefix("torch.")
         return [
             TensorSpec(hf_name, dtype, tuple(part.shape))
@@ -228,8 +229,8 @@ class FSDPBackend(UpdatingBackend):
         return None if config is None else adapter_config(config, self._source)
 
     def adapter_metadata(self) -> list[TensorSpec]:
-        """Describe what ``stage_adapters`` will yield, in its order, without communication; empty when the
-        whole model trains."""
+        """Describe the tensors that ``stage_adapters`` will yield, in its order, without communication;
+        return an empty list when the whole model trains."""
         dtype = str(ADAPTER_DTYPE).removeprefix("torch.")
         return [
             TensorSpec(saved_name, dtype, tuple(self._parameters[name].shape))
@@ -248,8 +249,8 @@ class FSDPBackend(UpdatingBackend):
                 yield saved_name, full_tensor(self._parameters[name], self.device, ADAPTER_DTYPE)
 
     def export_hf(self, path: Path) -> None:
-        """Write a checkpoint directory that transformers loads, and inside it a directory with the adapters,
-        if there are any, for peft; every rank calls it."""
+        """Write a checkpoint directory that transformers loads, and inside it a directory with the adapters
+        for peft, if there are any; every rank calls it."""
         tensors = self.stage_weights()
         if self.coordinates.rank == 0:
             written = write_weights(path, 0, tensors)
@@ -264,15 +265,15 @@ class FSDPBackend(UpdatingBackend):
         dist.barrier()
 
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
-        """Hand what trains, the optimizer and the update count to ``writer``, which writes them into the
-        empty directory ``path``; every rank calls it."""
+        """Give the trained weights, the optimizer and the update count to ``writer``, which writes them into
+        the empty directory ``path``; every rank calls it."""
         with self._weights_in_use(), self._moments_in_use():
             state = checkpoint_state(self._trained, self._optimizer, self.num_updates, writer)
             writer.write(state, path)
 
     def load_checkpoint(self, path: Path) -> None:
-        """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it. What
-        was accumulated is dropped."""
+        """Continue from a checkpoint of ``save_checkpoint``, which any layout may have written, and forget
+        accumulated gradients; every rank calls it."""
         self.drop_accumulated()
         with self._weights_in_use(), self._moments_in_use():
             self.num_updates = load_checkpoint(path, self._trained, self._optimizer)
@@ -282,10 +283,11 @@ class FSDPBackend(UpdatingBackend):
         return {}
 
     def set_random_states(self, states: Mapping[str, Tensor]) -> None:
-        """Do nothing: there are no generators beside torch's."""
+        """Do nothing: there are no generators besides torch's."""
 
     def _sent_parameters(self) -> Iterator[tuple[str, str]]:
-        """Yield (name here, name in a model without adapters) for every parameter but the adapters' own."""
+        """Yield (name here, name in a model without adapters) for every parameter except the adapters'
+        own."""
         for name in self._parameters:
             plain_name = checkpoint_name(name)
             if plain_name is not None:
@@ -311,8 +313,8 @@ class FSDPBackend(UpdatingBackend):
         return parallelize(self._causal_lm, self._mesh[TENSOR_AXIS], self.cfg.label)
 
     def _load_weights(self, path: Path) -> float:
-        """Load a checkpoint on the first rank's host, and from there send it to all ranks, one tensor at a
-        time. Return the factor of its logits; 1 for a critic."""
+        """Load a checkpoint on the first rank's host and send it to all ranks, one tensor at a time. Return
+        the factor of the model's logits; 1 for a critic."""
         source: dict[str, Tensor] = {}
         scale = torch.ones(1, device=self.device)
         if self.coordinates.rank == 0:
@@ -337,6 +339,6 @@ class FSDPBackend(UpdatingBackend):
         return [part.to_local() for part in self._parameters.values()]
 
     def _moments(self) -> list[Tensor]:
-        """Return this rank's parts of the optimizer's moments. Gradients are not kept: each update frees its
-        own."""
+        """Return this rank's parts of the optimizer's moments. Gradients are not among them, since each
+        update frees its own."""
         return [moment.to_local() for moment in self._optimizer.moments().values()]

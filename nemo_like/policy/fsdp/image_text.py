@@ -1,4 +1,4 @@
-"""What the FSDP backend does with transformers' models that read images: a vision tower and a language model.
+"""The FSDP backend's handling of transformers' models that read images: a vision tower and a language model.
 
 pixels ──▶ vision tower ──▶ features of each image ──▶ at the places of images in the rows ──▶ language model
 """
@@ -38,7 +38,8 @@ def freeze_vision_tower(model: PreTrainedModel) -> None:
 
 
 def image_rope_index(model: PreTrainedModel) -> RopeIndex:
-    """Return the model's own function from a sample's tokens and images to the positions of its tokens."""
+    """Return the model's own function that computes the positions of a sample's tokens from its tokens and
+    images."""
     image_token = model.config.image_token_id
 
     def rope_index(input_ids: Tensor, grids: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,8 +58,8 @@ def hidden_states(model: PreTrainedModel, inputs: ModelInputs, arguments: dict[s
     if images is not None:
         features = _features(model, images.pixel_values, images.grids, images.order)
     else:
-        # Every rank of FSDP gathers and reduces the tower's parameters at the same points as the others,
-        # which may have images. So it computes here too, on an image of nothing that counts 0 times.
+        # All ranks of FSDP must gather and reduce the tower's parameters at the same points, and other ranks
+        # may have images. So the tower computes here too, on an empty image whose features count 0 times.
         features = _features(model, *_no_image(model, inputs.input_ids.device), (0,))
     hidden: Tensor = model.model(
         input_ids=inputs.input_ids,
@@ -74,7 +75,8 @@ def hidden_states(model: PreTrainedModel, inputs: ModelInputs, arguments: dict[s
 
 
 def _features(model: PreTrainedModel, pixels: Tensor, grids: Tensor, order: tuple[int, ...]) -> Any:
-    """Return what the vision tower makes of distinct images, as the model takes it, in ``order``."""
+    """Return the vision tower's features of distinct images, in ``order`` and in the form that the model
+    takes."""
     seen = model.model.get_image_features(pixels, grids, return_dict=True)
     seen.pooler_output = [seen.pooler_output[image] for image in order]
     if getattr(seen, "deepstack_features", None) is not None:

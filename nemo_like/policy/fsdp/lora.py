@@ -20,7 +20,7 @@ from nemo_like.policy.options import LoraConfig
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-_NAME = "default"  # peft's name of the one adapter that each layer has
+_NAME = "default"  # peft's name of each layer's only adapter
 _BASE = ".base_layer"
 ADAPTER_DROPOUT = ".lora_dropout."  # in the names of peft's modules that drop parts of an adapter's input
 
@@ -28,7 +28,7 @@ ADAPTER_DROPOUT = ".lora_dropout."  # in the names of peft's modules that drop p
 class Adapters:
     """The adapted layers of a model, by name; empty for a model that trains as a whole.
 
-    ``config`` is peft's configuration, which names the adapted layers; None where there are none.
+    ``config`` is peft's configuration, which names the adapted layers; None where there are no adapters.
     """
 
     def __init__(self, layers: Mapping[str, Any], config: PeftConfig | None = None) -> None:
@@ -41,8 +41,8 @@ class Adapters:
     def disabled(self) -> Iterator[None]:
         """Make the model compute without its adapters within the block.
 
-        This sets the adapters' scaling factors to 0: peft's own switch also freezes the adapters, which FSDP
-        would remember.
+        This sets the adapters' scaling factors to 0, since peft's own switch also freezes the adapters, and
+        FSDP would remember that.
         """
         scalings = {name: layer.scaling[_NAME] for name, layer in self._layers.items()}
         try:
@@ -55,7 +55,7 @@ class Adapters:
 
     def merged(self, name: str, weight: Tensor, full: Callable[[str], Tensor]) -> Tensor:
         """Return the full parameter ``weight`` with its adapter merged, W + scaling * B @ A in float32; a
-        parameter without an adapter comes back as it is.
+        parameter without an adapter comes back unchanged.
 
         ``full`` gathers a parameter by its name.
         """
@@ -78,8 +78,8 @@ class Adapters:
 def add_adapters(model: PreTrainedModel, cfg: LoraConfig) -> Adapters:
     """Put adapters, still without values, beside the target layers and freeze all other parameters.
 
-    Raises ValueError when a configured name fits no layer, or fits one that is no linear layer inside the
-    model.
+    Raises ValueError when a configured name fits no layer, or fits a layer that is not a linear layer inside
+    the model.
     """
     _check_targets(model, cfg)
     from peft import inject_adapter_in_model
@@ -98,7 +98,7 @@ def add_adapters(model: PreTrainedModel, cfg: LoraConfig) -> Adapters:
 
 
 def _check_targets(model: PreTrainedModel, cfg: LoraConfig) -> None:
-    """Raise ValueError when any configured name fits no layer; peft would accept that if another fits."""
+    """Raise ValueError when a configured name fits no layer; peft would accept it if another name fits."""
     if adapts_all_linear(cfg):
         return
     names = [name for name, _ in model.named_modules()]
@@ -120,7 +120,7 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def checkpoint_name(name: str) -> str | None:
-    """Return the name of a parameter in a model without adapters, None for an adapter's own parameter."""
+    """Return a parameter's name in a model without adapters; None for an adapter's own parameter."""
     return None if ".lora_" in name else name.replace(f"{_BASE}.", ".")
 
 

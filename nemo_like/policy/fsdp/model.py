@@ -1,9 +1,9 @@
-"""A transformers model that scores tokens by itself, and the functions that spread it over ranks.
+"""A transformers model that returns scores instead of logits, and the functions that spread it over ranks.
 
     checkpoint ──▶ model without values ──▶ adapters ──▶ tensor parallel ──▶ fully_shard ──▶ values
 
-Parameters get their values last, one tensor at a time, so that only the first rank, on its host, holds the
-whole model.
+Parameters get their values last, one tensor at a time, so that only the first rank holds the whole model, on
+its host.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ DATA_AXIS, TENSOR_AXIS = "dp", "tp"
 
 
 class ScoringCausalLM(nn.Module):
-    """A causal language model that returns the scores of chosen tokens instead of logits, or without
-    ``settings`` their values; then its output layer is a value head.
+    """A causal language model that returns the scores of chosen tokens instead of logits. Without
+    ``settings`` its output layer is a value head, and it returns the tokens' values.
 
-    ``vocabulary_group`` are the ranks that hold the output layer's rows between them; it is None where every
-    rank has all rows.
+    The ranks of ``vocabulary_group`` each hold some rows of the output layer; it is None where every rank has
+    all rows.
     """
 
     def __init__(
@@ -74,8 +74,9 @@ class ScoringCausalLM(nn.Module):
     def train(self, mode: bool = True) -> Self:
         """Begin to train, or with ``mode`` False to score: only recomputation and adapters' dropout differ.
 
-        The rest of transformers' model stays in evaluation mode: in training mode some models draw noise for
-        their routers, or leave whole layers out, and so would give other log-probs than those that sampled.
+        All other modules of transformers' model stay in evaluation mode: in training mode some models draw
+        noise for their routers, or leave whole layers out, and so would give other log-probs than those that
+        sampled.
         """
         super().train(False)
         self.training = mode
@@ -86,14 +87,14 @@ class ScoringCausalLM(nn.Module):
 
     def scale_logits(self, factor: float) -> None:
         """Set the factor by which the model multiplies its output layer's result to get logits; it is 1 until
-        this is called, which must happen at most once."""
+        this call, which must happen at most once."""
         assert self.logprob_settings is not None, "values have no logits"
         self.logprob_settings = replace(
             self.logprob_settings, temperature=self.logprob_settings.temperature / factor
         )
 
     def scores(self, inputs: ModelInputs) -> TokenScores | TokenValues:
-        """Return the scores of the micro-batch's M scored tokens. A critic's model returns the tokens'
+        """Return the scores of the micro-batch's M scored tokens, or from a critic's model the tokens'
         values."""
         kind = TokenValues if self.logprob_settings is None else TokenScores
         return kind.of(self(inputs))
@@ -133,7 +134,7 @@ class ScoringCausalLM(nn.Module):
 
     def _packing(self, inputs: ModelInputs) -> dict[str, Any]:
         """Return the arguments that tell ``causal_attention`` where samples end. transformers' own attention
-        sees it from the position ids.
+        infers it from the position ids.
 
         Raises ValueError for a model whose attention cannot keep the samples apart or share prompts.
         """
@@ -154,17 +155,17 @@ class ScoringCausalLM(nn.Module):
         return {}
 
 
-# What transformers takes beside a configuration; everything else is part of one.
+# The arguments that transformers takes besides a configuration; all others belong to the configuration.
 BUILT_WITH = ("attn_implementation", "experts_implementation")
 
 
 def empty_model(path: Path, arguments: Mapping[str, Any] = MappingProxyType({})) -> PreTrainedModel:
     """Build the checkpoint's model with its buffers, but with parameters that have no values.
 
-    ``arguments`` are those of ``fsdp_cfg.model_kwargs``.
+    ``arguments`` has the values of ``fsdp_cfg.model_kwargs``.
 
     Dropout is off: the policy that trains must give the same log-probs as the policy that sampled. Every row
-    of an embedding trains, also that of the padding token, which transformers would leave out: no token of a
+    of an embedding trains, also the padding token's row, which transformers would leave out: no token of a
     sample is padding, and an end-of-sequence token often doubles as the padding token.
     """
     config = AutoConfig.from_pretrained(path)
@@ -186,8 +187,8 @@ def empty_model(path: Path, arguments: Mapping[str, Any] = MappingProxyType({}))
 
 
 def give_value_head(model: PreTrainedModel) -> str:
-    """Put a value head, which has no value yet, in the place of the model's output layer; return the name of
-    its weight, [1, hidden size]."""
+    """Replace the model's output layer by a value head without values; return the name of its weight, [1,
+    hidden size]."""
     hidden_size = model.get_input_embeddings().weight.shape[1]
     head = nn.Linear(hidden_size, 1, bias=False, device="meta")
     model.set_output_embeddings(head)
@@ -195,8 +196,8 @@ def give_value_head(model: PreTrainedModel) -> str:
 
 
 def set_dtypes(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
-    """Set the dtype of trained parameters, the master weights, to float32, and that of frozen ones, which no
-    update can round, to ``compute_dtype``."""
+    """Set trained parameters, the master weights, to float32, and frozen parameters to ``compute_dtype``,
+    since no update can round them."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else compute_dtype)
 
@@ -233,8 +234,8 @@ def units(model: nn.Module) -> Iterator[FSDPModule]:
 
 
 def reduce_gradients(model: nn.Module, is_wanted: bool) -> None:
-    """Have each later backward pass sum gradients over the data-parallel ranks, or leave them whole on this
-    one until a pass that does."""
+    """Have later backward passes sum gradients over the data-parallel ranks if ``is_wanted``, else leave them
+    on this rank."""
     assert isinstance(model, FSDPModule)
     model.set_requires_gradient_sync(is_wanted)
 

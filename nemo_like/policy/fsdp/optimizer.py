@@ -22,9 +22,9 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class ShardedAdamW:
-    """AdamW on ``parameters``, those that train; biases and norms have no weight decay.
+    """AdamW on the trained ``parameters``; biases and norms have no weight decay.
 
-    ``partial_gradients`` name the parameters whose gradients this optimizer sums over ``tensor_group``,
+    ``partial_gradients`` names the parameters whose gradients this optimizer sums over ``tensor_group``,
     because each of its ranks computes only a part of the sum.
     """
 
@@ -92,7 +92,7 @@ class ShardedAdamW:
         return found
 
     def first_moments(self) -> list[Tensor]:
-        """Return this rank's parts of the first moments that there are, the optimizer's own tensors."""
+        """Return this rank's parts of the existing first moments; they are the optimizer's own tensors."""
         states = self._adam.state.values()
         return [state["exp_avg"].to_local() for state in states if "exp_avg" in state]
 
@@ -107,7 +107,8 @@ class ShardedAdamW:
         return max(float(group["lr"]) for group in self._adam.param_groups)
 
     def continue_after(self, num_updates: int) -> None:
-        """Set every parameter's count of updates to ``num_updates``, those behind the loaded ``moments``."""
+        """Set every parameter's count of updates to ``num_updates``, the number of updates that made the
+        loaded ``moments``."""
         for state in self._adam.state.values():
             state["step"].fill_(num_updates)
 
@@ -120,8 +121,11 @@ class ShardedAdamW:
         }
 
     def _norm(self, grads: Mapping[str, Tensor]) -> float:
-        """Return the norm over all ranks: each adds the squares of its parts, and a part that every
-        tensor-parallel rank has a copy of counts once."""
+        """Return the norm over all ranks.
+
+        Each rank adds the squares of its parts; a part of which every tensor-parallel rank has a copy counts
+        once.
+        """
         squares = []
         for wanted, copies in ((True, 1), (False, self._tensor_group.size())):
             parts = [
@@ -145,6 +149,6 @@ class ShardedAdamW:
 
 
 def _is_cut_over_tensor_ranks(parameter: DTensor) -> bool:
-    """Return whether tensor-parallel ranks hold different parts: theirs is the last axis of the
-    two-dimensional mesh (data, tensor)."""
+    """Return whether tensor-parallel ranks hold different parts of the parameter; their axis is the last of
+    the two-dimensional mesh (data, tensor)."""
     return parameter.device_mesh.ndim == 2 and not parameter.placements[1].is_replicate()

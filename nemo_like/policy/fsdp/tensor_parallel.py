@@ -30,13 +30,14 @@ _STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "rowwise": RowwiseParallel,
     "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
 }
-# A module with a copy on every rank that sees only the rank's own heads: its gradient is a part of a sum.
+# The style of a module of which each rank has a copy that sees only the rank's own heads, so that the copy's
+# gradient is a part of a sum.
 _SEES_ITS_OWN_HEADS = "replicated_with_grad_allreduce"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelModel:
-    """What the caller of ``parallelize`` has to know about the model afterwards."""
+    """Facts about a model that ``parallelize`` has spread, for its caller."""
 
     has_vocabulary_shards: bool  # the output layer holds this rank's rows only
     partial_gradients: frozenset[str]  # parameters whose gradients the ranks have to add up
@@ -88,8 +89,11 @@ def _module_styles(model: PreTrainedModel, group: str) -> dict[str, str]:
 
 
 def _cut_parts(module: nn.Module, style: str) -> list[str]:
-    """Return the names of the parts of a planned module that are cut: "" for the module itself; for a layer
-    with an adapter, W and B when the style cuts columns, W and A when it cuts rows."""
+    """Return the names of the parts of a planned module that are cut.
+
+    The name is "" for the module itself. A layer with an adapter has W and B cut when the style cuts columns,
+    W and A when it cuts rows.
+    """
     parts = dict(module.named_children())
     if "base_layer" not in parts:
         return [""]

@@ -1,4 +1,4 @@
-"""Weights on their way from a checkpoint to sharded parameters, and from these back to full tensors under the
+"""Moves weights from a checkpoint to sharded parameters, and from these back to full tensors under the
 checkpoint's names."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-# Logits of the probe may differ by this share of their size: the checkpoint may be in bfloat16.
+# The probe's logits may differ by this share of their size, since the checkpoint may be in bfloat16.
 _PROBE_TOLERANCE = 0.02
 _PROBE_TOKENS = 4
 
@@ -34,7 +34,7 @@ def local_part(full: Tensor, parameter: DTensor) -> Tensor:
 
 
 def full_tensor(parameter: DTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Gather the whole of a parameter on ``device`` in ``dtype``; every rank of its mesh takes part."""
+    """Gather a whole parameter on ``device`` in ``dtype``; every rank of its mesh takes part."""
     local = DTensor.from_local(
         parameter.detach().to_local().to(device, dtype),
         parameter.device_mesh,
@@ -47,8 +47,8 @@ def full_tensor(parameter: DTensor, device: torch.device, dtype: torch.dtype) ->
 
 
 def hf_tensors(model: PreTrainedModel, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the checkpoint's tensors, with their names, that make up a parameter: transformers fuses some
-    tensors when it loads them."""
+    """Yield the checkpoint's tensors, with their names, from which a parameter is made: transformers fuses
+    some tensors when it loads them."""
     yield from revert_weight_conversion(model, {name: tensor}).items()
 
 
@@ -68,10 +68,11 @@ def fill(parameters: Mapping[str, DTensor], source: Mapping[str, Tensor], device
 
 @torch.no_grad()
 def logit_scale(model: PreTrainedModel, group: str) -> float:
-    """Return the factor by which the model multiplies hidden @ weight.T to get its logits, measured on a few
-    tokens. The model is that of the worker group called ``group``.
+    """Return the factor by which the model of the worker group called ``group`` multiplies hidden @ weight.T
+    to get its logits, measured on a few tokens.
 
-    Raises ValueError when the model does anything else to them, such as adding a bias or capping the logits.
+    Raises ValueError when the model changes the logits in any other way, such as by adding a bias or capping
+    them.
     """
     hidden: list[Tensor] = []
     output = model.get_output_embeddings()

@@ -1,5 +1,4 @@
-"""Which samples a group's workers have accumulated, as the driver's side of the group knows it. Standard
-library only."""
+"""The driver's record of which samples the workers of a group have accumulated. Standard library only."""
 
 from __future__ import annotations
 
@@ -11,18 +10,18 @@ from nemo_like.data_plane.storage_errors import listed
 
 
 class AccumulatedSamples:
-    """The samples of the step's first update whose gradients the workers hold, with the tags by which these
-    were computed."""
+    """The samples of the step's first update whose gradients the workers hold, with the tags that went into
+    them."""
 
     def __init__(self, update_size: int) -> None:
-        """Start with none of the ``update_size`` samples of an update."""
+        """Start with no sample; ``update_size`` is the number of samples of an update."""
         self._update_size = update_size
         self._tags: dict[str, Mapping[str, TagValue]] = {}
         self.num_computed = 0  # idle samples need not be computed
 
     def check_new(self, batch: KVBatchMeta) -> None:
-        """Raise ValueError when a sample was accumulated before, or when the batch is more than is left of an
-        update."""
+        """Raise ValueError when a sample was accumulated before, or when the batch has more samples than the
+        update lacks."""
         if again := [sample for sample in batch.sample_ids if sample in self._tags]:
             raise ValueError(f"{batch.occasion}: samples {listed(again)} were accumulated before")
         if len(self._tags) + len(batch) > self._update_size:
@@ -33,13 +32,14 @@ class AccumulatedSamples:
             )
 
     def add(self, batch: KVBatchMeta, num_computed: int) -> None:
-        """Note that the workers hold the gradients of these samples, of which they computed some."""
+        """Note that the workers hold the gradients of these samples, and that they computed ``num_computed``
+        of them."""
         self._tags |= _tags_of_samples(batch)
         self.num_computed += num_computed
 
     def check(self, batch: KVBatchMeta, num_accumulated: int) -> None:
-        """Raise ValueError unless so many samples were accumulated, and these are none, or those of the first
-        update of ``batch`` with the same tags."""
+        """Raise ValueError unless ``num_accumulated`` samples were accumulated, and they are none, or the
+        first update of ``batch`` with the same tags."""
         if num_accumulated != len(self._tags):
             raise ValueError(
                 f"{batch.occasion}: {len(self._tags)} samples were accumulated, and train was told of "

@@ -1,4 +1,5 @@
-"""Rules that a critic and a teacher share: each is a worker group that reads the policy's samples."""
+"""Rules that critic and teacher share: each is a worker group with its own model, and reads the policy's
+samples."""
 
 from __future__ import annotations
 
@@ -16,8 +17,11 @@ from nemo_like.policy.options import WorkerGroupConfig
 def beside_policy(
     name: str, noun: str, group: WorkerGroupConfig, policy: WorkerGroupConfig
 ) -> Iterator[Problem]:
-    """Yield every problem of the worker group ``name``, which people call a ``noun``, with reading the
-    samples of the policy."""
+    """Yield every problem of the worker group ``name`` with reading the policy's samples, from its keys
+    alone.
+
+    Messages call the group a ``noun``, for example a critic.
+    """
     if replays_routes(group):
         yield Problem(
             key=f"{name}.megatron_cfg.router_replay=true",
@@ -39,7 +43,7 @@ def model_beside_policy(
 ) -> Iterator[Problem]:
     """Yield every problem of the model of the worker group ``name`` with reading the policy's samples.
 
-    What is wrong with either model alone is told elsewhere.
+    A model that cannot be read is reported by another rule.
     """
     key = f"{name}.model_name={group.model_name}"
     try:
@@ -64,8 +68,10 @@ def model_beside_policy(
 
 
 def vocabulary_problems(key: str, noun: str, other: Path, policy: Path) -> Iterator[Problem]:
-    """Yield a problem unless the checkpoints ``other`` and ``policy`` give each token the same id. Of one
-    that is not here nothing is known."""
+    """Yield a problem unless the checkpoints ``other`` and ``policy`` give each token the same id.
+
+    Nothing is checked while one of them is not a directory on this machine.
+    """
     if other == policy or not (other.is_dir() and policy.is_dir()):
         return
     try:

@@ -35,11 +35,11 @@ def critic_group_problems(value: ValueConfig, policy: PolicyConfig, num_steps: i
 
 
 def critic_model_problems(value: ValueConfig, policy: PolicyConfig) -> Iterator[Problem]:
-    """Yield every problem of the critic's checkpoint beside the policy's. Both are there and can be read."""
+    """Yield every problem of the critic's checkpoint beside the policy's; both must exist and be readable."""
     yield from model_beside_policy("value", "critic", value, policy)
     try:
         own = model_of(value)
-    except ConfigError:  # told elsewhere
+    except ConfigError:  # another rule reports it
         return
     head = stored_shapes(Path(value.model_name)).get(VALUE_HEAD)
     if head is not None and head != [1, own.hidden_size]:

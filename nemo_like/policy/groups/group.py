@@ -4,8 +4,8 @@
                                                           leaders answer
     meta + tags in its own order ◀──merge── tags, metrics, seconds
 
-``PolicyWorkerGroup`` is that of the policy, ``ValueWorkerGroup`` that of a critic, ``TeacherWorkerGroup``
-that of a teacher. This module runs in the driver's process, so it imports no tensor library.
+``PolicyWorkerGroup`` drives the policy's workers, ``ValueWorkerGroup`` a critic's, ``TeacherWorkerGroup`` a
+teacher's. This module runs in the driver's process, so it imports no tensor library.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ _STAGES = {
     "corrupt_checkpoint_files": Stage.checkpoint,
     "load_checkpoint": Stage.checkpoint,
 }
-# Of any other call, such as ``train``, the group says the deadline. ``settle`` is called when a step is
-# abandoned, and the workers first end what they were asked before.
+# Any other call, such as ``train``, has the deadline of the group's ``other_calls``. So has ``settle``, which
+# is called when a step is abandoned: the workers first finish their earlier calls.
 
 
 class WorkerGroup(ABC):
@@ -86,8 +86,8 @@ class WorkerGroup(ABC):
     """
 
     name: ClassVar[str]  # in messages
-    other_calls: ClassVar[Stage]  # whose deadline those calls have that are of no stage
-    read_tags: ClassVar[Sequence[Tag[Any]]]  # those of a batch that a worker reads
+    other_calls: ClassVar[Stage]  # the stage whose deadline holds for calls that _STAGES does not name
+    read_tags: ClassVar[Sequence[Tag[Any]]]  # the tags of a batch that a worker reads
 
     def __init__(
         self,
@@ -110,19 +110,19 @@ class WorkerGroup(ABC):
         return self._ask("declarations", _first_worker)[0]
 
     def settle(self) -> int | None:
-        """Wait until the workers have ended their earlier calls, and have them abandon the step.
+        """Have the workers abandon the step, and wait until they have ended their earlier calls.
 
-        Returns the version when all workers hold the same one whole, else None.
+        Returns the version if all workers hold the same complete version, else None.
         """
         versions = set(self._ask("settle", _every_worker))
         return versions.pop() if len(versions) == 1 else None
 
     def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
-        """Have the workers close their connections and use the data plane of ``spec`` from now on."""
+        """Have the workers close their connections and connect to the data plane of ``spec`` instead."""
         self._ask("reconnect_data_plane", _every_worker, spec)
 
     def _with_needed_tags(self, batch: KVBatchMeta) -> KVBatchMeta:
-        """Return the batch with only the tags by which it is scheduled or that a worker reads."""
+        """Return the batch with only the tags that scheduling or a worker reads."""
         needed: list[Tag[Any]] = [
             NUM_RESPONSE_TOKENS,
             *(tag for tag in self.read_tags if batch.has_tag(tag)),
@@ -137,8 +137,8 @@ class WorkerGroup(ABC):
         """Call ``method`` on every worker with its replica's shard and ``args``; return the leaders' answers
         by data-parallel rank.
 
-        A shard is pickled once for all workers of its replica. A StageTimeout that this raises says what the
-        late replicas would have brought, which are ``columns`` where there are any.
+        A shard is pickled once for all workers of its replica. A StageTimeout that this raises says which
+        ``columns`` and samples the late replicas still owe.
         """
         pickled = [Pickled(shard) for shard in shards]
         calls = [
@@ -168,7 +168,7 @@ class WorkerGroup(ABC):
     def _wait(self, method: str, calls: Sequence[Call]) -> list[Any]:
         """Wait for calls that need no other actors; only a worker's own death raises ActorDied.
 
-        These calls use the data plane besides; when it fails, the calls themselves report it.
+        The calls also use the data plane; when it fails, they report that themselves.
         """
         return self._cluster.gather(
             calls,
@@ -179,8 +179,8 @@ class WorkerGroup(ABC):
 
 
 class TrainingGroup(WorkerGroup):
-    """The driver's view of workers that train their model. ``num_epochs`` is how often ``train`` passes over
-    its batch."""
+    """The driver's view of workers that train their model; ``train`` passes ``num_epochs`` times over its
+    batch."""
 
     _cfg: TrainedGroupConfig
 
@@ -202,9 +202,9 @@ class TrainingGroup(WorkerGroup):
         policy advantage.
 
         Samples with a true tag is_idle count in the loss's normalisation but are not computed, except for a
-        few that give every replica equally many samples. ``num_accumulated`` is the number of samples that
-        were accumulated: none, or those of the batch's first update, in any order; their tags must be those
-        of then. Raises ValueError when it is anything else, and RuntimeError when the replicas answer with
+        few that give every replica equally many samples. ``num_accumulated`` samples were accumulated before:
+        none, or all samples of the batch's first update, in any order and with the same tags. Raises
+        ValueError when something else was accumulated, and RuntimeError when the replicas answer with
         different policy versions.
         """
         needed = self._with_needed_tags(batch)
@@ -244,7 +244,8 @@ class TrainingGroup(WorkerGroup):
         )
 
     def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
-        """Have the workers write what training continues from into the empty directory ``path``.
+        """Have the workers write the state from which training can continue into the empty directory
+        ``path``.
 
         With background writing, return once every worker has copied its state to host memory.
         """
@@ -261,34 +262,34 @@ class TrainingGroup(WorkerGroup):
         return {name: digest for share in shares for name, digest in share.items()}
 
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
-        """Have the workers hash a checkpoint's files, each worker its share; return the names of those that
-        differ from ``digests``."""
+        """Have each worker hash its share of a checkpoint's files; return the names of files that differ from
+        ``digests``."""
         shares = self._ask("corrupt_checkpoint_files", _every_worker, path, digests)
         return [name for share in shares for name in share]
 
     def load_checkpoint(self, path: str, version: int) -> None:
-        """Continue from a checkpoint, which another parallel layout may have written. What was accumulated is
-        dropped."""
+        """Have the workers continue from a checkpoint, which another parallel layout may have written, and
+        forget what they accumulated."""
         self._accumulated.clear()
         self._ask("load_checkpoint", _every_worker, path, version)
         self.version = version
 
     def skip(self, batch: KVBatchMeta) -> TrainUpdate:
-        """Have the workers end a step whose ``batch`` they do not train on; return when they have written
-        what they computed for it."""
+        """Have the workers end a step without training on ``batch``; return when the columns that they
+        computed are written."""
         operations: list[Sequence[Operation]] = self._ask("skip", _every_worker, batch.partition)
         return TrainUpdate(
             metrics={}, version=self.version, compute_s=0.0, operations=list(chain(*operations))
         )
 
     def settle(self) -> int | None:
-        """Do what ``WorkerGroup.settle`` does; the workers also forget what they accumulated."""
+        """Abandon the step as ``WorkerGroup.settle`` does; the workers also forget what they accumulated."""
         self._accumulated.clear()
         return super().settle()
 
 
 class PolicyWorkerGroup(TrainingGroup):
-    """The driver's view of all policy workers, of which the replicas ``weight_replicas`` send the weights to
+    """The driver's view of all policy workers; the replicas ``weight_replicas`` send the weights to
     engines."""
 
     name = "policy"
@@ -314,11 +315,12 @@ class PolicyWorkerGroup(TrainingGroup):
 
     def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:
         """Have the workers compute ``columns`` and start to write them: prev_logprobs, reference_logprobs or
-        both, and with prev_logprobs entropies where they are among them.
+        both, and entropies, which only come with prev_logprobs.
 
         The batch comes back with these columns and their tags: mult_prob_error with prev_logprobs, and with
-        reference_logprobs the sums of the KL where the reward has one. A batch that is no whole number of
-        updates is a part of one: its samples go to the workers to which ``accumulate`` brings them.
+        reference_logprobs the sums of the KL where the reward has a KL term. A batch that is not a whole
+        number of updates is a part of one update: each sample goes to the worker to which ``accumulate``
+        brings it.
         """
         update_size = self._cfg.train_global_batch_size
         shards = shard_for_logprobs(
@@ -331,8 +333,8 @@ class PolicyWorkerGroup(TrainingGroup):
         return scored_batch(batch.with_columns(*columns), shards, answers)
 
     def accumulate(self, batch: KVBatchMeta) -> Accumulation:
-        """Have the workers add the gradient of these samples' loss, not yet normalised, to what they hold for
-        the step's first update; needs the tags that ``train`` needs.
+        """Have the workers add the gradient of these samples' loss, not yet normalised, to the gradients that
+        they hold for the step's first update; needs the tags that ``train`` needs.
 
         It may be called again with further samples of that update, in any order and number that divides over
         the replicas, and with scoring in between. ``train`` then gets all samples of the step. Raises
@@ -355,8 +357,8 @@ class PolicyWorkerGroup(TrainingGroup):
         return Accumulation(num_computed, max(seconds))
 
     def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Have all workers score a few tokens; return the log-probs of all but the first, at temperature 1,
-        nats."""
+        """Have all workers score a few tokens at temperature 1; return the log-probs of all tokens but the
+        first, nats."""
         return self._ask("canary_logprobs", _every_worker, tuple(token_ids))[0]
 
     def push_weights(self, version: int) -> dict[str, Metric]:
@@ -376,7 +378,7 @@ class PolicyWorkerGroup(TrainingGroup):
 
 
 class ValueWorkerGroup(TrainingGroup):
-    """The driver's view of the workers of a critic."""
+    """The driver's view of a critic's workers."""
 
     name = "value"
     other_calls = Stage.value_training
@@ -384,7 +386,7 @@ class ValueWorkerGroup(TrainingGroup):
 
     def compute_values(self, batch: KVBatchMeta) -> ScoredBatch:
         """Have the workers value the batch, estimate the advantages and returns of its tokens, and start to
-        write these columns; needs the tags of a shaped reward.
+        write these columns; needs the tags shaped_reward, is_truncated and sample_mask.
 
         The batch comes back with the columns, and with the sums of the advantages as tags.
         """
@@ -400,8 +402,8 @@ class ValueWorkerGroup(TrainingGroup):
 
 
 class TeacherWorkerGroup(WorkerGroup):
-    """The driver's view of the workers of a teacher, or of the engine that has their place. It never trains,
-    so its version stays 0.
+    """The driver's view of a teacher's workers, or of the engine in their place. A teacher never trains, so
+    its version stays 0.
 
         batch ──▶ by task: each model's samples, filled up ──shard──▶ one call per model, one after the other
     """
@@ -412,8 +414,11 @@ class TeacherWorkerGroup(WorkerGroup):
     _cfg: TeacherConfig
 
     def compute_teacher_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
-        """Have the workers score each sample by the model of its task, and write what the loss reads of a
-        teacher; the batch comes back with these columns. With ``teacher.models`` it needs the tag task."""
+        """Have the workers score each sample by the model of its task, and write the teacher's columns that
+        the loss reads.
+
+        The batch comes back with these columns. With ``teacher.models`` it needs the tag task.
+        """
         needed = self._with_needed_tags(batch)
         models = models_of_samples(self._cfg, needed)
         answers = [
@@ -427,7 +432,8 @@ class TeacherWorkerGroup(WorkerGroup):
         )
 
     def _scored_by(self, model: str, batch: KVBatchMeta, is_own: Sequence[bool]) -> list[WorkerScores]:
-        """Have the workers score the samples with ``is_own`` true by a model; return the leaders' answers."""
+        """Have the workers score by ``model`` the samples whose ``is_own`` is true; return the leaders'
+        answers."""
         strategy, num_shards = logprob_strategy(self._cfg), self._num_replicas
         if not all(is_own):
             batch = add_whole_groups(batch, is_own, num_shards=num_shards, strategy=strategy)
@@ -455,7 +461,7 @@ def scored_batch(
 
 
 def awaited_of(method: str, shard: KVBatchMeta, columns: Sequence[Column]) -> str:
-    """Return a sentence on what a replica that has not answered would have brought."""
+    """Return a sentence that names the columns and samples which a replica still owes."""
     what = ", ".join(f"column {column.name!r}" for column in columns) or method
     samples = f"{len(shard)} samples {listed(shard.sample_ids)}"
     return f"partition {shard.partition!r}: {what} of its {samples} is awaited"

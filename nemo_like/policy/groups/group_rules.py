@@ -49,7 +49,7 @@ def _offload(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
 
 
 def _context_parallel(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
-    """Yield a problem when the longest sample cannot be cut evenly into the parts that ranks get."""
+    """Yield a problem when the longest sample cannot be cut evenly over the ranks that share it."""
     multiple, length = length_multiple(group), group.max_total_sequence_length
     if length % multiple:
         below = length // multiple * multiple
@@ -100,7 +100,8 @@ def _prompt_sharing(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
 
 
 def _mixed_groups(name: str, group: TrainedGroupConfig, grpo: GRPOConfig) -> Iterator[Problem]:
-    """Yield a problem when no two samples of an update have the same prompt, so that none could be shared."""
+    """Yield a problem when no two samples of an update have the same prompt, so that no prompt can be
+    shared."""
     batch = group.train_global_batch_size
     if (
         grpo.mix_groups_in_updates

@@ -30,7 +30,7 @@ def image_problems(policy: PolicyConfig, data: DataConfig, model: ModelInfo) -> 
 
 
 def _with_vision_tower(policy: PolicyConfig) -> Iterator[Problem]:
-    """Yield a problem for each key that is not for a model with a vision tower."""
+    """Yield a problem for each set key that a model with a vision tower does not support."""
     rule = "is not for a model with a vision tower"
     for axis, key in backend_kind_of(policy).axes.items():
         if (size := axis_size(policy, axis)) > 1:

@@ -1,4 +1,4 @@
-"""What follows from the keys of a worker group: its ranks, what lengths are multiples of, its models."""
+"""Derives facts from the keys of a worker group: its number of ranks, its length multiples, its models."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from nemo_like.policy.options import (
 
 
 def is_one_engine(group: WorkerGroupConfig) -> TypeGuard[TeacherConfig]:
-    """Return whether one vLLM engine takes the place of a group's workers, as it may with a teacher."""
+    """Return whether one vLLM engine takes the place of a group's workers, as only a teacher allows."""
     return isinstance(group, TeacherConfig) and group.scored_by is TeacherScoring.engine
 
 
 def adapters_of(group: WorkerGroupConfig) -> LoraConfig | None:
-    """Return the adapters that a group trains; None where it trains its whole model, or nothing."""
+    """Return the adapters' keys of a group that trains adapters; None where it trains its whole model, or
+    nothing."""
     return group.lora if isinstance(group, TrainedGroupConfig) and group.lora.enabled else None
 
 
@@ -35,12 +36,12 @@ def recomputes_layers(group: WorkerGroupConfig) -> bool:
 
 
 def replays_routes(group: WorkerGroupConfig) -> bool:
-    """Return whether the routers of a mixture choose the experts that the engines chose."""
+    """Return whether training sends tokens to the experts that the engines chose, in a mixture of experts."""
     return isinstance(group, TrainedGroupConfig) and group.megatron_cfg.router_replay
 
 
 def parks_optimizer(group: WorkerGroupConfig) -> bool:
-    """Return whether the optimizer's state is on the host but for training."""
+    """Return whether the optimizer's state is on the host while the group does not train."""
     return isinstance(group, TrainedGroupConfig) and group.offload_optimizer_for_logprob
 
 
@@ -65,11 +66,11 @@ def length_multiple(policy: WorkerGroupConfig) -> int:
 
 
 def dynamic_length_multiple(policy: WorkerGroupConfig) -> int:
-    """Return the same number for dynamic batches, whose lengths are also rounded to
-    ``sequence_length_round``."""
+    """Return the number that the length of every dynamic batch must be a multiple of: ``length_multiple`` and
+    ``sequence_length_round`` both divide it."""
     return math.lcm(length_multiple(policy), policy.dynamic_batching.sequence_length_round)
 
 
 def further_models(teacher: TeacherConfig) -> tuple[str, ...]:
-    """Return the checkpoints of a teacher beside ``model_name``, each once."""
+    """Return the checkpoints of a teacher besides ``model_name``, each once."""
     return tuple(model for model in dict.fromkeys(teacher.models.values()) if model != teacher.model_name)

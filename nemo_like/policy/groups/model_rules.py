@@ -12,7 +12,7 @@ from nemo_like.policy.options import WorkerGroupConfig
 
 
 def context_length_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
-    """Yield a problem when sequences may be longer than the model's positions."""
+    """Yield a problem when sequences may be longer than the model has positions."""
     length = group.max_total_sequence_length
     if length > model.max_position_embeddings:
         yield Problem(
@@ -23,7 +23,7 @@ def context_length_problems(name: str, group: WorkerGroupConfig, model: ModelInf
 
 
 def layout_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
-    """Yield every size of the group's layout that does not divide its model."""
+    """Yield a problem for every size of the group's layout that does not divide its model."""
     kind = backend_kind_of(group)
     parts = {"attention heads": model.num_heads, "key-value heads": model.num_kv_heads}
     if model.num_experts is None:

@@ -1,4 +1,4 @@
-"""Parallel layout and micro-batches as a policy's configuration has them. Standard library only."""
+"""The parallel layout and the micro-batches that a worker group's keys ask for. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of
 from nemo_like.policy.groups.layout import dynamic_length_multiple, length_multiple
 from nemo_like.policy.options import MicroBatchOrder, TrainedGroupConfig, WorkerGroupConfig
 
-# The data-parallel replicas whose weights are sent, unless engines on several nodes have one each.
+# The data-parallel replicas that send weights, unless engines on several nodes have a replica on each.
 FIRST_REPLICA = (0,)
 
 
 def parallel_layout(cfg: WorkerGroupConfig) -> ParallelLayout:
-    """Return how many ranks the configured policy has on each axis."""
+    """Return how many ranks the worker group has on each axis."""
     tp, cp, pp, ep = (axis_size(cfg, axis) for axis in ("tp", "cp", "pp", "ep"))
     return ParallelLayout(tp=tp, cp=cp, dp=cfg.data_parallel_size, pp=pp, ep=ep)
 
 
 def shards_optimizer(cfg: WorkerGroupConfig) -> bool:
-    """Return whether the optimizer's state of Megatron-core is spread over data-parallel ranks.
+    """Return whether Megatron-core's optimizer spreads its state over data-parallel ranks.
 
-    The spread and the whole optimizer have different checkpoint formats, so a single rank uses the configured
-    kind too, though it has nothing to spread.
+    The spread and the whole optimizer have different checkpoint formats, so the key also decides where there
+    is a single rank and nothing to spread.
     """
     return isinstance(cfg, TrainedGroupConfig) and cfg.megatron_cfg.use_distributed_optimizer
 
@@ -39,7 +39,7 @@ def shards_optimizer(cfg: WorkerGroupConfig) -> bool:
 def gathers_weights(
     cfg: WorkerGroupConfig, coordinates: Coordinates, replicas: Sequence[int] = FIRST_REPLICA
 ) -> bool:
-    """Return whether this worker takes part when the weight senders of these replicas gather weights.
+    """Return whether this worker takes part when the weight senders of ``replicas`` gather weights.
 
     With some backends every worker does. With others only the ranks in a sender's own groups do: its
     tensor-parallel group holds the parts of each tensor, its expert-parallel group the experts.
@@ -51,15 +51,18 @@ def gathers_weights(
 
 
 def is_beside_sender(coordinates: Coordinates, group_size: int, replicas: Sequence[int]) -> bool:
-    """Return whether this rank's group of so many consecutive ranks of its pipeline stage has a weight sender
-    of one of these replicas: the replica's first rank in the stage."""
+    """Return whether a weight sender of ``replicas`` is in this rank's group, where each pipeline stage is
+    cut into groups of ``group_size`` consecutive ranks.
+
+    The sender is the first rank of its replica in the stage.
+    """
     layout = coordinates.layout
     own = coordinates.rank % layout.stage_size // group_size
     return own in {replica * layout.tp * layout.cp // group_size for replica in replicas}
 
 
 def train_strategy(cfg: TrainedGroupConfig) -> MicroBatching:
-    """Return the strategy by which the samples of an update become micro-batches."""
+    """Return the strategy that makes micro-batches of the samples of an update."""
     if cfg.sequence_packing.enabled:
         return _packing_strategy(cfg, cfg.sequence_packing.train_mb_tokens)
     if cfg.dynamic_batching.enabled:
@@ -68,8 +71,8 @@ def train_strategy(cfg: TrainedGroupConfig) -> MicroBatching:
 
 
 def logprob_strategy(cfg: WorkerGroupConfig) -> MicroBatching:
-    """Return the strategy of the log-prob phases, which keep fewer activations and so allow larger
-    micro-batches."""
+    """Return the strategy that makes micro-batches for scoring. They may be larger than in training, since
+    scoring keeps fewer activations."""
     if cfg.sequence_packing.enabled:
         return _packing_strategy(cfg, cfg.sequence_packing.logprob_mb_tokens)
     if cfg.dynamic_batching.enabled:
@@ -78,8 +81,11 @@ def logprob_strategy(cfg: WorkerGroupConfig) -> MicroBatching:
 
 
 def value_strategy(cfg: WorkerGroupConfig) -> MicroBatching:
-    """Return the strategy of the phase in which a critic values samples. It is that of the log-prob phases,
-    but samples do not share their prompts, since each has an end of its own."""
+    """Return the strategy that makes micro-batches for a critic's values.
+
+    It is the strategy for scoring, except that samples do not share their prompts: each has an end of its
+    own.
+    """
     if cfg.sequence_packing.enabled:
         return sequence_packing(cfg.sequence_packing.logprob_mb_tokens, length_multiple(cfg))
     return logprob_strategy(cfg)

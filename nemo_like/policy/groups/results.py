@@ -14,19 +14,21 @@ from nemo_like.observability.metrics import Metric
 class ScoredBatch:
     """The group's answer to a phase that scores or values: the batch with its new columns and tags.
 
-    A step without such a phase has the batch as it was, and the defaults.
+    In a step without such a phase it holds the batch unchanged, and the defaults.
     """
 
     batch: KVBatchMeta
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     compute_s: float = 0.0  # seconds inside the model on the slowest leader
-    operations: Sequence[Operation] = ()  # of leaders that do not train, in the data plane
+    operations: Sequence[Operation] = ()  # in the data plane, by leaders that do not train
 
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
-    """The group's answer when it has accumulated the gradients of some samples. Metrics and operations in the
-    data plane come with the ``TrainUpdate`` that uses them."""
+    """The group's answer when it has accumulated the gradients of some samples.
+
+    Metrics and operations in the data plane come with the later ``TrainUpdate``.
+    """
 
     num_computed: int  # samples; idle ones need not be computed
     compute_s: float  # seconds inside the model on the slowest leader
@@ -47,7 +49,8 @@ class TrainUpdate:
 
 @dataclass(frozen=True, slots=True)
 class WorkerScores:
-    """A leader's answer to such a phase on its replica's shard; tags are in the shard's order."""
+    """A leader's answer to a phase that scores or values its replica's shard; tags are in the shard's
+    order."""
 
     tags: Mapping[str, Sequence[float]]
     metrics: Mapping[str, Metric]

@@ -1,6 +1,6 @@
-"""A teacher that is one vLLM engine: it has the place of a worker group of one process.
+"""A teacher that is one vLLM engine, which takes the place of a worker group of one process.
 
-meta ──▶ fetch token ids ──▶ the engine scores them ──▶ write what the loss reads
+meta ──▶ fetch token ids ──▶ the engine scores them ──▶ write the columns that the loss reads
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from nemo_like.policy.workers.group_worker import Stopwatch
 
 
 class TeacherEngine:
-    """What ``TeacherWorkerGroup`` asks of a teacher's only worker, done by a vLLM engine.
+    """Answers what ``TeacherWorkerGroup`` asks of a teacher's only worker, by a vLLM engine.
 
     It belongs in a serial actor whose process was started with ``engine_environment``.
     """
@@ -54,14 +54,14 @@ class TeacherEngine:
     ) -> None:
         """Keep the settings; ``setup`` starts the engine and connects.
 
-        ``loss`` is the student's, which says what is scored. Of ``generation`` the engine takes how vLLM
-        computes; ``timeout_s`` bounds its start and every later call. Raises ColumnError when the loss reads
-        nothing of a teacher.
+        ``loss`` is the student's loss, which decides what is scored. The engine computes as ``generation``
+        says, in one process without quantization; ``timeout_s`` bounds its start and every later call. Raises
+        ColumnError when the loss reads no column of a teacher.
         """
         self._columns = teacher_columns(own_reads(loss))
         self._cfg, self._timeout_s = cfg, timeout_s
         own = replace(generation.vllm_cfg, tensor_parallel_size=1, quantization=None)
-        # It scores, and drafts nothing.
+        # An engine that only scores drafts no tokens.
         kwargs = {name: value for name, value in generation.vllm_kwargs.items() if name != ARGUMENT}
         self._generation = replace(generation, vllm_cfg=own, vllm_kwargs=kwargs)
         self._data_plane_source = data_plane
@@ -90,8 +90,11 @@ class TeacherEngine:
         return (teacher_declaration(self._columns),)
 
     def compute_teacher_logprobs(self, meta: KVBatchMeta, model: str) -> WorkerScores:
-        """Score the samples and write the columns that the loss reads; return when they are stored, with what
-        was done in the data plane. ``model`` is the engine's own, since it has no other."""
+        """Score the samples and write the columns that the loss reads; return the operations in the data
+        plane once the columns are stored.
+
+        ``model`` is the engine's own checkpoint, since it has no other.
+        """
         with span("fetch"):
             fetched = self._plane.fetch(meta, [INPUT_IDS.name, RESPONSE_MASK.name])
         token_ids, mask = (np.asarray(fetched[column.name]) for column in (INPUT_IDS, RESPONSE_MASK))
@@ -117,5 +120,5 @@ class TeacherEngine:
         return 0
 
     def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
-        """Close the connection to the data plane and use that of ``spec`` from now on."""
+        """Close the connection to the data plane and connect to the data plane of ``spec`` instead."""
         self._plane = reconnect(self._plane, spec)

@@ -1,4 +1,4 @@
-"""Which model of a teacher scores which samples: that of the sample's task. Standard library only."""
+"""Which of a teacher's models scores each sample: the model of the sample's task. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules on a teacher: what one engine can do in the place of workers, and the models that it has."""
+"""Rules on a teacher: what an engine in the place of workers can do, and which models a teacher may have."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BY_ENGINE = "teacher.scored_by=engine"
 _WORKERS = "set teacher.scored_by=workers"
 
 
-# The keys of a config.json that say nothing of how a frozen model scores.
+# The keys of a config.json that do not change how a frozen model scores.
 _NO_ARCHITECTURE = frozenset(
     {
         *("_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache"),
@@ -29,7 +29,7 @@ _NO_ARCHITECTURE = frozenset(
 
 
 def teaching_engine_problems(teacher: TeacherConfig, temperature: float) -> Iterator[Problem]:
-    """Yield a problem for all that one engine of vLLM cannot do, and a group of workers can."""
+    """Yield a problem for each setting that a group of workers supports and one vLLM engine does not."""
     if temperature != 1:
         yield Problem(
             key=_BY_ENGINE,
@@ -52,10 +52,10 @@ def teaching_engine_problems(teacher: TeacherConfig, temperature: float) -> Iter
 
 def architecture_problems(key: str, model: Path, other: Path) -> Iterator[Problem]:
     """Yield a problem unless the checkpoint ``other``, which ``key`` names, has the architecture of
-    ``model``, in whose place its weights are put."""
+    ``model``, since its weights are put into that model."""
     try:
         ours, theirs = _architecture(model), _architecture(other)
-    except (OSError, ValueError, AttributeError):  # of teacher.model_name, and told elsewhere
+    except (OSError, ValueError, AttributeError):  # another rule reports an unreadable config.json
         return
     for name in sorted(ours.keys() | theirs.keys()):
         if ours.get(name) != theirs.get(name):
@@ -69,16 +69,16 @@ def architecture_problems(key: str, model: Path, other: Path) -> Iterator[Proble
 
 
 def _architecture(path: Path) -> dict[str, Any]:
-    """Return what a config.json says of how a model computes."""
+    """Return the entries of a config.json that decide how a model computes."""
     content: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
     return {name: value for name, value in content.items() if name not in _NO_ARCHITECTURE}
 
 
 def teaching_model_problems(teacher: TeacherConfig, policy: PolicyConfig) -> Iterator[Problem]:
-    """Yield every problem of the teacher's model with being scored by an engine."""
+    """Yield every reason why an engine cannot score by the teacher's model."""
     try:
         own, theirs = model_of(teacher), model_of(policy)
-    except ConfigError:  # told elsewhere
+    except ConfigError:  # another rule reports it
         return
     if own.vocab_size > theirs.vocab_size:
         yield Problem(

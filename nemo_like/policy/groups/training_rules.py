@@ -1,4 +1,4 @@
-"""Rules on the updates of a worker group that trains: how large they are, and their learning rates."""
+"""Rules on the updates of a worker group that trains: their size, and their learning rates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from nemo_like.policy.options import LRDecayStyle, TrainedGroupConfig
 
 
 def batch_problems(name: str, group: TrainedGroupConfig, grpo: GRPOConfig) -> Iterator[Problem]:
-    """Yield a problem unless a step is whole updates, and an update the same for every rank."""
+    """Yield a problem unless a step is a whole number of updates and an update divides evenly over the
+    ranks."""
     prompts, size = grpo.num_prompts_per_step, grpo.num_generations_per_prompt
     batch, ranks = group.train_global_batch_size, group.data_parallel_size
     num_samples = grpo.num_samples_per_step

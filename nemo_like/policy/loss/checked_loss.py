@@ -1,7 +1,7 @@
-"""Checks around the function that ``loss_fn.kind`` names: what it reads, what it returns, and its gradient.
+"""Checks around the loss function that ``loss_fn.kind`` names: its inputs, its results, and its gradient.
 
-LossTokens, columns ──▶ function ──▶ LossTerms: types, shapes, names; of a user's own also: are they finite?
-                          backward ──▶ the gradient of a user's own: is it finite?
+LossTokens, columns ──▶ function ──▶ LossTerms: types, shapes, names; for a user's own loss: finite values
+                          backward ──▶ for a user's own loss: a finite gradient
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from nemo_like.cluster.breakdown import is_out_of_memory
 from nemo_like.config.import_path import load_by_path
 from nemo_like.policy.loss.train_metrics import KNOWN_MEANS
 
-# Of a sum over tokens with values of about 1, relative to the sum of their weights.
+# The rounding of a sum over tokens with values of about 1, relative to the sum of their weights.
 _ROUNDING = 1e-6
 
 
 class LossFailed(ValueError):
-    """The loss raised, or gave something that cannot be trained on; the message says what.
+    """The loss raised an error, or returned something that cannot be trained on; the message says what.
 
-    ``row`` is the position of the sample to blame in the worker's batch, or None where it may be any.
+    ``row`` is the position, in the worker's batch, of the sample to blame, or None where it may be any.
     """
 
     def __init__(self, message: str, row: int | None = None) -> None:
@@ -45,7 +45,7 @@ class LossFailed(ValueError):
 
 
 class ReadColumns(dict[str, Any]):
-    """The columns that a loss declares, by name; another name raises KeyError that says what to declare."""
+    """The columns that a loss declares, by name. Another name raises a KeyError that says what to declare."""
 
     def __missing__(self, name: str) -> Any:
         close = get_close_matches(name, self, n=1, cutoff=0.6)
@@ -54,9 +54,11 @@ class ReadColumns(dict[str, Any]):
 
 
 def own_reads(cfg: LossConfig) -> tuple[Column, ...]:
-    """Import the configured loss, and return the columns that it declares to read besides its keys' own.
+    """Import the configured loss, and return the columns that it declares to read besides those that its keys
+    imply.
 
-    Raises ValueError when the loss cannot be found, ColumnError when what it declares is not a column.
+    Raises ValueError when the loss cannot be found, ColumnError when it declares something that is not a
+    column.
     """
     kind = loss_kind_of(cfg)
     loss, arguments = load_by_path(kind.function), kind.own_keys(cfg)
@@ -64,38 +66,42 @@ def own_reads(cfg: LossConfig) -> tuple[Column, ...]:
 
 
 def own_means(cfg: LossConfig) -> tuple[str, ...]:
-    """Import the configured loss, and return the names of the means that it announces by ``logs``."""
+    """Import the configured loss, and return the names of the means that it declares by ``logs``."""
     return getattr(load_by_path(loss_kind_of(cfg).function), LOGGED_MEANS, ())
 
 
 class CheckedLoss:
-    """Calls the function behind ``loss_fn.kind`` once per micro-batch, and checks what it gives."""
+    """Calls the function behind ``loss_fn.kind`` once per micro-batch, and checks its results."""
 
     def __init__(self, cfg: LossConfig, *, is_accumulated: bool = False) -> None:
-        """Import the function. ``is_accumulated`` says that what it gives is normalised later, which a loss
-        must allow. Raises ValueError when the function cannot be found."""
+        """Import the function. Raises ValueError when it cannot be found.
+
+        With ``is_accumulated`` the results are normalised later; ``__call__`` checks that the loss allows
+        that.
+        """
         self._cfg, self._key, self._is_accumulated = cfg, f"loss_fn.kind={cfg.kind}", is_accumulated
         kind = loss_kind_of(cfg)
         self._arguments, self._compute = kind.own_keys(cfg), load_by_path(kind.function)
         self._known, self._reads = (*KNOWN_MEANS, *own_means(cfg)), own_reads(cfg)
 
     def __call__(self, tokens: LossTokens, columns: Mapping[str, Any], rows: Tensor) -> LossTerms:
-        """Return the loss of the micro-batch whose n samples are ``rows`` [n] int64 of the worker's batch.
+        """Return the loss of the micro-batch whose n samples have the positions ``rows`` [n] int64 in the
+        worker's batch.
 
-        Raises LossFailed.
+        Raises LossFailed when the function raises an error or a check fails.
         """
         tokens = replace(tokens, columns=ReadColumns(columns))
         try:
             terms = self._compute(tokens, self._cfg, **self._arguments)
         except Exception as error:
             if is_out_of_memory(error):
-                raise  # which is no fault of the loss
+                raise  # running out of memory is not the loss's fault
             last = traceback.extract_tb(error.__traceback__)[-1]
             text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
             where = f"{Path(last.filename).name}:{last.lineno}"
             raise LossFailed(f"{self._key} raised {type(error).__name__} ({where}): {text}") from error
         self._check_form(terms, tokens)
-        # To ask whether values are finite waits for the device; a shipped loss is not asked.
+        # Testing values for being finite waits for the device, so only a user's own loss is tested.
         if is_own_loss(self._cfg):
             self._check_finite(terms, tokens, rows)
             if self._is_accumulated:
@@ -167,7 +173,7 @@ class CheckedLoss:
                 )
 
     def _per_token(self, tokens: LossTokens) -> dict[str, Tensor]:
-        """Return what the loss may have read, by name, with a value per token."""
+        """Return the values that the loss may have read, by name, one per token."""
         found = {
             "logprobs": tokens.logprobs.detach(),
             "prev_logprobs": tokens.prev_logprobs,
@@ -182,8 +188,8 @@ class CheckedLoss:
 
 
 def _first_not_finite(terms: LossTerms, tokens: LossTokens, values: Mapping[str, Tensor]) -> int | None:
-    """Return the first token to blame for a loss that is not finite: one whose column or whose gradient is
-    not finite; None where neither shows."""
+    """Return the first token to blame for a loss that is not finite, because a column or the gradient is not
+    finite there; None where there is no such token."""
     gradients: Sequence[Tensor | None] = ()
     given = [*_differentiable(tokens).values()]
     if terms.loss.requires_grad and given:
@@ -193,7 +199,7 @@ def _first_not_finite(terms: LossTerms, tokens: LossTokens, values: Mapping[str,
 
 
 def _differentiable(tokens: LossTokens) -> dict[str, Tensor]:
-    """Return what a loss may be differentiated by, under the names that messages have."""
+    """Return the tensors by which a loss may be differentiated, by their names in messages."""
     given = {
         "log-prob": tokens.logprobs,
         "entropy": tokens.entropy,
@@ -203,14 +209,15 @@ def _differentiable(tokens: LossTokens) -> dict[str, Tensor]:
 
 
 def _first_odd_token(values: Tensor) -> int | None:
-    """Return the first token one of whose ``values`` [tokens, ...] is not finite; None where all are."""
+    """Return the first token with a value in ``values`` [tokens, ...] that is not finite; None where all are
+    finite."""
     if not values.is_floating_point() or values.isfinite().all():
         return None
     return int((~values.reshape(len(values), -1).isfinite().all(1)).nonzero()[0])
 
 
 def _values_at(place: int, tokens: LossTokens, values: Mapping[str, Tensor]) -> str:
-    """Return what the loss read at a token, for a message."""
+    """Return a text with the values that the loss read at a token, for a message."""
     number = int((tokens.sample_index[: place + 1] == tokens.sample_index[place]).sum())
     shown = ", ".join(f"{name}={_shown(one[place])}" for name, one in values.items())
     return f", at generated token {number}, where {shown}"

@@ -1,12 +1,12 @@
-"""The loss of on-policy distillation: the student samples, a teacher says how likely each token was to it.
+"""The loss of on-policy distillation: the student samples, and a teacher scores each token.
 
-    divergence        of                     reads                                     its gradient comes by
+    divergence        over                   reads                                     its gradient comes by
     reverse           the sampled tokens     teacher_logprobs                          an advantage per token
     reverse_topk      k tokens and the tail  teacher_topk_ids, teacher_topk_logprobs   the student's
-    forward           the same               the same                                  log-probs of
-    jensen_shannon    the same               the same                                  the k tokens
+    forward           k tokens and the tail  the same columns                          log-probs of
+    jensen_shannon    k tokens and the tail  the same columns                          the k tokens
 
-The divergences are those of ``algorithms.distillation``.
+``algorithms.distillation`` has the formulas of the divergences.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def distillation(
 ) -> LossTerms:
     """Compute ``weight`` x divergence from the teacher + ``reward_weight`` x the loss ``policy_loss``.
 
-    With ``divergence`` reverse the two are one policy gradient, whose advantage is ``reward_weight`` times
-    the sample's and ``weight`` times teacher_logprobs - prev_logprobs, the token's own. Otherwise the
-    divergence over the teacher's ``top_k`` tokens and the tail is added to the loss, with the same shares of
-    the mean; nothing corrects it for samples of older weights. ``beta`` is that of jensen_shannon. The mean
-    teacher_divergence is the divergence itself. Raises ValueError for another ``divergence``.
+    With ``divergence`` reverse both terms are one policy gradient; a token's advantage is ``reward_weight``
+    times the sample's advantage plus ``weight`` times the token's teacher_logprobs - prev_logprobs. Otherwise
+    the divergence over the teacher's ``top_k`` tokens and the tail is added to the loss, with the same shares
+    of the mean; it is not corrected for samples of older weights. ``beta`` belongs to jensen_shannon. The
+    mean teacher_divergence is the divergence itself. Raises ValueError for another ``divergence``.
     """
     policy = policy_gradient_of(cfg)
     policy_loss = partial(load_by_path(policy.function), cfg=cfg, **policy.own_keys(cfg))

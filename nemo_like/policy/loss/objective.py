@@ -1,10 +1,12 @@
-"""The way from scored tokens to loss and metrics, which all training backends share. A worker group has one
-objective: the policy's is here, the critic's in ``value_objective``, a teacher's in ``teacher_objective``.
+"""The way from scored tokens to loss and metrics, which all training backends share.
 
-backend, per micro-batch       here                                      algorithms
-  TokenScores ───────────────▶ + columns, advantages, global counts ───▶ loss_fn.kind, checked
-  backward ◀───────────────────── loss                                      │
-                               TrainMetrics ◀───────────────────────────────┘
+A worker group has one objective: the policy's is here, the critic's in ``value_objective``, a teacher's in
+``teacher_objective``.
+
+    backend, per micro-batch       here                                      algorithms
+      TokenScores ───────────────▶ + columns, advantages, global counts ───▶ loss_fn.kind, checked
+      backward ◀───────────────────── loss                                      │
+                                   TrainMetrics ◀───────────────────────────────┘
 """
 
 from __future__ import annotations
@@ -37,35 +39,36 @@ from nemo_like.policy.batch.token_advantages import TokenAdvantages
 from nemo_like.policy.loss.checked_loss import CheckedLoss, own_means, own_reads
 from nemo_like.policy.loss.train_metrics import TrainMetrics
 
-# Returns a micro-batch's part of the loss, a scalar to differentiate. The parts of all micro-batches and
-# ranks are summed, and so are their gradients: nothing is averaged over ranks.
+# Takes a model's outputs and a micro-batch's inputs; returns its part of the loss, a scalar to differentiate.
+# The parts of all micro-batches and ranks are summed, as are their gradients: nothing is averaged over ranks.
 LossFunction = Callable[[Any, ModelInputs], Tensor]
 
 
 class Objective(ABC):
-    """What the model of a worker group gives for each scored token, and the loss that it is trained on."""
+    """Says what the model of a worker group computes for each scored token, and by which loss it trains."""
 
     __slots__ = ()
 
     @property
     @abstractmethod
     def scoring(self) -> LogprobSettings | None:
-        """How the model scores tokens, as ``TokenScores``; None for a critic, whose model has a value head in
-        place of its output layer and gives ``TokenValues``."""
+        """How the model scores tokens, as ``TokenScores``. None for a critic, whose model has a value head in
+        place of its output layer and returns ``TokenValues``."""
 
     @property
     def keeps_reference(self) -> bool:
-        """Whether the weights at the start are kept as those of a reference."""
+        """Whether the weights at the start are kept as the weights of a reference."""
         return False
 
     @property
     def further_models(self) -> Sequence[str]:
-        """Checkpoints of the model's architecture whose weights are kept too, to score by."""
+        """Checkpoints of the same architecture whose weights are kept too, to score with."""
         return ()
 
     @property
     def is_scored_before(self) -> bool:
-        """Whether an earlier phase scores what training reads, under the weights before the first update."""
+        """Whether an earlier phase scores the tokens, under the weights before the first update, for training
+        to read."""
         return True
 
     @property
@@ -75,21 +78,24 @@ class Objective(ABC):
 
     @property
     def own_means(self) -> Sequence[str]:
-        """The names of the means that the loss gives besides ``train_metrics.KNOWN_MEANS``."""
+        """The names of the means that the loss returns besides ``train_metrics.KNOWN_MEANS``."""
         return ()
 
     @abstractmethod
     def of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
-        """Return the loss of one optimizer update; the backend calls it once per micro-batch. Each call
-        records into ``metrics``."""
+        """Return the loss function of one optimizer update. The backend calls it once per micro-batch, and
+        each call records into ``metrics``."""
 
     def compares_in(self, metrics: TrainMetrics) -> bool:
-        """Return whether the next update of ``metrics`` compares trainer and engine: where no earlier phase
-        scored the tokens, and while the weights are still those that sampled."""
+        """Return whether the next update of ``metrics`` compares trainer and engine.
+
+        It does so when no earlier phase scored the tokens, and while the weights are still those that
+        sampled.
+        """
         return not self.is_scored_before and metrics.num_updates == 0
 
     def share_of(self, update: GlobalBatch) -> float:
-        """Return what the loss of ``update.unnormalised()`` is multiplied by to be that of ``update``."""
+        """Return the factor that turns the loss of ``update.unnormalised()`` into the loss of ``update``."""
         return _counts_of(update).share(is_token_level=self.is_token_level)
 
 
@@ -121,8 +127,10 @@ class PolicyObjective(Objective):
         return own_means(self.loss)
 
     def of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
-        """Return the loss that ``loss_fn.kind`` names, checked. It raises LossFailed when that raises, or
-        returns anything but well-formed LossTerms."""
+        """Return the function that ``loss_fn.kind`` names, with checks.
+
+        It raises LossFailed when the function raises, or returns anything but well-formed LossTerms.
+        """
         cfg = self.loss
         is_accumulated = update == update.unnormalised()
         compute, own = CheckedLoss(cfg, is_accumulated=is_accumulated), own_reads(cfg)
@@ -149,8 +157,10 @@ def _counts_of(update: GlobalBatch) -> GlobalCounts:
 
 
 def _own(column: Column, batch: PolicyBatch, inputs: ModelInputs, mask: Tensor) -> Tensor | list[Any]:
-    """Return a column that the loss declares to read. Tensors per token are 0 on tokens that do not train,
-    where the column itself may hold nan."""
+    """Return a column that the loss declares to read, for one micro-batch.
+
+    A tensor per token is 0 on tokens that do not train, where the column itself may hold nan.
+    """
     values = batch.values_of(column, inputs)
     if column.layout is not Layout.per_token or not isinstance(values, Tensor):
         return values
@@ -164,7 +174,7 @@ def _loss_tokens(
     counts: GlobalCounts,
     cfg: LossConfig,
 ) -> LossTokens:
-    """Collect what the loss needs of the scored tokens; every token gets its sample's advantage."""
+    """Collect the values of the scored tokens that the loss needs; the advantages are still 0."""
     sample_index = inputs.sample_index
     sample_mask = batch.sample_values[SAMPLE_MASK.name][inputs.rows]
     response_lengths = batch.response_lengths[inputs.rows]

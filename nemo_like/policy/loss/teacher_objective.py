@@ -14,8 +14,10 @@ from nemo_like.policy.loss.train_metrics import TrainMetrics
 
 @dataclass(frozen=True, slots=True)
 class TeacherObjective(Objective):
-    """The objective of a teacher, whose models score as ``settings`` say and never train: its own, and
-    ``further`` checkpoints."""
+    """The objective of a teacher, which scores with ``settings`` and never trains.
+
+    ``further`` are the checkpoints that it scores by besides its own.
+    """
 
     settings: LogprobSettings
     further: tuple[str, ...] = ()

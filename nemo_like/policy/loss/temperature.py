@@ -1,4 +1,4 @@
-"""Scoring in another way than that of the sampling."""
+"""Changes how a model scores within a block: at temperature 1, or with or without the entropy."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from nemo_like.algorithms.logprobs import LogprobSettings
 
 
 class ScoringModel(Protocol):
-    """A model that scores tokens with these settings."""
+    """A model that scores tokens by its ``logprob_settings``."""
 
-    logprob_settings: LogprobSettings | None  # None: it gives values in place of scores
+    logprob_settings: LogprobSettings | None  # None: a critic's model, which gives values in place of scores
 
 
 @contextlib.contextmanager
 def at_temperature_one(model: ScoringModel, sampling_temperature: float) -> Iterator[None]:
     """Have the model score at temperature 1, and with no token forbidden, within the block.
 
-    Its settings divide logits by ``sampling_temperature``, and by a factor where the model wants one.
+    The temperature in the model's settings is ``sampling_temperature`` times a factor that some models need;
+    the factor stays.
     """
     own = model.logprob_settings
     assert own is not None, "values have no temperature"
@@ -35,8 +36,8 @@ def at_temperature_one(model: ScoringModel, sampling_temperature: float) -> Iter
 
 @contextlib.contextmanager
 def asked_for_entropy(model: ScoringModel, *, is_asked: bool) -> Iterator[None]:
-    """Have the model give the entropy with its scores within the block if it ``is_asked``, whatever training
-    asks for."""
+    """Have the model compute the entropy with its scores within the block if ``is_asked``, and not otherwise,
+    whatever training needs."""
     own = model.logprob_settings
     if own is not None:
         model.logprob_settings = replace(own, with_entropy=is_asked)

@@ -22,12 +22,12 @@ class TrainMetrics:
     """One replica's part of a training phase's metrics; the parts of all replicas merge into global figures.
 
     Only the last pipeline stage fills ``tensors``; the other stages must receive them before they call
-    ``result``. Means over tokens count the tokens of samples that train. In means over updates each replica
-    has a weight of 1 / num_replicas per update, so that the merged weight is the number of updates.
+    ``result``. Means over tokens are over the tokens of samples that train. In means over updates each
+    replica has a weight of 1 / num_replicas per update, so that the merged weight is the number of updates.
     """
 
     def __init__(self, device: torch.device, num_replicas: int, own_means: Sequence[str] = ()) -> None:
-        """Start with empty sums. ``own_means`` name the objective's means besides KNOWN_MEANS."""
+        """Start with empty sums. ``own_means`` names the objective's means besides KNOWN_MEANS."""
         self._num_replicas = num_replicas
         self._names = (*KNOWN_MEANS, *own_means)
         self._places = {name: place for place, name in enumerate(self._names)}
@@ -45,13 +45,12 @@ class TrainMetrics:
 
     @property
     def num_updates(self) -> int:
-        """How many updates are recorded."""
+        """The number of recorded updates."""
         return len(self._grad_norms)
 
     @torch.no_grad()
     def add_micro_batch(self, terms: LossTerms, mask: Tensor) -> None:
-        """Add what the loss gave for one micro-batch; ``mask`` [M] float32 is 1 on tokens of samples that
-        train."""
+        """Add one micro-batch's loss and means; ``mask`` [M] float32 is 1 on tokens of samples that train."""
         self.add_loss(terms.loss)
         self.add_means(
             {
@@ -72,8 +71,10 @@ class TrainMetrics:
 
     @torch.no_grad()
     def scale_loss(self, factor: float) -> None:
-        """Multiply what was added of the loss by ``factor``. Means and extremes do not depend on the counts
-        by which the loss is normalised."""
+        """Multiply the sum of the loss so far by ``factor``.
+
+        Means and extremes do not depend on the counts by which the loss is normalised.
+        """
         self._loss *= factor
 
     @torch.no_grad()
@@ -85,7 +86,7 @@ class TrainMetrics:
         self._sums[[self._places[name] for name in means]] += sums
 
     def add_update(self, *, grad_norm: float, learning_rate: float) -> None:
-        """Record one optimizer update; its gradient norm is that before clipping."""
+        """Record one optimizer update, with its gradient norm before clipping."""
         self._grad_norms.append(grad_norm)
         self._learning_rate = learning_rate
 

@@ -1,7 +1,8 @@
-"""Keeps what a training phase's losses are differentiated by, and compares it with the formulas afterwards.
+"""Records a training phase's losses and their gradients by log-prob, and compares them with the formulas
+afterwards.
 
-objective, per micro-batch       ──▶ log-probs, places in the columns, and, by a hook, d loss / d log-prob
-once, after the last update      ──▶ the same from the columns by ``tripwires.reference_loss``; differences
+    objective, per micro-batch    ──▶ log-probs, positions in the columns, and, by a hook, d loss / d log-prob
+    once, after the last update   ──▶ the same from the columns by ``tripwires.reference_loss``; differences
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, kl_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Internals:
-    """What a backend holds on this rank: tensors as they are, its own parts of sharded ones."""
+    """A backend's weights and optimizer state on this rank; of sharded tensors only this rank's parts."""
 
     weights: Sequence[Tensor]
     first_moments: Sequence[Tensor]  # Adam's; none before the first update
     num_updates: int  # as the learning-rate schedule counts them
     optimizer_steps: Sequence[int]  # as the optimizer counts them
-    learning_rate: float  # that the optimizer has
+    learning_rate: float  # as the optimizer has it
 
 
 @dataclass(slots=True)
 class _MicroBatch:
-    """What one micro-batch gave. Gradients are [M], None until the backward pass has been there."""
+    """One micro-batch's inputs, scores and loss. ``gradients`` by name are [M]; the backward pass adds
+    them."""
 
     batch: PolicyBatch
     logprobs: Tensor
@@ -57,17 +59,17 @@ class _MicroBatch:
 
 
 class TrainingWatch(Protocol):
-    """What watches a backend's training phases, if anything does."""
+    """Watches a backend's training phases."""
 
     @property
     def losses(self) -> UpdateWatch:
-        """What watches the losses of the phase under way, on the ranks that compute them."""
+        """The watch on the losses of the present phase, on the ranks that compute them."""
 
     def begin(self, now: Internals) -> None:
-        """Look at what the backend holds before the first update of a phase."""
+        """Measure the backend's weights and optimizer before the first update of a phase."""
 
     def end(self, now: Internals) -> None:
-        """Look at what the backend holds after the last update of a phase."""
+        """Measure the backend's weights and optimizer after the last update of a phase."""
 
 
 class UpdateWatch:
@@ -79,7 +81,7 @@ class UpdateWatch:
         *,
         sees_losses: bool = True,
     ) -> None:
-        """Watch the losses, if it ``sees_losses``."""
+        """Start without losses. Without ``sees_losses`` none are watched."""
         self.sees_losses = sees_losses
         self._cfg = loss
         self._micro_batches: list[_MicroBatch] = []
@@ -87,8 +89,11 @@ class UpdateWatch:
     def watched(
         self, loss: LossFunction, batch: PolicyBatch, update: GlobalBatch, number: int
     ) -> LossFunction:
-        """Return ``loss``, that of update ``number``, counted from 0, made to leave here what it sees and
-        gives; it is to be called before the backward pass."""
+        """Return a function like ``loss`` that also records its inputs and results here, before the backward
+        pass.
+
+        ``loss`` is the loss of update ``number``, counted from 0.
+        """
         if not self.sees_losses:
             return loss
 
@@ -113,15 +118,18 @@ class UpdateWatch:
 
     @torch.no_grad()
     def normalise(self, update: GlobalBatch, share: float) -> None:
-        """Take all micro-batches so far as those of ``update``: their losses and gradients, computed by
-        counts of 1, were multiplied by ``share``."""
+        """Count all micro-batches so far as parts of ``update``.
+
+        Their losses and gradients were computed by counts of 1 and multiplied by ``share`` afterwards.
+        """
         for one in self._micro_batches:
             one.update, one.loss = update, one.loss * share
             one.gradients = {name: gradient * share for name, gradient in one.gradients.items()}
 
     @torch.no_grad()
     def measured(self) -> dict[Measured, float]:
-        """Compare with the formulas. A rank that scored nothing returns nothing."""
+        """Compare the recorded losses with the formulas; return the differences. A rank that scored no token
+        returns nothing."""
         if not self._micro_batches or not sum(len(one.logprobs) for one in self._micro_batches):
             return {}
         tokens = self._tokens()
@@ -136,7 +144,8 @@ class UpdateWatch:
         return found
 
     def _errors(self, expected: ReferenceTerms) -> dict[Measured, float]:
-        """Return how far gradients and losses are from the expected ones, relative to their terms."""
+        """Return how far gradients and losses are from the expected ones, relative to the size of their
+        terms."""
         difference = (self._gradient("logprobs") - expected.gradient).abs()
         errors = torch.where(expected.is_certain, difference / expected.scale.clamp(min=1e-30), 0.0)
         if any(one.entropy is not None for one in self._micro_batches):
@@ -150,7 +159,7 @@ class UpdateWatch:
         }
 
     def _tokens(self) -> ScoredTokens:
-        """Gather the tokens of all micro-batches, with what the columns and tags say of them."""
+        """Gather the tokens of all micro-batches with their values from columns and tags."""
         parts = self._micro_batches
         sizes = [len(one.inputs.rows) for one in parts]
         firsts = [sum(sizes[:number]) for number in range(len(sizes))]
@@ -187,22 +196,22 @@ class UpdateWatch:
         )
 
     def _prev(self) -> Tensor | None:
-        """Return what the ratio compares with; None where that is the policy itself."""
+        """Return the log-probs that the ratio compares with; None where the ratio is 1 by definition."""
         if self._cfg.force_on_policy_ratio:
             return None
         column = GENERATION_LOGPROBS if self._cfg.use_generation_logprobs_as_prev else PREV_LOGPROBS
         return self._column(column)
 
     def _column(self, column: Column) -> Tensor | None:
-        """Return a column's values at the tokens, [M] float64; None where a batch does not have it, since
-        then the loss does not read it."""
+        """Return a column's values at the tokens, [M] float64; None where a batch does not have it, so the
+        loss does not read it."""
         parts = self._micro_batches
         if any(column not in one.batch for one in parts):
             return None
         return torch.cat([one.batch.columns[column.name][one.inputs.packed_index] for one in parts]).double()
 
     def _of_samples(self, tag: Tag[Any]) -> Tensor:
-        """Return a tag's values of the samples of all micro-batches, [samples] float64."""
+        """Return a tag's values for the samples of all micro-batches, [samples] float64."""
         parts = self._micro_batches
         return torch.cat([one.batch.sample_values[tag.name][one.inputs.rows] for one in parts]).double()
 
@@ -212,7 +221,7 @@ class UpdateWatch:
         ).double()
 
     def _spread(self, values: list[int] | list[bool]) -> Tensor:
-        """Return each micro-batch's value on each of its tokens, [M] float64."""
+        """Return for each token the value of its micro-batch, [M] float64."""
         device = self._micro_batches[0].logprobs.device
         counts = torch.tensor([len(one.logprobs) for one in self._micro_batches], device=device)
         return torch.tensor(values, dtype=torch.float64, device=device).repeat_interleave(counts)

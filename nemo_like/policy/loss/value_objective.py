@@ -31,7 +31,7 @@ class ValueObjective(Objective):
 
     @property
     def scoring(self) -> None:
-        """Nothing: the model gives values."""
+        """None, since a critic's model gives values."""
 
     @property
     def own_means(self) -> Sequence[str]:

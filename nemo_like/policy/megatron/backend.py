@@ -75,8 +75,8 @@ from nemo_like.weight_transport.buckets import TensorSpec
 
 
 class MegatronBackend(UpdatingBackend):
-    """One rank's part of the model of a worker group. torch.distributed must be initialised, with
-    the coordinates' rank.
+    """One rank's part of a worker group's model. torch.distributed must be initialised, with the coordinates'
+    rank.
 
     Raises ValueError when the coordinates are not this rank's, and the errors of loading the checkpoint.
     """
@@ -87,7 +87,7 @@ class MegatronBackend(UpdatingBackend):
     def __init__(self, cfg: WorkerGroupConfig, objective: Objective, coordinates: Coordinates) -> None:
         self.cfg, self.objective, self.coordinates = cfg, objective, coordinates
         self.device = compute_device(cfg.device)
-        self._parking: HostParking | None = None  # of the optimizer's state, if that leaves the device
+        self._parking: HostParking | None = None  # parks the optimizer's state, if it leaves the device
         self._dtype = DTYPES[cfg.precision]
         self._source = Path(cfg.model_name)
         self._model_info = read_model_info(cfg.model_name, cfg.backend)
@@ -135,7 +135,7 @@ class MegatronBackend(UpdatingBackend):
         self._weights_in_use = HostParking(self._model.parameters()).in_use if leaves else stays_on_device
 
     def _prepare_training(self, cfg: TrainedGroupConfig, config: TransformerConfig) -> None:
-        """Give the model gradients, which are summed over ranks, and an optimizer."""
+        """Wrap the model so that gradients are summed over ranks, and build the optimizer."""
         self._training = cfg
         layout = self.coordinates.layout
         ddp_config = DistributedDataParallelConfig(
@@ -174,12 +174,12 @@ class MegatronBackend(UpdatingBackend):
         return [tensor.cpu() for tensor in packed]
 
     def reference_logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
-        """Score the batch by the reference; its routers choose for themselves."""
+        """Score the batch with the reference's weights; routers do not replay the engines' choices."""
         with self._replay.suspended():
             return super().reference_logprobs(batch, schedule)
 
     def routing_metrics(self) -> dict[str, Metric]:
-        """Return how far the policy's routers are from the choices that they replayed, since the last call;
+        """Return how far the routers' own choices are from those that they replayed, since the last call;
         every rank of a replica calls it."""
         return self._replay.metrics()
 
@@ -195,7 +195,7 @@ class MegatronBackend(UpdatingBackend):
 
     def _begin_accumulation(self) -> None:
         if self._training.offload_optimizer_for_logprob:
-            # Gradients stay on the device till they are used, wherever the optimizer is meanwhile.
+            # Gradients stay on the device until they are used, even while the optimizer is on the host.
             self._ddp.restore_grad_buffers()
         self._clear_gradients()
 
@@ -243,7 +243,7 @@ class MegatronBackend(UpdatingBackend):
     @contextlib.contextmanager
     def _optimizer_on_device(self) -> Iterator[None]:
         """Have optimizer state and gradients on the device within the block. With
-        policy.offload_optimizer_for_logprob they leave it after the block."""
+        policy.offload_optimizer_for_logprob both leave it after the block."""
         if not self._training.offload_optimizer_for_logprob:
             yield
             return
@@ -259,8 +259,8 @@ class MegatronBackend(UpdatingBackend):
         return self._parking.in_use() if self._parking is not None else stays_on_device()
 
     def _park_optimizer(self) -> None:
-        """Keep the optimizer's state on the host from now on, but where ``_optimizer_state_on_device`` has it
-        on the device."""
+        """Keep the optimizer's state on the host from now on, except within
+        ``_optimizer_state_on_device``."""
         begin(self._optimizer)
         self._parking = HostParking(tensors_beside_model(self._optimizer, self._all_parameters()))
 
@@ -277,7 +277,7 @@ class MegatronBackend(UpdatingBackend):
     # Weights
 
     def weight_metadata(self) -> list[TensorSpec]:
-        """Describe what ``stage_weights`` will yield, in its order, without communication."""
+        """Describe the tensors that ``stage_weights`` will yield, in its order, without communication."""
         dtype = str(self._dtype).removeprefix("torch.")
         specs = []
         for name, parameter in self._sent_parameters():
@@ -311,8 +311,8 @@ class MegatronBackend(UpdatingBackend):
         return adapter_config(peft_config(lora, list(adapted_layers(lora))), self._source)
 
     def adapter_metadata(self) -> list[TensorSpec]:
-        """Describe what ``stage_adapters`` will yield, in its order, without communication; empty when the
-        whole model trains."""
+        """Describe the tensors that ``stage_adapters`` will yield, in its order, without communication;
+        return an empty list when the whole model trains."""
         dtype = str(ADAPTER_DTYPE).removeprefix("torch.")
         return [
             TensorSpec(part.name, dtype, full_shape(part.rule, part.parameter.shape, self._part.tp_size))
@@ -331,8 +331,8 @@ class MegatronBackend(UpdatingBackend):
                     yield adapter.name, join(adapter.rule, parts)
 
     def export_hf(self, path: Path) -> None:
-        """Write a checkpoint directory that transformers loads, and inside it a directory with the adapters,
-        if there are any, for peft; every rank that gathers weights calls it."""
+        """Write a checkpoint directory that transformers loads, and inside it a directory with the adapters
+        for peft, if there are any; every rank that gathers weights calls it."""
         tensors, adapters = self.stage_weights(), self.stage_adapters()
         if not is_weight_sender(self.coordinates):
             for _ in chain(tensors, adapters):  # this rank takes part in the gathering
@@ -351,8 +351,8 @@ class MegatronBackend(UpdatingBackend):
     def _export_adapters(
         self, path: Path, config: Mapping[str, Any], adapters: Iterator[tuple[str, Tensor]]
     ) -> None:
-        """Write the adapters of all pipeline stages into one file, as peft wants it; every weight sender
-        calls this."""
+        """Write the adapters of all pipeline stages into one file, as peft expects; every weight sender calls
+        this."""
         mine = {name: adapter.to("cpu", copy=True) for name, adapter in adapters}
         group = parallel_state.get_pipeline_model_parallel_group()
         stages = [mine] * group.size() if self.coordinates.is_leader else None
@@ -361,21 +361,21 @@ class MegatronBackend(UpdatingBackend):
             write_adapters(path, config, {name: part[name] for part in stages for name in part})
 
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
-        """Hand what trains, the optimizer and the update count to ``writer``, which writes them into the
-        empty directory ``path``; every rank calls it."""
+        """Give the trained weights, the optimizer and the update count to ``writer``, which writes them into
+        the empty directory ``path``; every rank calls it."""
         with self._megatron(), self._weights_in_use(), self._optimizer_state_on_device():
             counters = {"num_updates": self.num_updates}
             save_checkpoint(path, self._stored(), self._optimizer, counters, writer)
 
     def load_checkpoint(self, path: Path) -> None:
-        """Continue from what ``save_checkpoint`` wrote, whatever layout wrote it; every rank calls it. What
-        was accumulated is dropped."""
+        """Continue from a checkpoint of ``save_checkpoint``, which any layout may have written, and forget
+        accumulated gradients; every rank calls it."""
         self.drop_accumulated()
         with self._megatron(), self._weights_in_use():
             was_parked = self._parking is not None
             if self._parking is not None:
                 self._parking.end()
-                self._parking = None  # before there is another one, so that the host holds one copy
+                self._parking = None  # freed before another is made, so that the host holds one copy
             try:
                 counters = load_checkpoint(path, self._stored(), self._optimizer, self.cfg.label)
                 self.num_updates = counters["num_updates"]
@@ -384,7 +384,7 @@ class MegatronBackend(UpdatingBackend):
                     self._park_optimizer()  # some of the state's tensors are new ones
 
     def _stored(self) -> torch.nn.Module:
-        """Return the module that checkpoints hold."""
+        """Return the module whose parameters go into checkpoints: the adapters, or the whole model."""
         return self._adapters if self._adapters else self._model
 
     def random_states(self) -> Mapping[str, Tensor]:
@@ -393,13 +393,13 @@ class MegatronBackend(UpdatingBackend):
         return states
 
     def set_random_states(self, states: Mapping[str, Tensor]) -> None:
-        """Have Megatron-core draw on from ``states``; none leaves its generators as they are."""
+        """Restore the generators from which Megatron-core draws dropout; an empty mapping changes nothing."""
         if states:
             tensor_parallel.get_cuda_rng_tracker().set_states(dict(states))
 
     def _sent_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield this stage's parameters by name, each expert's by itself, except a tied output layer, which
-        is the first stage's embedding."""
+        """Yield this stage's parameters by name, with one entry per expert, and without a tied output layer,
+        which is the first stage's embedding."""
         for name, parameter in single_experts(self._weights.items()):
             if not self._is_tied_output(name):
                 yield name, parameter
@@ -418,10 +418,8 @@ class MegatronBackend(UpdatingBackend):
         return name == OUTPUT_LAYER and self._model_info.has_tied_embeddings
 
     def _gather(self, rule: Rule, part: Tensor, replicas: Sequence[int]) -> list[Tensor]:
-        """Gather every rank's part of a parameter if this rank is in a group with a sender of these replicas.
-
-        Return nothing if it is not.
-        """
+        """Gather all ranks' parts of a parameter if this rank is in a group with a weight sender of
+        ``replicas``; else return an empty list."""
         layout = self.coordinates.layout
         if rule.is_expert:
             size, group = layout.ep, parallel_state.get_expert_model_parallel_group()
@@ -450,7 +448,7 @@ class MegatronBackend(UpdatingBackend):
         )
         load_weights(parameters, HFCheckpoint(path), self._geometry, self._part)
 
-    # Running
+    # Helpers
 
     def _megatron(self) -> AbstractContextManager[None]:
         """Return the context in which Megatron-core runs: its code asks for "cuda", which must mean the CPU

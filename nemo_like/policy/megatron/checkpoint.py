@@ -1,14 +1,14 @@
 """Weights and optimizer in checkpoints of Megatron-core's ``torch_dist`` format, which any layout can read.
 
-Every tensor is stored under its place in the whole model, so that a run whose checkpoint was written by
-TP2 x DP2 can resume under PP2. An optimizer that is sharded over data-parallel ranks is brought into the same
-form ("fully reshardable") on the first rank of each data-parallel group. The others send it their parts while
-a checkpoint is saved, and it sends them what they keep when one is loaded.
+Every tensor is stored under its place in the whole model, so that a run whose checkpoint was written by TP2 x
+DP2 can resume under PP2. An optimizer that is sharded over data-parallel ranks is brought into the same form
+("fully reshardable") on the first rank of each data-parallel group. While a checkpoint is saved, the other
+ranks of the group send it their parts; while one is loaded, it sends each rank its part.
 
 With expert parallelism Megatron-core chains two optimizers, one of them for the experts. Their tensors are
-stored without a number in front, so that a single optimizer finds them too. What else an optimizer has, its
-groups of parameters, is stored in the chain's order; where the order differs, the groups are those of the
-configuration, and only their count of steps is taken from the checkpoint.
+stored without a number in front, so that a single optimizer finds them too. An optimizer's parameter groups
+are stored in the chain's order. Where the loading run's chain has another length, its parameter groups come
+from the configuration, and only their count of steps is taken from the checkpoint.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 
 _FORMAT = ("torch_dist", 1)
 _IS_SHARDED = "optimizer_is_sharded"
-_MOMENTS = "optimizer.state."  # begins the names of tensors of an optimizer
+_MOMENTS = "optimizer.state."  # how the names of an optimizer's tensors begin
 _UNNUMBERED = "chained_optim_avoid_prefix"
 _METADATA = {
     "distrib_optim_sharding_type": "fully_reshardable",
@@ -45,11 +45,12 @@ _METADATA = {
 
 
 class _InProcessSave(torch_strategies.TorchDistSaveShardedStrategy):
-    """A save strategy that writes in this process. Megatron-core's own starts two further processes per rank,
-    which outlive a rank that is killed."""
+    """A save strategy that writes in this process. Megatron-core's own strategy starts two further processes
+    per rank, which outlive a rank that is killed."""
 
     def __init__(self, writer: CheckpointWriter, *, are_gathered: bool) -> None:
-        """``are_gathered`` says that the moments are in memory of their own, which nobody will change."""
+        """Keep ``writer``. ``are_gathered`` says that the moments are gathered copies, which nobody will
+        change."""
         super().__init__(*_FORMAT)
         self._writer, self._are_gathered = writer, are_gathered
 
@@ -78,7 +79,7 @@ def save_checkpoint(
     counters: dict[str, int],
     writer: CheckpointWriter,
 ) -> None:
-    """Hand this rank's part to ``writer``, which writes it into the empty directory ``path``; every rank
+    """Give this rank's part to ``writer``, which writes it into the empty directory ``path``; every rank
     calls this with equal ``counters``."""
     begin(optimizer)  # a checkpoint without moments could not be loaded
     state = {**_sharded_state(model, optimizer, _METADATA, is_loading=False), **counters}
@@ -90,11 +91,12 @@ def save_checkpoint(
 def load_checkpoint(
     path: Path, model: torch.nn.Module, optimizer: MegatronOptimizer, group: str
 ) -> dict[str, int]:
-    """Read this rank's part into model and optimizer of the worker group called ``group``, whatever layout
-    wrote it; return the counters.
+    """Read this rank's part into model and optimizer of the worker group called ``group``; return the
+    counters. Any layout may have written the checkpoint.
 
-    Raises ValueError when the checkpoint's optimizer is sharded and this one is not, or the reverse, and when
-    it was saved before the optimizers of a chain had common names and this one's chain is another.
+    Raises ValueError when exactly one of the checkpoint's optimizer and this one is sharded. Also raises
+    ValueError for a checkpoint from before the chained optimizers shared their tensors' names, when this
+    chain has another length.
     """
     common = dist_checkpointing.load_common_state_dict(str(path))
     was_sharded = common[_IS_SHARDED]
@@ -140,12 +142,12 @@ def _sharded_state(
 
 
 def _chain_length(stored: Mapping[Any, Any]) -> int:
-    """Return how many optimizers a checkpoint's state is of: those of a chain have numbers as keys."""
+    """Return how many optimizers a checkpoint's state has: the states in a chain have numbers as keys."""
     return sum(isinstance(key, int) for key in stored) or 1
 
 
 def _steps(stored: Any) -> Iterator[int]:
-    """Yield the counts of steps of all groups of parameters in a checkpoint's state."""
+    """Yield the step counts of all parameter groups in a checkpoint's state."""
     if isinstance(stored, Mapping):
         for group in stored.get("param_groups", ()):
             if "step" in group:
@@ -162,7 +164,7 @@ def _set_steps(optimizer: MegatronOptimizer, num_steps: int) -> None:
 
 
 def _without_sharded(state: Any) -> Any:
-    """Return a copy of a nested state without what is stored as part of a whole."""
+    """Return a copy of a nested state without its sharded tensors and objects."""
     if isinstance(state, Mapping):
         return {
             key: _without_sharded(value) for key, value in state.items() if not isinstance(value, ShardedBase)
@@ -173,7 +175,7 @@ def _without_sharded(state: Any) -> Any:
 
 
 def _completed(state: Any, own: Any) -> Any:
-    """Return ``state`` with those entries of ``own`` that it lacks."""
+    """Return ``state`` with the entries of ``own`` that it lacks."""
     if state is None:
         return own
     if isinstance(own, Mapping) and isinstance(state, Mapping):

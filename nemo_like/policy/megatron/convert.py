@@ -1,10 +1,10 @@
-"""Conversion of weights between Hugging Face checkpoints and Megatron-core's GPT model: Llama, Qwen2, Qwen3,
+"""Converts weights between Hugging Face checkpoints and Megatron-core's GPT model: Llama, Qwen2, Qwen3,
 Qwen3-MoE.
 
 A table of rules says for each Megatron parameter which Hugging Face tensors make it up, how they are merged,
 and how the merged tensor is cut over tensor-parallel ranks. An expert of a mixture is never cut: each
-expert-parallel rank holds some experts whole. Loading reads one parameter at a time; nothing here holds a
-whole model.
+expert-parallel rank holds some experts whole. Loading reads one parameter at a time, so a whole model is
+never in memory.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Cut(Enum):
 
 
 class Merge(Enum):
-    """The ways in which the Hugging Face tensors of one parameter are put together."""
+    """The ways in which the Hugging Face tensors of one parameter are merged."""
 
     single = "single"
     vocabulary = "vocabulary"  # one tensor, a row per token, padded so that the ranks share it evenly
@@ -49,7 +49,8 @@ class Merge(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Which Hugging Face tensors make up a Megatron parameter, how they are merged, and how that is cut."""
+    """Which Hugging Face tensors make up a Megatron parameter, how they are merged, and how the merged tensor
+    is cut."""
 
     hf_names: tuple[str, ...]
     cut: Cut = Cut.replicated
@@ -89,7 +90,7 @@ _EXPERT_RULES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPart:
-    """The part of the model that one rank holds: a pipeline stage's layers, a share of each tensor, and some
+    """The part of the model that one rank holds: a pipeline stage's layers, a piece of each tensor, and some
     of the experts."""
 
     first_layer: int
@@ -138,8 +139,8 @@ class Geometry:
 def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
     """Return the rule of one rank's Megatron parameter, with full Hugging Face names.
 
-    With ``ep_rank`` it is the rule of the parameter that has this name on another expert-parallel rank.
-    Raises KeyError for a parameter that no supported model has.
+    With ``ep_rank`` it is the rule for the parameter of this name on another expert-parallel rank. Raises
+    KeyError for a parameter that no supported model has.
     """
     match = _LAYER.fullmatch(name)
     if match is None:
@@ -156,8 +157,11 @@ def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
 
 
 def single_experts(parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters by name; in place of one of GroupedExperts, which holds all experts of a rank, yield
-    each expert's part of it, a view, under the name that the expert's parameter has by itself."""
+    """Yield parameters by name, with one entry per expert.
+
+    A parameter of GroupedExperts holds all experts of a rank. In its place each expert's part is yielded as a
+    view, under the name of an ungrouped expert's parameter.
+    """
     for name, parameter in parameters:
         grouped = _GROUPED_EXPERTS.fullmatch(name)
         if grouped is None:
@@ -168,8 +172,11 @@ def single_experts(parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[s
 
 
 def rules_of_all_ranks(name: str, part: ModelPart) -> list[Rule]:
-    """Return the rules of what is gathered for a parameter. For an expert's parameter this is one rule per
-    expert-parallel rank, since each rank has another expert under this name; else it is one rule."""
+    """Return the rules of the tensors that are gathered for a parameter.
+
+    An expert's parameter has one rule per expert-parallel rank, since each rank has another expert under this
+    name; any other parameter has one rule.
+    """
     own = rule_for(name, part)
     if not own.is_expert:
         return [own]
@@ -222,7 +229,7 @@ def join(rule: Rule, parts: Sequence[Tensor]) -> Tensor:
 
 
 def full_shape(rule: Rule, local_shape: Sequence[int], num_ranks: int) -> tuple[int, ...]:
-    """Compute the full tensor's shape from that of one tensor-parallel rank's part."""
+    """Return the full tensor's shape, computed from the shape of one tensor-parallel rank's part."""
     shape = list(local_shape)
     if rule.cut is not Cut.replicated:
         shape[1 if rule.cut is Cut.columns else 0] *= num_ranks
@@ -259,10 +266,12 @@ def hf_tensors(
     part: ModelPart,
     gather: Callable[[Rule, Tensor], Sequence[Tensor]],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (Hugging Face name, full tensor) for one pipeline stage's parameters, one gathered at a time.
+    """Yield (Hugging Face name, full tensor) for one pipeline stage's parameters, gathering one parameter at
+    a time.
 
-    ``gather`` is collective. It returns a parameter's parts by tensor-parallel rank, or, for an expert's
-    parameter, those of this name by expert-parallel rank; on ranks that need not know them, nothing.
+    ``gather`` is collective. It returns a parameter's parts by tensor-parallel rank; for an expert's
+    parameter it returns the parameters of this name by expert-parallel rank. On ranks that do not need the
+    tensors it returns an empty sequence.
     """
     for name, parameter in parameters:
         rules = rules_of_all_ranks(name, part)

@@ -1,7 +1,7 @@
-"""How evenly a mixture's routers spread tokens over experts, measured while the policy trains.
+"""Measures how evenly a mixture's routers spread tokens over experts while the policy trains.
 
-A router tells by a hook which experts it chose for each token, and with which weights. A response token
-counts once, at the position that predicts it: padding counts nothing, and a shared prompt's last token counts
+A hook on each router gets the experts that it chose for each token, and their weights. A response token
+counts once, at the position that predicts it. Padding does not count, and a shared prompt's last token counts
 for each of its samples, so the figures do not depend on how micro-batches are made.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from nemo_like.observability.metrics import Metric, mean
 from nemo_like.policy.batch.policy_batch import ModelInputs
 
-# The metrics, by the names that ``load_metrics`` gives them.
+# The names of the metrics, in the order in which ``load_metrics`` computes them.
 EXPERT_METRICS = ("moe/max_load", "moe/load_entropy", "moe/idle_experts", "moe/top_expert_weight")
 
 
@@ -26,8 +26,10 @@ class ExpertLoad:
     """Counts, for every layer of the whole model, the tokens of each expert, until ``result`` is called."""
 
     def __init__(self, model: torch.nn.Module, num_layers: int, *, recomputes: bool) -> None:
-        """Listen to the routers of this rank's part of the model, if it has any. ``recomputes``: each layer
-        computes twice, without gradients first."""
+        """Register hooks on the routers of this rank's part of the model, if it has any.
+
+        With ``recomputes`` each layer computes twice, first without gradients.
+        """
         self._recomputes = recomputes
         self._inputs: ModelInputs | None = None
         self._routers = [module for module in model.modules() if isinstance(module, TopKRouter)]
@@ -57,7 +59,7 @@ class ExpertLoad:
         row[-1] += weights.index_select(0, places).amax(dim=1).sum()
 
     def forget(self) -> None:
-        """Forget what was counted since the last call of ``result``."""
+        """Forget the counts since the last call of ``result``."""
         if self._routers:
             self._sums.zero_()
 
@@ -75,10 +77,10 @@ class ExpertLoad:
 
 
 def load_metrics(counts: Tensor, first_weights: Tensor, num_chosen: int) -> dict[str, float]:
-    """Return the metrics of a mixture, means over its layers; nothing where no token was counted.
+    """Return the metrics of a mixture, as means over its layers; empty where no token was counted.
 
     counts: [layers, experts] float64, tokens that chose each expert; first_weights: [layers] float64, the sum
-    over tokens of the weight of the expert that got most; num_chosen: experts of a token.
+    over tokens of the greatest weight of an expert; num_chosen: experts per token.
     """
     choices = counts.sum(dim=1)
     if not bool((choices > 0).all()):

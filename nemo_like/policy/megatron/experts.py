@@ -1,7 +1,7 @@
-"""The experts of a mixture in one grouped matrix product, for GPUs without Transformer Engine.
+"""Computes the experts of a mixture in one grouped matrix product, for GPUs without Transformer Engine.
 
-PyTorch has that product itself, in bfloat16 on GPUs. Megatron-core's own layer of this kind needs another
-package, which is compiled at installation.
+PyTorch has such a product in bfloat16 on GPUs. Megatron-core's own grouped layer needs another package, which
+is compiled at installation.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from torch.nn import functional
 
 from nemo_like.policy.megatron.functions import SwiGLUFunction
 
-# The parameters, by the layers that they are in the checkpoints of Megatron-core's other experts.
+# For each parameter, the layer under which checkpoints of Megatron-core's other experts store it.
 _LAYERS = {"weight1": "linear_fc1", "weight2": "linear_fc2"}
 
 
 class GroupedExperts(MegatronModule):
-    """E experts of one rank: gated MLPs with SwiGLU and without biases.
+    """The E experts of one rank: gated MLPs with SwiGLU and without biases.
 
-    ``weight1`` is [E, 2 x FFN, hidden], each expert's gate above its up projection; ``weight2`` is
-    [E, hidden, FFN].
+    ``weight1`` is [E, 2 x FFN, hidden], each expert's gate above its up projection; ``weight2`` is [E,
+    hidden, FFN].
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class GroupedExperts(MegatronModule):
 
     def forward(self, hidden: Tensor, tokens_per_expert: Tensor, weights: Tensor) -> tuple[Tensor, None]:
         """Compute the experts. hidden: [tokens, hidden], expert by expert; tokens_per_expert: [E] int64;
-        weights: [tokens], the router's. Returns [tokens, hidden], and None in place of a bias."""
+        weights: [tokens], from the router. Returns [tokens, hidden], and None in place of a bias."""
         ends = tokens_per_expert.cumsum(0).to(hidden.device, torch.int32)
         activated = SwiGLUFunction.apply(_products(hidden, self.weight1, ends))
         activated = (activated * weights[:, None]).to(hidden.dtype)
@@ -61,8 +61,8 @@ class GroupedExperts(MegatronModule):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
     ) -> ShardedStateDict:
-        """Return the parameters under the names and places that they have in checkpoints of Megatron-core's
-        other experts, which then read this one's and the reverse."""
+        """Return the parameters under the names and places of Megatron-core's other experts, so that each
+        kind of experts reads checkpoints of the other."""
         axis, rank, size = len(sharded_offsets), self._expert_parallel.rank(), self._expert_parallel.size()
         replica = (0, 0, self._copies.rank())
         state: ShardedStateDict = {}
@@ -78,7 +78,7 @@ class GroupedExperts(MegatronModule):
             )
             for local in range(self.num_local_experts):
                 place = (axis, rank * self.num_local_experts + local, size * self.num_local_experts)
-                # Other experts ask for this, although there is nothing in it.
+                # Megatron-core's other experts ask for this entry, although it is empty.
                 state[f"{prefix}{layer}.{local}._extra_state"] = make_sharded_object_for_checkpoint(
                     None, f"{key}._extra_state", (*sharded_offsets, place), replica
                 )
@@ -88,12 +88,12 @@ class GroupedExperts(MegatronModule):
 def _products(tokens: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """Multiply each expert's tokens by its matrix. tokens: [tokens, in]; weight: [E, out, in]; ends: [E]
     int32, one past each expert's last token. Returns [tokens, out]."""
-    if not len(tokens):  # which the kernel does not take; all experts' gradients are then 0
+    if not len(tokens):  # the kernel takes no empty input; here all experts' gradients are 0
         return functional.linear(tokens, weight[0])
     return functional.grouped_mm(tokens, weight.transpose(1, 2), offs=ends)
 
 
 def _ignore_extra_states(module: torch.nn.Module, incompatible: Any) -> None:
-    """Let a checkpoint hold what the other kinds of experts ask for."""
+    """Let a checkpoint have the entries that only other kinds of experts need."""
     kept = [key for key in incompatible.unexpected_keys if not key.endswith("_extra_state")]
     incompatible.unexpected_keys[:] = kept

@@ -1,4 +1,4 @@
-"""Values of Megatron-core's own arguments, which YAML has no words for."""
+"""Turns texts of a configuration into values of Megatron-core's arguments that YAML cannot write."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 
 def as_megatron_has_them(kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of one of Megatron-core's dataclasses with the names of enumerations and of dtypes as
-    what they name: ``attention_backend: flash``, ``exp_avg_dtype: bfloat16``.
+    """Return arguments for the Megatron-core dataclass ``kind``, with names of enumeration members and dtypes
+    replaced by the members and dtypes: ``attention_backend: flash``, ``exp_avg_dtype: bfloat16``.
 
-    Raises ValueError for an argument that ``kind`` does not have, and for a name that stands for nothing.
+    Raises ValueError for an argument that ``kind`` does not have, and for an unknown name.
     """
     if not arguments:
         return {}

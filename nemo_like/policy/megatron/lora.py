@@ -2,14 +2,14 @@
 
 Every Hugging Face layer has an adapter of its own, A [rank, inputs] and B [outputs, rank], also where
 Megatron-core has one linear layer for several: for queries, keys and values, and for gate and up. Over
-tensor-parallel ranks an adapter is cut as the weight beside it:
+tensor-parallel ranks an adapter is cut like the weight beside it:
 
     weight cut by      A              B             what the ranks exchange
     rows (outputs)     on every rank  by rows       the gradient of x @ A.T is summed in the backward pass
     columns (inputs)   by columns     on every rank x @ A.T is summed in the forward pass
 
-With sequence parallelism, where each rank has a part of the tokens outside of the layers, x @ A.T is gathered
-in the first case, and its sum scattered in the second. All of these are [tokens, rank].
+With sequence parallelism each rank has a part of the tokens outside of the layers. Then x @ A.T is gathered
+in the first case, and its sum is scattered in the second. All of these tensors are [tokens, rank].
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _LINEAR_LAYERS = (
 )
 # The axis along which a tensor of each kind is cut, for Megatron-core.
 _AXES = {Cut.rows: 0, Cut.columns: 1}
-# What becomes of x @ A.T, by whether the weight is cut by columns and whether tokens are divided over ranks.
+# How ranks exchange x @ A.T, by whether the weight is cut by columns and tokens are divided over ranks.
 _EXCHANGES: dict[tuple[bool, bool], Callable[[Tensor], Tensor]] = {
     (False, False): copy_to_tensor_model_parallel_region,
     (False, True): gather_from_sequence_parallel_region,
@@ -70,7 +70,7 @@ _EXCHANGES: dict[tuple[bool, bool], Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """What the adapters of all layers have in common."""
+    """The settings that the adapters of all layers share."""
 
     lora: LoraConfig
     geometry: Geometry
@@ -80,7 +80,7 @@ class AdapterSettings:
 
 @dataclass(frozen=True, slots=True)
 class AdapterPart:
-    """One rank's part of an A or a B. The rule has the name that peft gives the full tensor."""
+    """One rank's part of an A or a B; ``rule`` has peft's name of the full tensor."""
 
     rule: Rule
     parameter: nn.Parameter
@@ -91,11 +91,12 @@ class AdapterPart:
 
 
 class LayerAdapters(nn.Module):
-    """The adapters beside one linear layer of Megatron-core. Of the Hugging Face layers that it is made of,
-    some may have none."""
+    """The adapters beside one linear layer of Megatron-core, which may be made of several Hugging Face
+    layers; some of these may have no adapter."""
 
     def __init__(self, rule: Rule, weight: Tensor, settings: AdapterSettings) -> None:
-        """``rule`` is that of the layer's weight, of which this rank has ``weight``."""
+        """Make the adapters; ``rule`` is the rule of the layer's weight, and ``weight`` is this rank's part
+        of it."""
         super().__init__()
         self.is_enabled = True
         self.parts: list[AdapterPart] = []
@@ -120,8 +121,8 @@ class LayerAdapters(nn.Module):
                 self._ups.append(torch.empty(outputs // tp_size, 0, device=weight.device))
 
     def _add(self, rule: Rule, shape: tuple[int, int], device: torch.device) -> nn.Parameter:
-        """Make this rank's part of an A or B, with its first value and with the marks by which Megatron-core
-        sums gradients and counts them in the norm."""
+        """Make this rank's part of an A or B with its first value, and mark it so that Megatron-core sums its
+        gradient and counts it in the norm."""
         part = self._settings.part
         value = cut(rule, initial_value(rule.hf_names[0], shape), part.tp_rank, part.tp_size)
         parameter: Any = nn.Parameter(value.to(device, copy=True))
@@ -136,8 +137,8 @@ class LayerAdapters(nn.Module):
         return parameter
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return what the adapters add to the layer's output. hidden: [s, n, inputs], the result [s', n,
-        outputs], as the layer itself has them on this rank."""
+        """Return the adapters' addition to the layer's output. hidden: [s, n, inputs]; returns [s', n,
+        outputs]; both have the shapes of the layer's own input and output on this rank."""
         hidden = functional.dropout(hidden, self._settings.lora.dropout, self.training)
         down = functional.linear(hidden, self._down().to(hidden.dtype))
         if self._settings.part.tp_size > 1:
@@ -149,12 +150,12 @@ class LayerAdapters(nn.Module):
         return weight.float() + self._up() @ self._down()
 
     def _down(self) -> Tensor:
-        """Return the adapters' A one below the other, [ranks of all, inputs]."""
+        """Return the adapters' A, one below the other, [sum of ranks, inputs]."""
         return torch.cat(self._downs)
 
     def _up(self) -> Tensor:
-        """Return the adapters' B times their scaling, [outputs, ranks of all], with the outputs in the order
-        of the layer's. An output has zeros where the column is another adapter's."""
+        """Return the adapters' B times their scaling, [outputs, sum of ranks], with the outputs in the
+        layer's order; the columns of other adapters are 0."""
         blocks = torch.block_diag(*self._ups).split([len(up) for up in self._ups])
         return self._scaling * merge(self._rule, blocks, self._local_geometry)
 
@@ -185,8 +186,8 @@ class MegatronAdapters(nn.Module):
             layer.is_enabled = value
 
     def merged(self, name: str, weight: Tensor) -> Tensor:
-        """Return the parameter called ``name`` with its adapters merged into it, in ``weight``'s dtype; one
-        without adapters comes back as it is."""
+        """Return the parameter called ``name`` with its adapters merged into it, in ``weight``'s dtype; a
+        parameter without adapters comes back unchanged."""
         layer, _, leaf = name.rpartition(".")
         if leaf != "weight" or layer not in self._names:
             return weight
@@ -232,7 +233,7 @@ def add_adapters(model: GPTModel, settings: AdapterSettings) -> MegatronAdapters
 def _add_output(
     adapters: LayerAdapters, linear: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, Any]
 ) -> tuple[Tensor, Any]:
-    """Add to a layer's output, which comes with a bias that may be None, what its adapters give."""
+    """Add the adapters' output to their layer's output, which comes with a bias or None."""
     output, bias = outputs
     return (output + adapters(inputs[0]), bias) if adapters.is_enabled else outputs
 
@@ -244,8 +245,10 @@ def _sharded(part: AdapterPart) -> ShardedTensor:
 
 
 def without_fused_norms(spec: ModuleSpec | TransformerBlockSubmodules) -> None:
-    """Have the norm before a linear layer be a module of its own, in place. Transformer Engine has a layer
-    that norms its input first, which hides from an adapter what it should get."""
+    """Replace, in place, each layer that norms its input by a norm and a linear layer.
+
+    Transformer Engine's fused layer hides the normed input, which an adapter needs.
+    """
     backend = TESpecProvider()
     for layer in [spec] if isinstance(spec, ModuleSpec) else spec.layer_specs:
         parts, attention = layer.submodules, layer.submodules.self_attention.submodules

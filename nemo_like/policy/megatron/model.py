@@ -1,7 +1,6 @@
-"""A Megatron-core GPT model that scores tokens by itself.
+"""A Megatron-core GPT model whose last pipeline stage returns scores instead of logits.
 
-Instead of logits, its last pipeline stage returns the log-probs of the tokens that it is asked for, or as a
-critic's model their values.
+It returns the log-probs of the tokens that it is asked for; a critic's model returns their values.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ OUTPUT_LAYER = "output_layer.weight"
 def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: ParallelLayout) -> TransformerConfig:
     """Return Megatron-core's configuration of this model under this layout.
 
-    Raises what Megatron-core raises of an argument in ``megatron_cfg.model_kwargs``.
+    Raises Megatron-core's errors about arguments in ``megatron_cfg.model_kwargs``.
     """
     device = torch.device(cfg.device.name)
     dtype = DTYPES[cfg.precision]
@@ -87,8 +86,8 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         calculate_per_token_loss=True,
         deallocate_pipeline_outputs=True,
         batch_p2p_comm=True,
-        # No fused kernels of Apex; Transformer Engine brings its own, but for the activation of an MLP. That
-        # is Megatron-core's with it, compiled, and that of the layer spec without it, TorchSwiGLU.
+        # No fused kernels of Apex. Transformer Engine brings its own, except for the activation of an MLP:
+        # with it that is Megatron-core's, compiled, and without it TorchSwiGLU, which the layer spec names.
         persist_layer_norm=False,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
@@ -126,7 +125,7 @@ class ScoringGPTModel(GPTModel):
     """A GPT whose last pipeline stage returns scores of chosen tokens, or without ``settings`` their values;
     earlier stages return hidden states.
 
-    It is called as ``forward(input_ids, position_ids, None, labels=inputs)``. Megatron-core hands ``labels``
+    It is called as ``forward(input_ids, position_ids, None, labels=inputs)``. Megatron-core passes ``labels``
     through to the end of the model, so the ModelInputs, which say what to score, travel there.
     """
 
@@ -162,7 +161,7 @@ class ScoringGPTModel(GPTModel):
         self.logprob_settings = settings
         if settings is None:
             if self.post_process:
-                # Every tensor-parallel rank has a copy, unlike of the output layer that it replaces.
+                # Every tensor-parallel rank has a copy, while the output layer that it replaces is cut.
                 options: dict[str, Any] = {"bias": False, "dtype": config.params_dtype}
                 self.output_layer = torch.nn.Linear(model.hidden_size, 1, **options)
             return
@@ -175,12 +174,12 @@ class ScoringGPTModel(GPTModel):
         )
 
     def _mark_parameters(self, part: ModelPart) -> None:
-        """Mark the parameters that are parts of larger ones, as Megatron-core does only when it draws initial
-        values.
+        """Mark the parameters that are parts of larger ones; Megatron-core marks them only when it draws
+        initial values.
 
         Without the mark Megatron-core would take the parts on other ranks for copies and leave them out of
         the gradient norm. Its marks do not fit experts, which are whole. With several expert-parallel ranks
-        the experts of different ranks are different parameters. With one they are copies, and each
+        the experts of different ranks are different parameters. With one such rank they are copies, and each
         tensor-parallel rank's copy sees that rank's part of the sequence, as a norm's weight does.
         """
         for name, parameter in self.named_parameters():
@@ -195,13 +194,16 @@ class ScoringGPTModel(GPTModel):
                 parameter.partition_stride = 1
 
     def _preprocess(self, input_ids: Tensor, position_ids: Tensor, *args: Any, **options: Any) -> Any:
-        """Preprocess as Megatron-core does, but have the input of the layers take part in the backward pass
-        where layers are recomputed. In a row that is one sample to Megatron-core give each token the rotation
-        of its position, which does not follow from its place in the row."""
+        """Preprocess as Megatron-core does, with two changes.
+
+        Where layers are recomputed, the input of the layers requires a gradient. In a row of several samples
+        that Megatron-core takes for one, each token gets the rotation of its position in its sample, not in
+        the row.
+        """
         decoder_input, rotations, *rest = super()._preprocess(input_ids, position_ids, *args, **options)
         if decoder_input is not None and self.config.recompute_granularity and torch.is_grad_enabled():
-            # A layer that is recomputed passes gradients on to its parameters only if its input has one, and
-            # that of frozen embeddings has none.
+            # A recomputed layer passes gradients on to its parameters only if its input requires a gradient,
+            # which the output of frozen embeddings does not.
             decoder_input.requires_grad_(True)
         packed = options.get("packed_seq_params")
         if packed is not None and packed.qkv_format == "sbhd" and rotations is not None:
@@ -223,7 +225,7 @@ class ScoringGPTModel(GPTModel):
 
     def _values(self, hidden_states: Tensor, labels: ModelInputs) -> TokenValues:
         if self.config.sequence_parallel:
-            # Every rank computes the whole gradient of the hidden states, of which it needs its own part.
+            # Every rank computes the whole gradient of the hidden states, and needs only its own part.
             hidden_states = gather_from_sequence_parallel_region(
                 hidden_states, tensor_parallel_output_grad=False
             )
@@ -251,8 +253,8 @@ class ScoringGPTModel(GPTModel):
 def _of_all_context_ranks(
     outputs: TokenScores | TokenValues, inputs: ModelInputs
 ) -> TokenScores | TokenValues:
-    """Return what the model gives for all M scored tokens of a micro-batch; each context-parallel rank brings
-    that of its own tokens."""
+    """Return the outputs for all M scored tokens of a micro-batch; each context-parallel rank passes
+    ``outputs`` of its own tokens."""
     group, num_tokens = parallel_state.get_context_parallel_group(), len(inputs.packed_index)
     # One tensor for one collective. Ids are exact in it: float32 has all whole numbers up to 2^24.
     rows = [one.unsqueeze(1).flatten(1).t().to(outputs.tensors[0].dtype) for one in outputs.tensors]

@@ -1,7 +1,7 @@
 """Norm, activation and attention in plain PyTorch, and the layer specs that use them.
 
-They are used on the CPU, and on a GPU where Transformer Engine is not installed; the attention is also used
-where samples share prompts. Megatron-core takes them through its own ModuleSpec mechanism.
+They run on the CPU, and on a GPU where Transformer Engine is not installed; the attention also runs where
+samples share prompts. Megatron-core takes them through its own ModuleSpec mechanism.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TorchRMSNorm(torch.nn.Module):
         self.eps = eps
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
         # Each rank norms its own part of the sequence; without this mark Megatron-core would not sum
-        # the weight's gradient over them.
+        # the weight's gradient over the ranks.
         self.weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -168,7 +168,7 @@ class TorchCoreAttention(MegatronModule):
         return torch.cat(contexts, dim=2)
 
     def _attend_to_earlier(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Have the last query attend to all keys, the one before it to all but the last, and so on.
+        """Have the last query attend to all keys, the query before it to all but the last, and so on.
 
         Where there are more keys than queries, zeros stand in for the earlier queries. A mask would hide the
         keys as well, but its memory grows with the square of a sample's length.
@@ -182,18 +182,19 @@ class TorchCoreAttention(MegatronModule):
 
 
 def _places_by_position(num_tokens: int, num_ranks: int) -> Tensor:
-    """Return, for each position of a sample, its place among the tokens of all context-parallel ranks, which
-    lie rank by rank, [num_tokens] int64."""
+    """Return for each position of a sample where its token lies among the tokens of all context-parallel
+    ranks, which lie rank by rank, [num_tokens] int64."""
     positions = [context_positions(num_tokens, rank, num_ranks) for rank in range(num_ranks)]
     return torch.cat(positions).argsort()
 
 
 def context_sequences(lengths: Sequence[int], rank: int, num_ranks: int) -> tuple[Sequences, Tensor]:
-    """Return what one context-parallel rank's queries of packed samples attend to.
+    """Return the sequences to which one context-parallel rank's queries of packed samples attend, and their
+    keys.
 
-    The rank's two pieces of a sample are a sequence each, which attends to the sample up to the piece's end.
-    The int64 tensor holds the places of all these keys, sequence by sequence, among the keys of all ranks,
-    [ranks x tokens of a rank], which lie rank by rank.
+    The rank has two pieces of each sample. Each piece is a sequence of its own, and attends to the sample up
+    to the piece's end. The int64 tensor has the positions of all these keys, sequence by sequence, among the
+    keys of all ranks, [ranks x tokens of a rank], which lie rank by rank.
     """
     num_tokens = sum(lengths) // num_ranks
     pieces, keys, start = [], [], 0
@@ -220,8 +221,11 @@ class PackedSequences(PackedSeqParams):
     _sequences: tuple[Sequences, Tensor | None] | None = None
 
     def sequences(self, rank: int, num_ranks: int) -> tuple[Sequences, Tensor | None]:
-        """Return the sequences of ``attend_varlen``, and the places of their keys among those of all
-        context-parallel ranks; None with one rank. The first layer of a model computes them for all."""
+        """Return the sequences for ``attend_varlen``, and the positions of their keys among the keys of all
+        context-parallel ranks, or None with one rank.
+
+        A model's first layer computes them for all layers.
+        """
         if self._sequences is None:
             device = self.cu_seqlens_q.device
             if num_ranks == 1:
@@ -235,7 +239,7 @@ class PackedSequences(PackedSeqParams):
 
 @dataclass
 class PromptSharingRow(PackedSeqParams):
-    """A row in which samples share prompts. Megatron-core takes it for one long sample and hands it through
+    """A row in which samples share prompts. Megatron-core takes it for one long sample and passes it through
     to ``TorchCoreAttention``."""
 
     prompts: SharedPrompts | None = None
@@ -244,12 +248,13 @@ class PromptSharingRow(PackedSeqParams):
 def packed_parameters(
     inputs: ModelInputs, *, rotates_by_length: bool
 ) -> PackedSequences | PromptSharingRow | None:
-    """Return what Megatron-core and Transformer Engine need to know of a packed row or of one that shares
+    """Return what Megatron-core and Transformer Engine need to know of a row that is packed or shares
     prompts; None for padded samples.
 
     With ``rotates_by_length`` queries and keys are rotated by the samples' lengths (format "thd"). Where no
-    fused kernel does that, Megatron-core reads the lengths from the device in every layer; so else the row
-    is one sample to it, whose tokens have the rotations of their positions.
+    fused kernel does that, Megatron-core would read the lengths from the device in every layer. So without
+    ``rotates_by_length`` the row is one sample to Megatron-core, and its tokens get the rotations of their
+    positions.
     """
     sharing, packing = inputs.sharing, inputs.packing
     if sharing is not None:
@@ -272,9 +277,9 @@ def uses_transformer_engine(device: torch.device) -> bool:
 
 
 def groups_experts(cfg: WorkerGroupConfig) -> bool:
-    """Return whether a mixture's experts are to compute in one grouped matrix product.
+    """Return whether a mixture's experts compute in one grouped matrix product.
 
-    Raises ValueError when the configuration asks for it and no kernel for it is there.
+    Raises ValueError when the configuration asks for it and there is no kernel for it.
     """
     wanted = cfg.megatron_cfg.moe_grouped_gemm
     if cfg.device is Device.cpu:
@@ -292,10 +297,11 @@ def groups_experts(cfg: WorkerGroupConfig) -> bool:
 def layer_spec(
     config: TransformerConfig, device: torch.device, *, shares_prompts: bool
 ) -> ModuleSpec | TransformerBlockSubmodules:
-    """Return Transformer Engine's layers where they can run, else Megatron-core's with this module's parts.
+    """Return Transformer Engine's layers where they can run, else Megatron-core's layers with the parts of
+    this module.
 
-    Transformer Engine's attention cannot share prompts, so TorchCoreAttention replaces it where they are
-    shared.
+    Transformer Engine's attention cannot share prompts, so TorchCoreAttention replaces it with
+    ``shares_prompts``.
     """
     if uses_transformer_engine(device):
         spec = get_gpt_layer_with_transformer_engine_spec(

@@ -1,4 +1,4 @@
-"""Megatron-core's mixed-precision optimizer, built from the policy's configuration."""
+"""Megatron-core's mixed-precision optimizer, built from the configuration of a worker group."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from nemo_like.policy.options import TrainedGroupConfig
 
 @dataclass(frozen=True, slots=True)
 class AdamState:
-    """What Adam holds on this rank; nothing before the first update."""
+    """The state of Adam on this rank; empty before the first update."""
 
     first_moments: list[Tensor]
-    steps: list[int]  # updates made, as each group of parameters counts them
+    steps: list[int]  # updates made, as each parameter group counts them
 
 
 def adam_state(optimizer: MegatronOptimizer) -> AdamState:
@@ -35,14 +35,17 @@ def adam_state(optimizer: MegatronOptimizer) -> AdamState:
 
 
 def begin(optimizer: MegatronOptimizer) -> None:
-    """Give Adam the state with which it makes its first update, where it has made none yet."""
+    """Create Adam's state of before the first update, where it has made none yet."""
     for part in _parts(optimizer):
         part.init_state_fn(part.optimizer, part.config)
 
 
 def tensors_beside_model(optimizer: MegatronOptimizer, weights: Iterable[Tensor]) -> list[Tensor]:
-    """Return what an optimizer that has begun holds beside the model's ``weights``: both moments, and master
-    weights where it has its own, each [parameters of this rank's part] float32; the tensors are its own."""
+    """Return the tensors that an optimizer holds besides the model's ``weights``, once ``begin`` was called.
+
+    They are both moments, and master weights where the optimizer has its own, each [parameters of this rank's
+    part] float32. The returned tensors are the optimizer's own.
+    """
     tensors: list[Tensor] = []
     for part in _parts(optimizer):
         adam = part.optimizer
@@ -55,19 +58,19 @@ def tensors_beside_model(optimizer: MegatronOptimizer, weights: Iterable[Tensor]
 
 
 def chain(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
-    """Return the optimizers of a chain, or the one."""
+    """Return the optimizers of a chain, or a list with the only optimizer."""
     return getattr(optimizer, "chained_optimizers", [optimizer])
 
 
 def _parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
-    """Return the optimizers of a chain, or the one, that have anything to update."""
+    """Return the optimizers of a chain that have parameters to update."""
     return [part for part in chain(optimizer) if not part.is_stub_optimizer]
 
 
 def optimizer_config(cfg: TrainedGroupConfig, dtype: torch.dtype) -> OptimizerConfig:
     """Return Megatron-core's configuration of AdamW for trained parameters in ``dtype``.
 
-    Raises what Megatron-core raises of an argument in ``megatron_cfg.optimizer_kwargs``.
+    Raises Megatron-core's errors about arguments in ``megatron_cfg.optimizer_kwargs``.
     """
     adam = cfg.optimizer
     return OptimizerConfig(

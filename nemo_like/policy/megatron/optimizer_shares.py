@@ -1,9 +1,9 @@
-"""The moments of an optimizer that is sharded over data-parallel ranks, while a checkpoint is read.
+"""Loads the moments of an optimizer that is sharded over data-parallel ranks from a checkpoint.
 
-A checkpoint has three float32 tensors per parameter: the parameter and its two moments. Megatron-core has
-every rank read all of them, of which it keeps its own part. Here the first rank of each data-parallel group
-reads, and sends each other rank what that rank keeps, so that a node's memory holds them once, and not once
-for each of its ranks.
+A checkpoint has three float32 tensors per parameter: the parameter and its two moments. Megatron-core would
+have every rank read all of them and keep its own part. Here the first rank of each data-parallel group reads,
+and sends each other rank its part, so that a node's memory holds the tensors once, and not once for each of
+its ranks.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from torch.overrides import TorchFunctionMode
 
 from nemo_like.policy.megatron.optimizer import chain
 
-# By the parameter's place in the order in which Megatron-core numbers them: its tensors by name.
+# For each parameter, by its number in Megatron-core's order: the parameter's tensors by name.
 _Moments = dict[int, dict[str, Tensor]]
 _STATE = "param_state"
 
 
 class UntouchedZeros(TorchFunctionMode):
-    """In this context ``torch.zeros`` on the CPU takes no memory until something is written there, or read.
+    """Within this context ``torch.zeros`` on the CPU takes no memory until an element is written or read.
 
-    Megatron-core makes room for a whole optimizer on every rank, also where a part of it is wanted.
+    Megatron-core allocates a whole optimizer's state on every rank, even where only a part of it is used.
     """
 
     def __torch_function__(
@@ -44,11 +44,14 @@ class UntouchedZeros(TorchFunctionMode):
 
 
 class OptimizerShares:
-    """What this rank keeps of the moments of one optimizer."""
+    """This rank's part of the moments of one optimizer."""
 
     def __init__(self, optimizer: DistributedOptimizer, wanted: ShardedStateDict) -> None:
-        """``wanted`` is the state of ``optimizer`` that is about to be loaded. Where this rank does not read,
-        its moments are taken out; memory for them is used as far as something is written there."""
+        """Prepare to load ``wanted``, the state of ``optimizer``.
+
+        On a rank that does not read, the moments are taken out of ``wanted``; their memory is used only as
+        far as ``complete`` writes to it.
+        """
         self._group = optimizer.data_parallel_group_gloo
         self._is_reader = dist.get_rank(self._group) == 0
         self._ranges = dict(_own_ranges(optimizer))
@@ -60,7 +63,7 @@ class OptimizerShares:
             }
 
     def complete(self, state: dict[str, Any]) -> None:
-        """Complete ``state``, which was loaded, on every rank of the group, all of which call this."""
+        """Add the moments to the loaded ``state`` on every rank of the group; all ranks call this."""
         size = dist.get_world_size(self._group)
         asked: list[Any] = [None] * size
         dist.gather_object(self._ranges, asked if self._is_reader else None, group=self._group, group_dst=0)
@@ -75,8 +78,8 @@ class OptimizerShares:
 
 
 def sharded_parts(optimizer: MegatronOptimizer) -> dict[int | None, DistributedOptimizer]:
-    """Return the optimizers of a chain that are sharded, by their key in the chain's state. The key is None
-    where there is but one, whose state is the chain's."""
+    """Return the sharded optimizers of a chain, by their key in the chain's state. A single optimizer has the
+    key None, since its state is the chain's."""
     parts = chain(optimizer)
     keys = range(len(parts)) if len(parts) > 1 else [None]
     return {
@@ -85,7 +88,8 @@ def sharded_parts(optimizer: MegatronOptimizer) -> dict[int | None, DistributedO
 
 
 def _own_ranges(optimizer: DistributedOptimizer) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield where a parameter is in the order, and from where to where this rank keeps it, flattened."""
+    """Yield the number of each parameter that this rank keeps a part of, and where that part begins and ends
+    in the flattened parameter."""
     place = 0
     for buffer, by_dtype in zip(optimizer.buffers, optimizer.gbuf_ranges, strict=True):
         buckets = [bucket for buckets in by_dtype.values() for bucket in buckets]
@@ -97,7 +101,7 @@ def _own_ranges(optimizer: DistributedOptimizer) -> Iterator[tuple[int, tuple[in
 
 
 def _pieces(moments: _Moments, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Tensor]:
-    """Yield the parts of flattened moments in these ranges, in an order that is the same on every rank."""
+    """Yield these ranges of the flattened moments, in an order that is the same on every rank."""
     for place, (start, end) in ranges.items():
         for name in sorted(moments[place]):
             yield moments[place][name].view(-1)[start:end]

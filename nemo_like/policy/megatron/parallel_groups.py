@@ -1,4 +1,5 @@
-"""Megatron-core's process groups, in which every rank has the coordinates by which the driver dispatches."""
+"""Makes Megatron-core's process groups so that they agree with the coordinates by which the driver
+dispatches."""
 
 from __future__ import annotations
 
@@ -9,8 +10,10 @@ from nemo_like.cluster.coordinates import Coordinates
 
 
 def initialise_parallel_state(coordinates: Coordinates) -> None:
-    """Make Megatron-core's process groups, unless this process has them, and raise ValueError when they put
-    this rank at other coordinates than those by which the driver dispatches."""
+    """Make Megatron-core's process groups, unless this process has them.
+
+    Raises ValueError when they give this rank other coordinates than ``coordinates``.
+    """
     layout = coordinates.layout
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(

@@ -34,7 +34,7 @@ class Pipeline:
         length_multiple: int,
         replay: RouteReplay,
     ) -> None:
-        """``model`` is one that sums gradients over ranks; for ``forward`` alone, any."""
+        """Keep the model. Only ``forward`` works unless ``model`` sums gradients over ranks."""
         self._model, self._config, self._length_multiple = model, config, length_multiple
         self._replay = replay
         self._context = ContextRank(
@@ -60,7 +60,7 @@ class Pipeline:
     ) -> None:
         """Score these micro-batches and accumulate the gradient of their loss, summed over all ranks. Raises
         ValueError as ``forward`` does."""
-        # Megatron-core wants a token count to normalise by; the loss is normalised already, so it gets 0.
+        # Megatron-core wants a token count to normalise by; the loss is normalised already, so it is 0.
         num_tokens = torch.zeros((), dtype=torch.int, device=batch.device)
 
         def score(scores: Any, inputs: ModelInputs) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -72,11 +72,11 @@ class Pipeline:
     def accumulate(
         self, batch: PolicyBatch, schedule: Schedule, specs: Sequence[MicroBatch], loss: LossFunction
     ) -> None:
-        """Do as ``forward_backward``, and leave each rank with the sum over its own micro-batches, to which
-        later calls add. Raises ValueError as ``forward`` does."""
+        """Compute gradients as ``forward_backward`` does, but leave on each rank the sum over its own
+        micro-batches, to which later calls add. Raises ValueError as ``forward`` does."""
         config = self._config
         no_sync, finalize = config.no_sync_func, config.finalize_model_grads_func
-        # Megatron-core would reduce with the last micro-batch, and reduce anew what was reduced before.
+        # Megatron-core would reduce with the last micro-batch, and reduce again what earlier calls reduced.
         config.no_sync_func, config.finalize_model_grads_func = contextlib.nullcontext, None
         try:
             with self._model.no_sync():
@@ -85,8 +85,7 @@ class Pipeline:
             config.no_sync_func, config.finalize_model_grads_func = no_sync, finalize
 
     def reduce_accumulated(self, factor: float) -> None:
-        """Sum the accumulated gradients over all ranks, as ``forward_backward`` does its own, after their
-        multiplication by ``factor``."""
+        """Multiply the accumulated gradients by ``factor`` and sum them over all ranks."""
         self._model.scale_gradients(factor)
         if self._model.ddp_config.overlap_grad_reduce:
             self._model.start_grad_sync()

@@ -1,11 +1,11 @@
 """Has a mixture's routers choose the experts that the engine's routers chose for the same tokens.
 
     ModelInputs.routes ──▶ this rank's tokens and layers ──▶ each router: the engine's choice
-                                                                  └── or, for a token without one, its own
+                                                                  └── or, for a token without a route, its own
 
 The weights of the chosen experts are the trainer's own and have gradients, as in rollout routing replay
 (arXiv 2510.11370). Megatron-core's ``RouterReplay`` keeps its instances in one list for all models of a
-process, and has no place for tokens without a route. So its class is derived from, and each router gets an
+process, and does not handle tokens without a route. So a class here derives from it, and each router gets an
 instance that knows its layer and asks this rank's ``RouteReplay``.
 """
 
@@ -26,35 +26,37 @@ from torch import Tensor
 from nemo_like.observability.metrics import Metric, mean
 from nemo_like.policy.batch.policy_batch import ModelInputs
 
-# Returns the values and the places of the k highest scores.
+# Returns the values and the indexes of the k highest scores.
 _TopK = Callable[..., tuple[Tensor, Tensor]]
 
 
 class RouteReplay:
-    """The choices to replay on one rank: those of the micro-batch that is in the model, and with activation
-    recompute those of the micro-batches whose backward pass is still to come."""
+    """Holds the choices to replay on one rank: of the micro-batch that is in the model, and with activation
+    recompute of the micro-batches whose backward pass is still to come."""
 
     def __init__(
         self, model: torch.nn.Module | None, config: TransformerConfig, device: torch.device
     ) -> None:
-        """Take over the routers of ``model``; with None every router chooses for itself."""
+        """Take over the routers of ``model``; with None every router makes its own choice."""
         routers = [one for one in model.modules() if isinstance(one, TopKRouter)] if model else []
         self._recomputes = config.recompute_granularity is not None
         self._is_sequence_parallel = config.sequence_parallel
         self._num_layers = len(routers)
-        self._first_layer = routers[0].layer_number - 1 if routers else 0  # of this rank; the others follow
+        self._first_layer = (
+            routers[0].layer_number - 1 if routers else 0
+        )  # this rank's first; the rest follow
         for place, router in enumerate(routers):
             router.router_replay = _LayerReplay(self, place)
         self._routes: Tensor | None = None  # [tokens of this rank, layers of this rank, k]
         self._is_forward = False
         self._is_suspended = self._is_comparing = False
-        # By layer, the routes of each recomputation that is to come.
+        # By layer, the routes of each recomputation that is still to come.
         self._kept: list[deque[Tensor | None]] = [deque() for _ in routers]
-        # Of pairs of a token and a layer: with another choice, and compared, [2].
+        # [2]: pairs of a token and a layer with a different choice, and all compared pairs.
         self._counts = torch.zeros(2, dtype=torch.int64, device=device)
 
     def begin(self) -> None:
-        """Forget what a run of micro-batches that broke off has left."""
+        """Forget the routes that an interrupted run of micro-batches has left."""
         for kept in self._kept:
             kept.clear()
 
@@ -62,8 +64,8 @@ class RouteReplay:
     def replaying(self, inputs: ModelInputs) -> Iterator[None]:
         """Have the routers replay the routes of this micro-batch within the block, which is its forward pass.
 
-        With activation recompute they replay them once more in the backward pass, whose micro-batches come in
-        the order of their forward passes.
+        With activation recompute they replay the routes again in the backward pass, where micro-batches come
+        in the order of their forward passes.
         """
         if not self._num_layers:
             yield
@@ -80,7 +82,7 @@ class RouteReplay:
 
     @contextmanager
     def suspended(self) -> Iterator[None]:
-        """Have every router choose for itself within the block."""
+        """Have every router make its own choice within the block."""
         self._is_suspended = True
         try:
             yield
@@ -89,7 +91,7 @@ class RouteReplay:
 
     @contextmanager
     def comparing(self) -> Iterator[None]:
-        """Count within the block how often a router would have chosen otherwise than the engine's."""
+        """Count within the block how often a router's own choice differs from the engine's."""
         self._is_comparing = True
         try:
             yield
@@ -97,8 +99,8 @@ class RouteReplay:
             self._is_comparing = False
 
     def metrics(self) -> dict[str, Metric]:
-        """Return the share of tokens and layers for which the routers' own choice was another set of experts,
-        over all ranks of the replica, which all call this, and forget it."""
+        """Return the share of tokens and layers for which the router's own choice was another set of experts,
+        over all ranks of the replica, and reset the counts. All these ranks call this."""
         if not self._num_layers:
             return {}
         counts, self._counts = self._counts, torch.zeros_like(self._counts)
@@ -108,11 +110,11 @@ class RouteReplay:
         return {"routing_disagreement": mean(different, compared)} if compared else {}
 
     def forget(self) -> None:
-        """Forget what was counted since the last call of ``metrics``."""
+        """Forget the counts since the last call of ``metrics``."""
         self._counts.zero_()
 
     def choose(self, place: int, scores: Tensor, own: Tensor) -> Tensor:
-        """Return the experts of one layer's tokens, [tokens, k] int64 from 0: those to replay, and the
+        """Return the experts of one layer's tokens, [tokens, k] int64 from 0: the routes to replay, and the
         router's ``own`` choice for tokens without a route."""
         routes = self._routes if self._is_forward else self._kept[place].popleft()
         if routes is None:
@@ -140,7 +142,7 @@ class RouteReplay:
 
 
 class _LayerReplay(RouterReplay):
-    """Stands in one router's place for Megatron-core's replay."""
+    """Takes the place of Megatron-core's replay in one router."""
 
     def __init__(self, replay: RouteReplay, place: int) -> None:
         # Megatron-core's own constructor would add this to a list of all models in the process.

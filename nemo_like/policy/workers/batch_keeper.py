@@ -1,4 +1,4 @@
-"""A worker's samples of the partition under way, and the columns that it is still writing.
+"""A worker's samples of the present partition, and the columns that it is still writing.
 
     batch ◀── share with the replica ◀── fetch, by the leader or by every rank     columns not yet here
     write ──▶ storage, in the background ──▶ a failure is raised at the next ``batch``
@@ -29,17 +29,18 @@ from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.options import ReplicaFetch
 from nemo_like.policy.workers.replica import Replica
 
-# What a batch without samples begins with.
+# The columns of a batch without samples.
 _NO_TOKENS = {INPUT_IDS.name: np.zeros(0, np.int32), RESPONSE_MASK.name: np.zeros(0, np.uint8)}
 
 
 class BatchKeeper:
-    """Keeps one worker's samples from stage to stage, so that only columns that are missing are fetched."""
+    """Keeps one worker's samples from stage to stage, so that it fetches only the columns that are
+    missing."""
 
     def __init__(
         self, plane: DataPlane | None, replica: Replica, fetching: ReplicaFetch, device: torch.device
     ) -> None:
-        """Start without samples. ``plane`` is None for a worker that gets everything from its leader."""
+        """Start without samples. ``plane`` is None for a worker that gets all columns from its leader."""
         self._plane, self._replica, self._device = plane, replica, device
         self._shares = fetching is ReplicaFetch.leader
         self._samples: tuple[object, ...] = ()  # which samples self._batch has
@@ -50,11 +51,12 @@ class BatchKeeper:
     def batch(self, meta: KVBatchMeta, columns: Sequence[Column]) -> PolicyBatch:
         """Return the samples of ``meta`` with at least ``columns``, and with the tags that ``meta`` has now.
 
-        Only columns that this worker does not have are fetched. Waits for the write under way. When any
-        worker of the world failed to fetch or to write, every worker raises DataPlaneError: none has
-        computed yet, and none is left waiting for another in a collective.
+        Only columns that this worker does not have are fetched. Waits for the present write. When any worker
+        of the world failed to fetch or to write, every worker raises DataPlaneError: none has computed yet,
+        and none is left waiting for another in a collective.
 
-        A meta without samples, which is that of updates whose samples were accumulated, gives an empty batch.
+        A meta without samples gives an empty batch; it comes when all samples of the updates were
+        accumulated.
         """
         samples = (*(chunk.key for chunk in meta.chunks), *meta.rows)
         if self._samples != samples:
@@ -73,16 +75,16 @@ class BatchKeeper:
         return batch
 
     def write(self, meta: KVBatchMeta, columns: Mapping[Column, Tensor]) -> None:
-        """Write ``columns`` in the background; the next ``batch`` raises what went wrong.
+        """Write ``columns`` in the background; the next ``batch`` raises the error of a failed write.
 
-        The tensors must not change any more.
+        The caller must not change the tensors any more.
         """
         assert self._plane is not None
         arrays = {column.name: _read_only(values) for column, values in columns.items()}
         self._writing = self._writer.submit(self._write, self._plane, meta, arrays)
 
     def finish(self, partition: str) -> Sequence[Operation]:
-        """Wait for the write under way, forget the partition's samples, and return what this worker did in
+        """Wait for the present write, forget the partition's samples, and return this worker's operations in
         the data plane since the last call. Raises DataPlaneError when this worker's write failed."""
         self._written()
         self._samples, self._batch = (), None
@@ -92,8 +94,8 @@ class BatchKeeper:
         return self._plane.take_operations()
 
     def abandon(self) -> None:
-        """Abandon the step: forget its samples, wait until its write has ended, well or not, and leave out
-        what it did in the data plane."""
+        """Abandon the step: forget its samples, wait until its write has ended or failed, and drop the record
+        of its operations."""
         self._samples, self._batch = (), None
         with suppress(DataPlaneError):
             self._written()
@@ -101,7 +103,7 @@ class BatchKeeper:
             self._plane.take_operations()
 
     def reconnect(self, spec: DataPlaneSpec) -> None:
-        """Close the connection to the data plane and fetch from, and write to, that of ``spec`` instead."""
+        """Close the connection to the data plane and connect to the data plane of ``spec`` instead."""
         if self._plane is not None:
             self._plane = reconnect(self._plane, spec)
 
@@ -122,7 +124,7 @@ class BatchKeeper:
         return fetched or {}
 
     def _written(self) -> None:
-        """Wait until the write under way has ended; raise what went wrong."""
+        """Wait until the present write has ended; raise its error."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()

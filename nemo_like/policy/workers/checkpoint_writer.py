@@ -1,4 +1,4 @@
-"""Writing a checkpoint of the workers' state, at once or while the workers train on.
+"""Writes a checkpoint of the workers' state, at once or in the background.
 
     rank:  state ─▶ copy in host memory ─▶ thread: plan with the other ranks, write files, hash them
            trains on                        (a process group of its own)
@@ -45,19 +45,19 @@ class CheckpointWriter:
         self._digests: Future[dict[str, str]] = Future()
 
     def copied(self, value: Tensor) -> Tensor:
-        """Return what ``write`` may read of a tensor: in the background a copy on the host, since the next
-        step changes the tensor; else the tensor itself."""
+        """Return a tensor that ``write`` can read: in the background a copy on the host, since the next step
+        changes the original; else the tensor itself."""
         return value.detach().to("cpu", copy=True) if self._is_in_background else value
 
     def staged(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return what ``write`` may read of a whole state, as ``copied`` does; it may hold DTensors."""
+        """Return a whole state that ``write`` can read, copied as by ``copied``; it may hold DTensors."""
         return DefaultStager(_PLAIN_COPY).stage(state) if self._is_in_background else state
 
     def write(self, state: dict[str, Any], path: Path, planner: SavePlanner | None = None) -> None:
-        """Write ``state``, made of what ``copied`` or ``staged`` returned: now, or in the background once
+        """Write ``state``, made of results of ``copied`` or ``staged``: now, or in the background once
         ``complete`` is called.
 
-        Raises RuntimeError when writing now goes wrong; ``wait`` raises what goes wrong in the background.
+        Raises RuntimeError when writing now fails; ``wait`` raises a failure in the background.
         """
 
         def save() -> None:
@@ -87,7 +87,7 @@ class CheckpointWriter:
                     try:
                         self._save()
                     finally:
-                        # It holds the copy of the state and this writer, which would hold it in a circle.
+                        # The closure holds the copied state and this writer, which holds the closure.
                         self._save = lambda: None
                     ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
                     self._digests.set_result(share_digests(path, *ranks))
@@ -101,13 +101,13 @@ class CheckpointWriter:
             run()
 
     def is_done(self) -> bool:
-        """Return whether this rank's part is on disk and hashed; raise what went wrong."""
+        """Return whether this rank's part is on disk and hashed; raise the error of a failed write."""
         return self._digests.done() and self._digests.result() is not None
 
     def wait(self, timeout_s: float) -> dict[str, str]:
         """Wait until this rank's part is on disk; return the SHA-256 of its share of the files, by name.
 
-        Raises what went wrong, and TimeoutError after ``timeout_s``.
+        Raises the error of a failed write, and TimeoutError after ``timeout_s``.
         """
         return self._digests.result(timeout_s)
 
@@ -115,7 +115,7 @@ class CheckpointWriter:
 @contextmanager
 def told_in_short() -> Iterator[None]:
     """Turn any error of the block into a RuntimeError of one line, which names each rank that failed where
-    the error tells."""
+    the error lists ranks."""
     try:
         yield
     except CheckpointException as error:

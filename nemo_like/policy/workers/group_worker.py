@@ -46,7 +46,7 @@ class GroupWorker(ABC):
         objective: Objective,
         place: WorkerPlace,
     ) -> None:
-        """Keep the settings, ``cfg`` of which is the group's; ``setup`` loads the model and connects."""
+        """Keep the settings; ``cfg`` is the group's config group. ``setup`` loads the model and connects."""
         self.cfg, self.coordinates = cfg, place.coordinates
         self.version = 0
         self._objective = objective
@@ -70,13 +70,13 @@ class GroupWorker(ABC):
     def settle(self) -> int | None:
         """Abandon the step and return the version of these weights.
 
-        Calls of a worker run one after the other, so this one waits until those before it have ended.
+        A worker's calls run one after the other, so its earlier calls have ended by now.
         """
         self._batches.abandon()
         return self.version
 
     def reconnect_data_plane(self, spec: DataPlaneSpec) -> None:
-        """Close the connection to the data plane and use that of ``spec`` from now on."""
+        """Close the connection to the data plane and connect to the data plane of ``spec`` instead."""
         self._batches.reconnect(spec)
 
     def stop(self) -> None:

@@ -1,4 +1,5 @@
-"""A worker's random generators in checkpoints: a resumed run draws the dropout that was next."""
+"""Saves a worker's random generators in checkpoints, so that a resumed run draws the dropout that was due
+next."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from torch import Tensor
 
 
 def save_random_state(path: Path, device: torch.device, own: Mapping[str, Tensor]) -> None:
-    """Write the states of torch's generators, of the CPU and of ``device``, and ``own``, those of generators
-    that the backend keeps for itself."""
+    """Write the states of torch's generators on the CPU and on ``device``, and ``own``, the states of the
+    backend's own generators."""
     state: dict[str, Any] = {"device": device.type, "cpu": torch.get_rng_state(), "own": dict(own)}
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device)
@@ -20,10 +21,10 @@ def save_random_state(path: Path, device: torch.device, own: Mapping[str, Tensor
 
 
 def load_random_state(path: Path, device: torch.device) -> dict[str, Tensor]:
-    """Put torch's generators into the states that were written; return those of the backend's own.
+    """Restore torch's generators from a file, and return the saved states of the backend's own generators.
 
-    States of generators on another kind of device are left out: they cannot be continued here. Older files
-    hold the CPU's state alone.
+    States of generators on another kind of device are left out, since they cannot be continued here. Older
+    files hold the CPU's state alone.
     """
     state = torch.load(path, map_location="cpu")
     if isinstance(state, Tensor):

@@ -1,5 +1,4 @@
-"""Sharing between policy workers: within a replica the leader's columns, between all workers whether every
-fetch succeeded."""
+"""Shares the leader's columns within a replica, and failures to fetch between all workers."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from nemo_like.data_plane.storage_errors import DataPlaneError, DeadlineExceeded
 
 
 class Replica:
-    """The workers that hold one copy of the model between them, as one of these workers sees them.
+    """The workers that together hold one copy of the model, as one of these workers sees them.
 
     Every worker of the world must construct its own at the same point, since that makes process groups.
     """
@@ -33,7 +32,7 @@ class Replica:
         everyone = [layout.coordinates(rank) for rank in range(layout.world_size)]
         for dp in range(layout.dp):
             members = [place for place in everyone if place.dp == dp]
-            # gloo, since what is shared comes from host memory and goes there.
+            # gloo, since columns are shared from host memory to host memory.
             group = dist.new_group(
                 [place.rank for place in members], backend="gloo", timeout=timedelta(seconds=timeout_s)
             )
@@ -45,8 +44,8 @@ class Replica:
     def agree(self, failure: DataPlaneError | None) -> None:
         """Raise on every worker when any worker has a failure; every worker of the world calls this.
 
-        A worker that has a ``failure`` raises it. The others raise DeadlineExceeded when any failure was a
-        missed deadline, else StorageFailed when any was one, else DataPlaneError.
+        A worker that has a ``failure`` raises it. The others raise DeadlineExceeded when any worker missed a
+        deadline, else StorageFailed when any worker's storage failed, else DataPlaneError.
         """
         severity = torch.tensor(_severity(failure))
         if self._coordinates.layout.world_size > 1:
@@ -62,8 +61,8 @@ class Replica:
     ) -> dict[str, ColumnData]:
         """Return the leader's ``columns`` of the samples of ``meta`` on every worker of the replica.
 
-        Only the leader gives ``fetched``. All columns travel in one broadcast. Where the metadata does not
-        tell their sizes (ragged columns and objects), another broadcast with the sizes goes before it.
+        Only the leader passes ``fetched``. All columns travel in one broadcast. Where the metadata does not
+        give their sizes (ragged columns and objects), a broadcast of the sizes goes before it.
         """
         if self._size == 1:
             assert fetched is not None

@@ -36,7 +36,7 @@ from nemo_like.policy.workers.group_worker import GroupWorker, Stopwatch, schedu
 
 
 class TeacherWorker(GroupWorker):
-    """One worker of a teacher; its arguments are as those of the other workers."""
+    """One worker of a teacher."""
 
     def __init__(
         self,
@@ -49,10 +49,10 @@ class TeacherWorker(GroupWorker):
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects.
 
-        ``loss`` is the student's, which says what is scored, ``temperature`` the sampling temperature, and
-        ``vocab_size`` how many tokens the student's model has: where the teacher's has more, which no text
-        becomes, it gives them a probability of 0. Raises ColumnError when the loss reads nothing of a
-        teacher.
+        ``loss`` is the student's loss, which decides what is scored; ``temperature`` is the sampling
+        temperature. ``vocab_size`` is the number of tokens of the student's model; the teacher gives further
+        tokens of its own, which no text contains, a probability of 0. Raises ColumnError when the loss reads
+        no column of a teacher.
         """
         self._teacher = cfg
         self._columns = teacher_columns(own_reads(loss))
@@ -74,10 +74,10 @@ class TeacherWorker(GroupWorker):
 
     @breaking_down()
     def compute_teacher_logprobs(self, meta: KVBatchMeta, model: str) -> WorkerScores | None:
-        """Score the shard's samples by ``model``, and write the columns that the loss reads of those that it
+        """Score the shard's samples by ``model``, and write the loss's columns of the samples that ``model``
         teaches; return when they are stored.
 
-        The leader returns what it did in the data plane; the other ranks return None.
+        The leader returns its operations in the data plane; the other ranks return None.
         """
         batch = self._batches.batch(meta, (INPUT_IDS, RESPONSE_MASK))
         with span("compute"), Stopwatch() as compute, self._backend.weights_of(model):
@@ -97,7 +97,8 @@ class TeacherWorker(GroupWorker):
         return WorkerScores({}, {}, compute.seconds, operations)
 
     def _write_own(self, meta: KVBatchMeta, model: str, columns: Mapping[Column, Tensor]) -> None:
-        """Write the columns of the samples that ``model`` teaches; the others only filled up the shard."""
+        """Write the columns of the samples that ``model`` teaches; the other samples only filled up the
+        shard."""
         models = models_of_samples(self._teacher, meta)
         own = [row for row, teaches in enumerate(models) if teaches == model]
         if len(own) == len(meta):
@@ -108,6 +109,6 @@ class TeacherWorker(GroupWorker):
 
 
 def _of_rows(values: Tensor, lengths: Sequence[int], rows: Sequence[int]) -> Tensor:
-    """Return the packed ``values`` of these rows; ``lengths`` are those of all rows."""
+    """Return the packed ``values`` of ``rows``; ``lengths`` has the lengths of all rows."""
     by_row = values.split(list(lengths))
     return torch.cat([by_row[row] for row in rows])

@@ -45,9 +45,9 @@ class TrainingWorker(GroupWorker):
         """Make the schedule's optimizer updates, and count the version up by one. The leader returns the
         result, the other ranks None.
 
-        An update without micro-batches, which the first may be, takes the gradients that were accumulated.
-        Raises DataPlaneError before any weight is changed, when samples cannot be fetched or when the
-        background write of the phase before failed, on this worker or on another.
+        The first update may have no micro-batches; it then uses the gradients that were accumulated. Raises
+        DataPlaneError before any weight is changed, when samples cannot be fetched or when the background
+        write of the previous phase failed, on this worker or on another.
         """
         batch = self._batches.batch(meta, self.training_reads())
         if self._watch is not None:
@@ -65,16 +65,19 @@ class TrainingWorker(GroupWorker):
 
     @breaking_down()
     def skip(self, partition: str) -> Sequence[Operation]:
-        """End a step without training: wait for the write under way and forget the step's samples. The leader
-        returns what it did in the data plane. Raises DataPlaneError when this worker's write failed."""
+        """End a step without training: wait for the present write and forget the step's samples.
+
+        The leader returns its operations in the data plane. Raises DataPlaneError when this worker's write
+        failed.
+        """
         operations = self._batches.finish(partition)
         return operations if self.coordinates.is_leader else ()
 
     def settle(self) -> int | None:
-        """Abandon the step, with what was accumulated, and return the version of these weights, None when an
-        update broke off.
+        """Abandon the step and the accumulated gradients; return the version of these weights, or None when
+        an update broke off.
 
-        Calls of a worker run one after the other, so this one waits until those before it have ended.
+        A worker's calls run one after the other, so its earlier calls have ended by now.
         """
         version = super().settle()
         self._backend.drop_accumulated()
@@ -83,7 +86,8 @@ class TrainingWorker(GroupWorker):
         return None if self._is_updating else version
 
     def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
-        """Write what training continues from into the empty directory ``path``; every rank calls it.
+        """Write the state from which training can continue into the empty directory ``path``; every rank
+        calls it.
 
         No rank may still be writing the previous checkpoint. With background writing this returns once the
         state is copied, and the files are written afterwards.
@@ -95,16 +99,17 @@ class TrainingWorker(GroupWorker):
         self._checkpoint.complete(Path(path))
 
     def has_written_checkpoint(self) -> bool:
-        """Return whether this rank's part of the latest checkpoint is on disk; raise what went wrong."""
+        """Return whether this rank's part of the latest checkpoint is on disk; raise the error of a failed
+        write."""
         return self._checkpoint is None or self._checkpoint.is_done()
 
     def wait_for_checkpoint(self) -> dict[str, str]:
         """Wait until this rank's part of the latest checkpoint is on disk; return the SHA-256 of its share of
-        the files, by name. Raises what went wrong."""
+        the files, by name. Raises the error of a failed write."""
         return {} if self._checkpoint is None else self._checkpoint.wait(self._place.timeout_s)
 
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
-        """Hash this rank's share of a checkpoint's files; return the names of those that differ from
+        """Hash this rank's share of a checkpoint's files; return the names of files that differ from
         ``digests``."""
         share = share_of_rank(digests, self.coordinates.rank, self.coordinates.layout.world_size)
         return differing_files(Path(path), {name: digests[name] for name in share})
@@ -122,8 +127,8 @@ class TrainingWorker(GroupWorker):
             self._backend.set_random_states(load_random_state(random_state, self._backend.device))
 
     def _join(self) -> None:
-        """Join the process groups of the world, one for checkpoints among them, and build this worker's part
-        of the model."""
+        """Join the process groups of the world and one for checkpoints, and build this worker's part of the
+        model."""
         super()._join()
         self._checkpoint_group = dist.new_group(
             backend="gloo", timeout=datetime.timedelta(seconds=self._place.timeout_s)
@@ -132,7 +137,7 @@ class TrainingWorker(GroupWorker):
 
 @contextmanager
 def naming_samples(meta: KVBatchMeta) -> Iterator[None]:
-    """Add the step to what a loss raises, and the sample where one is to blame."""
+    """Add the step to the message of a LossFailed, and the sample if one is to blame."""
     try:
         yield
     except LossFailed as error:
@@ -144,6 +149,6 @@ def naming_samples(meta: KVBatchMeta) -> Iterator[None]:
 
 
 def _random_state_path(path: str, coordinates: Coordinates) -> Path:
-    """Return the file of a rank's random state. Its name holds the world's size, since a world of another
-    size cannot continue it."""
+    """Return the file of a rank's random state. Its name holds the number of ranks, since another number of
+    ranks cannot continue it."""
     return Path(path) / f"random_state_{coordinates.rank}_of_{coordinates.layout.world_size}.pt"

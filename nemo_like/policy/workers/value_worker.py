@@ -51,8 +51,8 @@ class ValueWorker(TrainingWorker):
         loss: LossConfig,
         place: WorkerPlace,
     ) -> None:
-        """Keep the settings; ``setup`` loads the model and connects. ``loss`` is the policy's, which says
-        whether rewards have a KL term."""
+        """Keep the settings; ``setup`` loads the model and connects. ``loss`` is the policy's loss, which
+        decides whether rewards have a KL term."""
         super().__init__(
             cfg=cfg,
             objective=ValueObjective(cfg),
@@ -102,8 +102,11 @@ class ValueWorker(TrainingWorker):
         return {VALUES: values, RETURNS: estimates.returns, TOKEN_ADVANTAGES: estimates.advantages}
 
     def _rewards(self, batch: PolicyBatch) -> Tensor:
-        """Return each token's reward, packed [sum of lengths] float64 on the host: the sample's at its last
-        response token, and where the reward has a KL term its part at every token."""
+        """Return each token's reward, packed [sum of lengths] float64 on the host.
+
+        The last response token gets the sample's reward. Where the reward has a KL term, every response token
+        also gets its own part of the term.
+        """
         mask = batch.columns[RESPONSE_MASK.name]
         rewards = torch.zeros(batch.num_tokens, dtype=torch.float64)
         if self._of_kl:
@@ -128,7 +131,7 @@ def _sums(batch: PolicyBatch, columns: dict[Column, Tensor]) -> dict[str, list[f
 
 
 def _fit(batch: PolicyBatch, columns: dict[Column, Tensor]) -> dict[str, Metric]:
-    """Return means over the response tokens of samples that train, by which the driver computes how much of
+    """Return means over the response tokens of samples that train; the driver computes from them how much of
     the variance of the returns the values explain."""
     trains = torch.repeat_interleave(batch.sample_values[SAMPLE_MASK.name].cpu() > 0, batch.lengths)
     chosen = trains & batch.columns[RESPONSE_MASK.name].bool()

@@ -65,8 +65,7 @@ _NO_MORE = FurtherColumns()
 
 
 class PolicyWorker(TrainingWorker):
-    """One policy worker. ``weight_sender`` is an object, or a description from which ``setup`` makes one in
-    this process."""
+    """One policy worker. ``weight_sender`` is a sender, or a description from which ``setup`` makes one."""
 
     def __init__(
         self,
@@ -82,9 +81,9 @@ class PolicyWorker(TrainingWorker):
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects.
 
-        ``temperature`` is the sampling temperature; the replicas ``weight_replicas`` send the weights to
-        engines; ``tripwires`` says what is measured besides. Raises ValueError when the user's own loss
-        cannot be found.
+        ``temperature`` is the sampling temperature. The replicas ``weight_replicas`` send the weights to
+        engines. ``tripwires`` decides what is also measured for the tripwires. Raises ValueError when the
+        user's own loss cannot be found.
         """
         super().__init__(
             cfg=cfg,
@@ -127,13 +126,14 @@ class PolicyWorker(TrainingWorker):
 
     @breaking_down()
     def compute_logprobs(self, meta: KVBatchMeta, columns: Sequence[Column]) -> WorkerScores | None:
-        """Compute log-probs of the shard's samples and start to write them, all columns in one write.
+        """Compute ``columns`` of the shard's samples and start to write them, in the background and in one
+        write.
 
-        prev_logprobs are those under the current weights, reference_logprobs those under the weights that the
-        run started from. entropies, which are asked for with prev_logprobs alone, are under the current
-        weights too. All are written in the background. The leader returns, with prev_logprobs, tag
-        mult_prob_error and the mismatch metrics, and with reference_logprobs the sums of the KL as tags where
-        the reward has one; the other ranks return None.
+        prev_logprobs are log-probs under the current weights, reference_logprobs under the weights that the
+        run started from. entropies, which only come with prev_logprobs, are under the current weights too.
+        The leader returns, with prev_logprobs, tag mult_prob_error and the mismatch metrics, and with
+        reference_logprobs the sums of the KL as tags where the reward has a KL term; the other ranks return
+        None.
         """
         batch = self._batches.batch(meta, scoring_reads(columns, self.loss, self._model_reads))
         with span("compute"), Stopwatch() as compute:
@@ -158,8 +158,8 @@ class PolicyWorker(TrainingWorker):
     def _scored(
         self, batch: PolicyBatch, schedule: Schedule, columns: Sequence[Column]
     ) -> dict[Column, Tensor]:
-        """Return the values of ``columns``; log-probs and entropies under the current weights are of one
-        pass."""
+        """Return the values of ``columns``; one pass gives log-probs and entropies under the current
+        weights."""
         found: dict[Column, Tensor] = {}
         if ENTROPIES in columns:
             scores = self._backend.scores_with_entropy(batch, schedule)
@@ -173,9 +173,9 @@ class PolicyWorker(TrainingWorker):
 
     @breaking_down()
     def accumulate(self, meta: KVBatchMeta) -> float | None:
-        """Add the gradient of the loss of the shard's samples, not normalised, to what this worker holds for
-        the first update of the next ``train``. The leader returns the seconds that it took inside the model,
-        the other ranks None.
+        """Add the gradient of the loss of the shard's samples, not normalised, to the gradients that this
+        worker holds for the first update of the next ``train``. The leader returns the seconds spent in the
+        model, the other ranks None.
 
         Raises DataPlaneError, before anything was added, as ``train`` does.
         """
@@ -188,7 +188,8 @@ class PolicyWorker(TrainingWorker):
 
     @breaking_down()
     def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Return the log-probs of all tokens but the first, at temperature 1, nats; every rank calls it."""
+        """Score the tokens at temperature 1; return the log-probs of all but the first, nats. Every rank
+        calls it."""
         length = len(token_ids)
         meta = KVBatchMeta(
             "canary",

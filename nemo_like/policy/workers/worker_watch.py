@@ -1,6 +1,6 @@
-"""Measures for the tripwires what one policy worker does: with which weights, columns, losses and updates.
+"""Measures for the tripwires which weights, columns, losses and updates one policy worker works with.
 
-Weights are compared by a sample of their elements, which is small whatever the model's size.
+Weights are compared by a fixed number of elements of each tensor, which is small for a model of any size.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.options import Tripwires
 from nemo_like.tripwires.sample_checks import SampleTags, num_wrong_samples
 
-# Of each tensor of weights so many elements are compared, evenly spread.
+# At most this many evenly spread elements of each weight tensor are compared.
 _SAMPLED_ELEMENTS = 4096
-# Weights count as others than the reference's when this share of the sampled ones differ.
+# Policy and reference count as having different weights when this share of the compared elements differs.
 _DIFFERING_SHARE = 0.01
-# What every rank measures, in the order in which ranks exchange it.
+# The numbers that every rank measures, in the order in which ranks exchange them.
 _EXCHANGED = (
     Measured.num_wrong_samples,
     Measured.has_policy_as_reference,
@@ -66,10 +66,10 @@ class WorkerWatch:
         reference: Callable[[], Sequence[Tensor]],
         tripwires: Tripwires,
     ) -> None:
-        """Take note of the reference's weights at the start of the process, before a checkpoint is loaded.
+        """Record the reference's weights at the start of the process, before a checkpoint is loaded.
 
-        ``tripwires`` says in which training phases losses are compared with their formulas. ``reference()``
-        returns this rank's part of them, nothing where no reference is kept.
+        ``reference()`` returns this rank's part of these weights, nothing where no reference is kept.
+        ``tripwires`` decides in which training phases losses are compared with their formulas.
         """
         self._cfg, self._loss, self._coordinates = cfg, loss, coordinates
         self._reference, self._reference_at_start = reference, weight_sample(reference())
@@ -81,17 +81,17 @@ class WorkerWatch:
         self._losses: UpdateWatch | None = None  # of the training phase that has begun
 
     def forget_weights(self) -> None:
-        """Forget what training left, since other weights were loaded."""
+        """Forget the weights that training left, since other weights were loaded."""
         self._weights = None
 
     def abandon(self) -> None:
-        """Forget what was seen of a step that is abandoned."""
+        """Forget the measurements of a step that is abandoned."""
         self._found = {}
         if self._losses is not None:
             self._losses, self._num_phases = None, self._num_phases - 1
 
     def scored(self, logprobs: Mapping[Column, Tensor], batch: PolicyBatch) -> None:
-        """Look at a log-prob phase: a reference with other weights must give other log-probs.
+        """Check in a log-prob phase that a reference with other weights gives other log-probs.
 
         The policy's weights are known after the first training phase of this process.
         """
@@ -105,10 +105,10 @@ class WorkerWatch:
         self._note(Measured.has_policy_as_reference, has_other_weights and is_equal)
 
     def training(self, meta: KVBatchMeta, batch: PolicyBatch) -> None:
-        """Look at what will train.
+        """Measure the samples that will train, and whether the reference's weights have changed.
 
-        A training phase begins with the first call and lasts until ``trained``: the parts of a batch that are
-        accumulated one after the other, and what trains then, belong to the same phase.
+        A training phase begins with the first call and lasts until ``trained``. Batches that are accumulated
+        one after the other, and the batch that then trains, belong to one phase.
         """
         self._note(Measured.num_wrong_samples, _num_wrong(meta, batch))
         moved = not torch.equal(weight_sample(self._reference()), self._reference_at_start)
@@ -120,12 +120,13 @@ class WorkerWatch:
 
     @property
     def losses(self) -> UpdateWatch:
-        """What watches the losses of the training phase that has begun."""
+        """The watch on the losses of the training phase that has begun."""
         assert self._losses is not None, "`training` comes first"
         return self._losses
 
     def trained(self) -> dict[str, Metric]:
-        """Return what all ranks measured since the phase before, and the replica's count of tokens."""
+        """End the training phase: return the numbers that all ranks measured in it, and the replica's count
+        of tokens."""
         losses = self.losses
         found = self._found | losses.measured()
         self._found, self._losses = {}, None
@@ -142,7 +143,7 @@ class WorkerWatch:
         return measured
 
     def begin(self, now: Internals) -> None:
-        """Look at what the backend holds before the first update of a phase."""
+        """Measure the backend's weights and optimizer before the first update of a phase."""
         before = weight_sample(now.weights)
         if self._weights is not None:
             self._found[Measured.weights_moved_elsewhere] = float(not torch.equal(before, self._weights))
@@ -150,7 +151,7 @@ class WorkerWatch:
         self._moments_norm = _norm(now.first_moments)
 
     def end(self, now: Internals) -> None:
-        """Look at what the backend holds after the last update of a phase."""
+        """Measure the backend's weights and optimizer after the last update of a phase."""
         after, before = weight_sample(now.weights), self._weights
         assert before is not None, "`begin` comes first"
         self._weights = after
@@ -169,13 +170,13 @@ class WorkerWatch:
         }
 
     def _note(self, name: Measured, value: float) -> None:
-        """Keep the greatest value that the parts of a step gave."""
+        """Keep the greatest ``value`` that was measured under ``name`` in this step."""
         self._found[name] = max(self._found.get(name, 0.0), float(value))
 
 
 @torch.no_grad()
 def weight_sample(tensors: Sequence[Tensor]) -> Tensor:
-    """Return up to 4096 evenly spread elements of every tensor, one after the other, float32 on the host."""
+    """Return up to 4096 evenly spread elements of every tensor, concatenated, float32 on the host."""
     parts = [_spread(tensor) for tensor in tensors]
     return torch.cat(parts).float().cpu() if parts else torch.empty(0)
 
