@@ -88,7 +88,7 @@ def convert(cfg: Config, checkpoint: Checkpoint, output: Path) -> None:
     # Only now: loading torch takes seconds, and the checks above must be quick.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     warnings.simplefilter("ignore")  # they are libraries' warnings about other libraries
-    from nemo_like.policy.backends.conversion import export_checkpoint
+    from nemo_like.policy.backends.checkpoint_conversion import export_checkpoint
 
     with whole_directory(output, "the converted model", num_bytes) as aside:
         export_checkpoint(cfg.policy, cfg.loss_fn, checkpoint.path_of(POLICY_GROUP), aside)

@@ -156,7 +156,7 @@ class WeightSync(Protocol):
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
         """Return once every engine serves exactly this policy version."""
 
-    def generation_is_over(self) -> None:
+    def end_generation(self) -> None:
         """Let engines release the GPUs that they share with the trainer; the next version wakes them."""
 
 

@@ -31,7 +31,7 @@ from nemo_like.plan.derived import shares_gpus, weight_transport
 from nemo_like.plan.engine_of_run import engine_of_run
 from nemo_like.plan.places import Place, weight_replicas
 from nemo_like.plan.roles import Role, actor_name, environment_role, roles, worker_groups
-from nemo_like.policy.backends.interface import FurtherColumns, WeightSenderSpec, WorkerPlace
+from nemo_like.policy.backends.interface import FurtherColumns, WeightSenderSpec, WorkerConnections
 from nemo_like.policy.batch.policy_columns import dumped_columns
 from nemo_like.policy.groups.layout import is_one_engine
 from nemo_like.policy.groups.parallelism import parallel_layout
@@ -223,7 +223,9 @@ class Starter:
                 _torch_environment(cfg),
                 cfg=group,
                 loss=cfg.loss_fn,
-                place=WorkerPlace(layout.coordinates(rank), data_plane, meeting_place, self._patience_s()),
+                connections=WorkerConnections(
+                    layout.coordinates(rank), data_plane, meeting_place, self._patience_s()
+                ),
                 **own,
             )
             for rank in range(self._needs[role].count)

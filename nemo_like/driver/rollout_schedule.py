@@ -130,7 +130,7 @@ class RolloutSchedule:
                 weight_sync,
                 collection,
                 timer,
-                self._weight_sync.generation_is_over,
+                self._weight_sync.end_generation,
             )
         finally:
             self._partitions.close(begun.partition)

@@ -39,7 +39,7 @@ from nemo_like.observability.metrics import Metric
 from nemo_like.observability.reward_components import reward_components
 from nemo_like.rollout.prompts import PromptBatch
 from nemo_like.tripwires.agreement import agreement_alarms, routing_alarms
-from nemo_like.tripwires.alarm import Alarm, told
+from nemo_like.tripwires.alarm import Alarm, alarm_message
 from nemo_like.tripwires.batch_checks import (
     advantage_alarms,
     count_alarms,
@@ -62,7 +62,7 @@ from nemo_like.tripwires.learning_signal import (
 )
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.options import Tripwires
-from nemo_like.tripwires.reference_advantages import Rewarded, reference_advantages
+from nemo_like.tripwires.reference_advantages import RewardedSamples, reference_advantages
 from nemo_like.tripwires.rollout_checks import judged_alarms, rollout_alarms
 from nemo_like.tripwires.update_checks import (
     entropy_alarms,
@@ -139,18 +139,18 @@ class StepTripwires:
     def tell(self, step: int, alarms: Sequence[Alarm]) -> None:
         """Warn of a step's alarms, or, if one of them ends the run, raise RunFailed with all of them."""
         if any(alarm.ends_run for alarm in alarms):
-            raise RunFailed(f"{told(alarms, step)}\nThe step is in no checkpoint. {_REMEDY}")
+            raise RunFailed(f"{alarm_message(alarms, step)}\nThe step is in no checkpoint. {_REMEDY}")
         new = [alarm for alarm in alarms if alarm.tripwire not in self._warned]
         self._warned |= {alarm.tripwire for alarm in new}
         if new:
-            self._warn(told(new, step))
+            self._warn(alarm_message(new, step))
 
     def look_at_resume(self, step: int, restored: Mapping[str, object], saved: Mapping[str, object]) -> None:
         """Note that the run continues after the checkpoint of ``step``. Raises RunFailed unless the prompt
         order stands where that left it."""
         self._learning_signal.resume()
         if not self._is_off and (alarms := [*resume_alarms(dict(restored), dict(saved))]):
-            raise RunFailed(f"resumed {told(alarms, step)}\n{_REMEDY}")
+            raise RunFailed(f"resumed {alarm_message(alarms, step)}\n{_REMEDY}")
 
     def _collected_alarms(self, rollout: Collected) -> Iterator[Alarm]:
         batch, failed = rollout.batch, rollout.metrics.get("num_failed_rewards")
@@ -173,7 +173,7 @@ class StepTripwires:
         grpo, loss = self._cfg.grpo, self._cfg.loss_fn
         has_kl = loss.use_kl_in_reward
         return reference_advantages(
-            Rewarded(
+            RewardedSamples(
                 rewards=batch.tag(SHAPED_REWARD),
                 groups=prompt_index,
                 trains=[bool(kept) for kept in batch.tag(SAMPLE_MASK)],

@@ -272,7 +272,7 @@ class SyncGRPODriver:
             self.weight_sync.ensure_version(self.policy_version)
             with self.partitions.partition(f"validation-{step}") as partition:
                 rollout = self.rollout.run(prompts, partition)
-            self.weight_sync.generation_is_over()
+            self.weight_sync.end_generation()
         self.partitions.take_operations()  # not reported: data_plane/ metrics are of training steps alone
         self.sample_answers = self.rollout.sample_answers()
         return validation_report(rollout, self.validation_sets, grpo, timer.metrics("timing/validation/"))

@@ -17,8 +17,12 @@ from nemo_like.cluster.options import Placement
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
 from nemo_like.plan.machine_rules import Machine
-from nemo_like.policy.groups.beside_policy import beside_policy, model_beside_policy, vocabulary_problems
 from nemo_like.policy.groups.layout import is_one_engine
+from nemo_like.policy.groups.policy_reader_rules import (
+    reader_model_problems,
+    reader_problems,
+    vocabulary_problems,
+)
 from nemo_like.policy.groups.teacher_rules import (
     architecture_problems,
     teaching_engine_problems,
@@ -87,7 +91,7 @@ def _of_the_group(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
             rule=f"must divide the {num_samples} samples of a step",
             remedy="use a divisor, or another number of prompts",
         )
-    yield from beside_policy("teacher", "teacher", teacher, cfg.policy)
+    yield from reader_problems("teacher", "teacher", teacher, cfg.policy)
 
 
 def _tasks(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
@@ -123,7 +127,7 @@ def teacher_model_problems(
 ) -> Iterator[Problem]:
     """Yield every problem of the teacher's checkpoints beside the policy's. What is wrong with
     ``model_name`` alone, or with the policy's, is told elsewhere."""
-    yield from model_beside_policy("teacher", "teacher", teacher, cfg.policy)
+    yield from reader_model_problems("teacher", "teacher", teacher, cfg.policy)
     if is_one_engine(teacher):
         yield from teaching_model_problems(teacher, cfg.policy)
     for task, model in teacher.models.items():

@@ -16,7 +16,7 @@ class Alarm:
     ends_run: bool = True  # false: a warning, since the run may be right all the same
 
 
-def told(alarms: Sequence[Alarm], step: int) -> str:
+def alarm_message(alarms: Sequence[Alarm], step: int) -> str:
     """Return one message with all alarms of a step, one per line."""
     lines = [f"tripwire {one.tripwire!r}: {one.wrong}; look at {one.look_at}" for one in alarms]
     return f"at step {step}, " + "\n".join(lines)

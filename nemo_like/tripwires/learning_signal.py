@@ -99,7 +99,7 @@ class LearningSignal:
         self._latest: deque[StepSignal] = deque()
         self._num_constant_steps: int | None = 0  # None once rewards have varied within a step
         self._first_reward: float | None = None  # mean over the first steps that were judged together
-        self._is_resumed = self._is_told = False
+        self._is_resumed = self._has_warned = False
 
     def resume(self) -> None:
         """Note that the run began in an earlier process, which has given any warning about the run's first
@@ -117,8 +117,8 @@ class LearningSignal:
         while len(self._latest) > _NUM_STEPS and self._num_groups - self._latest[0].num_groups >= _NUM_GROUPS:
             self._latest.popleft()
         found = [*self._constant(step), *self._idle()]
-        if found and not self._is_told:
-            self._is_told = True
+        if found and not self._has_warned:
+            self._has_warned = True
             yield found[0]
 
     def _constant(self, step: StepSignal) -> Iterator[Alarm]:
@@ -143,7 +143,7 @@ class LearningSignal:
         if num_idle < _IDLE_SHARE * self._num_groups or mean > self._first_reward:
             return
         if is_first and self._is_resumed:
-            self._is_told = True
+            self._has_warned = True
             return
         yield Alarm(
             tripwire="constant_reward",

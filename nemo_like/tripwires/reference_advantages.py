@@ -23,7 +23,7 @@ _LEAST_VARIANCE = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rewarded:
+class RewardedSamples:
     """N samples: reward after shaping, number of the prompt, whether the sample trains, response tokens."""
 
     rewards: Sequence[float]
@@ -36,33 +36,33 @@ class Rewarded:
     kl_square_sums: Sequence[float] = ()  # per sample, the sum of K_t^2
 
 
-def reference_advantages(samples: Rewarded, cfg: GRPOConfig) -> list[float] | None:
+def reference_advantages(samples: RewardedSamples, cfg: GRPOConfig) -> list[float] | None:
     """Return the N advantages by the configured estimator's formula; None for a user's own estimator."""
     path = estimator_kind_of(cfg).reference
     return None if path is None else load_by_path(path)(samples, cfg)
 
 
-def relative(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
+def relative(samples: RewardedSamples, cfg: GRPOConfig) -> list[float]:
     """Return GRPO's advantages, with the baseline and the normalisation that the keys choose."""
     return _relative(samples.rewards, samples, cfg.normalize_rewards, cfg.use_leave_one_out_baseline)
 
 
-def leave_one_out(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
+def leave_one_out(samples: RewardedSamples, cfg: GRPOConfig) -> list[float]:
     """Return RLOO's advantages."""
     return _relative(samples.rewards, samples, normalized=False, leaves_one_out=True)
 
 
-def whitened(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
+def whitened(samples: RewardedSamples, cfg: GRPOConfig) -> list[float]:
     """Return REINFORCE++'s advantages."""
     return _whitened(samples.rewards, samples)
 
 
-def whitened_in_groups(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
+def whitened_in_groups(samples: RewardedSamples, cfg: GRPOConfig) -> list[float]:
     """Return the advantages of REINFORCE++ with the mean of the group as baseline."""
     return _whitened(_relative(samples.rewards, samples, normalized=False, leaves_one_out=False), samples)
 
 
-def weighted_components(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
+def weighted_components(samples: RewardedSamples, cfg: GRPOConfig) -> list[float]:
     """Return GDPO's advantages."""
     total = [0.0] * len(samples.rewards)
     for component, weight in cfg.adv_estimator.reward_weights.items():
@@ -73,28 +73,28 @@ def weighted_components(samples: Rewarded, cfg: GRPOConfig) -> list[float]:
         ]
         part = _relative(values, replace(samples, trains=judges), normalized=True, leaves_one_out=False)
         total = [so_far + weight * value for so_far, value in zip(total, part, strict=True)]
-    batch = Rewarded(
+    batch = RewardedSamples(
         rewards=total, groups=[0] * len(total), trains=samples.trains, num_tokens=samples.num_tokens
     )
     return _relative(total, batch, normalized=True, leaves_one_out=False)
 
 
 def _relative(
-    values: Sequence[float], samples: Rewarded, normalized: bool, leaves_one_out: bool
+    values: Sequence[float], samples: RewardedSamples, normalized: bool, leaves_one_out: bool
 ) -> list[float]:
     members: dict[int, list[int]] = {}
-    for place, (group, trains) in enumerate(zip(samples.groups, samples.trains, strict=True)):
+    for index, (group, trains) in enumerate(zip(samples.groups, samples.trains, strict=True)):
         if trains:
-            members.setdefault(group, []).append(place)
+            members.setdefault(group, []).append(index)
     advantages = [0.0] * len(values)
-    for places in members.values():
-        if len(places) < 2:
+    for indexes in members.values():
+        if len(indexes) < 2:
             continue
-        mean, divisor = _mean_and_divisor([values[place] for place in places])
-        for place in places:
+        mean, divisor = _mean_and_divisor([values[index] for index in indexes])
+        for index in indexes:
             if leaves_one_out:
-                mean, divisor = _mean_and_divisor([values[other] for other in places if other != place])
-            advantages[place] = (values[place] - mean) / (divisor if normalized else 1.0)
+                mean, divisor = _mean_and_divisor([values[other] for other in indexes if other != index])
+            advantages[index] = (values[index] - mean) / (divisor if normalized else 1.0)
     return advantages
 
 
@@ -107,11 +107,11 @@ def _mean_and_divisor(values: Sequence[float]) -> tuple[float, float]:
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)) + _EPSILON
 
 
-def _whitened(values: Sequence[float], samples: Rewarded) -> list[float]:
-    trains = [place for place, one in enumerate(samples.trains) if one]
-    num_tokens = math.fsum(samples.num_tokens[place] for place in trains)
+def _whitened(values: Sequence[float], samples: RewardedSamples) -> list[float]:
+    trains = [index for index, one in enumerate(samples.trains) if one]
+    num_tokens = math.fsum(samples.num_tokens[index] for index in trains)
     beta = samples.kl_coefficient
-    is_uniform = not beta and len({values[place] for place in trains}) == 1
+    is_uniform = not beta and len({values[index] for index in trains}) == 1
     if not num_tokens or is_uniform:
         return [0.0] * len(values)
     sums = samples.kl_sums if beta else [0.0] * len(values)

@@ -17,7 +17,7 @@ def sample_digests(input_ids: np.ndarray, lengths: Sequence[int] | np.ndarray) -
 
     ``input_ids`` is packed, [sum of lengths] of any integer type.
     """
-    starts, positions = _places(lengths)
+    starts, positions = _starts_and_positions(lengths)
     products = (input_ids.astype(np.uint64) + np.uint64(1)) * _multipliers(int(max(lengths)))[positions]
     return (np.add.reduceat(products, starts) >> np.uint64(_DIGEST_SHIFT)).astype(np.int64).tolist()
 
@@ -49,7 +49,7 @@ def num_wrong_samples(
     sampled tokens have.
     """
     lengths = np.asarray(tags.lengths)
-    starts, positions = _places(tags.lengths)
+    starts, positions = _starts_and_positions(tags.lengths)
     mask = response_mask.astype(bool)
     num_prompt = np.asarray(tags.num_prompt_tokens)
     num_response = np.asarray(tags.num_response_tokens)
@@ -68,7 +68,7 @@ def num_wrong_samples(
     return int(is_wrong.sum())
 
 
-def _places(lengths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _starts_and_positions(lengths: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return where each sample starts, and each token's position in its sample."""
     ends = np.cumsum(lengths)
     starts = ends - np.asarray(lengths)

@@ -76,7 +76,7 @@ class EngineWeights:
         self._digest = None if digest is None else digest.value
         return {**sent, "weight_sync_s": maximum(time.monotonic() - started_s)}
 
-    def generation_is_over(self) -> None:
+    def end_generation(self) -> None:
         """Put engines that share GPUs with the trainer to sleep."""
         self._enter(Stage.logprobs)
 
@@ -102,5 +102,5 @@ class NoEngines:
         """Return at once, without metrics."""
         return {}
 
-    def generation_is_over(self) -> None:
+    def end_generation(self) -> None:
         """Do nothing: there is no engine to put to sleep."""

@@ -78,7 +78,7 @@ def to_lists(pieces: Sequence[Piece]) -> list[list[Any]]:
 
 def from_lists(lists: Sequence[Sequence[Any]]) -> list[Piece]:
     """Return the pieces that ``to_lists`` described."""
-    names, dtypes, described, *places = lists
+    names, dtypes, described, *numbers = lists
     shapes = {text: tuple(map(int, text.split())) for text in set(described)}
     specs = (
         TensorSpec(name, dtype, shapes[text])
@@ -86,5 +86,5 @@ def from_lists(lists: Sequence[Sequence[Any]]) -> list[Piece]:
     )
     return [
         Piece(spec, start, offset, num_bytes)
-        for spec, start, offset, num_bytes in zip(specs, *places, strict=True)
+        for spec, start, offset, num_bytes in zip(specs, *numbers, strict=True)
     ]

@@ -69,7 +69,7 @@ class ChangeDecoder:
 
     def __init__(self, tensors: Sequence[TensorSpec]) -> None:
         self._names = [spec.name for spec in tensors]
-        self._places = {name: place for place, name in enumerate(self._names)}
+        self._positions = {name: position for position, name in enumerate(self._names)}
         self._held: dict[str, Tensor] = {}  # on the host
 
     def decode(self, parts: Iterator[list[Named]]) -> Iterator[list[Named]]:
@@ -87,14 +87,14 @@ class ChangeDecoder:
                     indexes = tensor
                     continue
                 plain_name = name.removesuffix(_VALUES)
-                place = self._places[plain_name]
-                whole += self._kept(num_yielded, place)
+                position = self._positions[plain_name]
+                whole += self._kept(num_yielded, position)
                 if name.endswith(_VALUES):
                     self._change(plain_name, indexes, tensor)
                 else:
                     self._keep(name, tensor)
-                whole += self._kept(place, place + 1)
-                num_yielded = place + 1
+                whole += self._kept(position, position + 1)
+                num_yielded = position + 1
             yield whole
         yield self._kept(num_yielded, len(self._names))
 
@@ -113,7 +113,7 @@ class ChangeDecoder:
             self._held[name] = tensor.to("cpu", copy=True)
 
     def _change(self, name: str, indexes: Tensor, values: Tensor) -> None:
-        [(_, held)] = self._kept(self._places[name], self._places[name] + 1)
+        [(_, held)] = self._kept(self._positions[name], self._positions[name] + 1)
         held.view(-1)[indexes.to("cpu").long()] = values.to("cpu")
 
 

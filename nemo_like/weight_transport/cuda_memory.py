@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-_PLACES = list(inspect.signature(rebuild_cuda_tensor).parameters)
-_DEVICE_PLACE, _WAITS_PLACE = _PLACES.index("storage_device"), _PLACES.index("event_sync_required")
+_PARAMETERS = list(inspect.signature(rebuild_cuda_tensor).parameters)
+_DEVICE_INDEX, _WAITS_INDEX = _PARAMETERS.index("storage_device"), _PARAMETERS.index("event_sync_required")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Ticket:
         """Return torch's arguments with which a reader maps the memory on its own device of this index,
         without an event to wait for."""
         arguments = list(self.arguments)
-        arguments[_DEVICE_PLACE], arguments[_WAITS_PLACE] = device_index, False
+        arguments[_DEVICE_INDEX], arguments[_WAITS_INDEX] = device_index, False
         return arguments
 
 

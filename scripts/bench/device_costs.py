@@ -364,7 +364,7 @@ def reference(bench: Bench) -> dict[str, Any]:
         for _ in range(bench.options.rounds):
             bench.wait()
             started = time.perf_counter()
-            with kept.in_place():
+            with kept.in_model():
                 pass
             bench.wait()
             seconds.append(time.perf_counter() - started)

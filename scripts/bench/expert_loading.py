@@ -41,7 +41,7 @@ from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from nemo_like.generation.expert_stacks import ExpertStacks, repack_experts
-from nemo_like.policy.megatron.convert import Geometry, ModelPart, hf_tensors, single_experts
+from nemo_like.policy.megatron.weight_conversion import Geometry, ModelPart, hf_tensors, single_experts
 from nemo_like.weight_transport.buckets import from_lists, to_lists
 from nemo_like.weight_transport.packing import Assembler, as_announced, pack, spec_of
 from scripts.bench.arguments import at_least

@@ -48,7 +48,7 @@ def run(one: dict[str, Any], case: dict[str, Any], split: str, layout: MicroBatc
         mine = [row for micro_batch in rank for row in micro_batch]
         batch = _policy_batch([samples[row] for row in mine])
         update = _update(samples, rank, mine, layout)
-        objective = PolicyObjective(cfg, 1.0).of_update(batch, update, TrainMetrics(CPU, num_replicas=1))
+        objective = PolicyObjective(cfg, 1.0).loss_of_update(batch, update, TrainMetrics(CPU, num_replicas=1))
         for spec in update.micro_batches:
             inputs = batch.micro_batch(spec, Schedule((update,), layout))
             scores = _scores(table, batch, inputs.packed_index, with_entropy=bool(case["entropy"]))

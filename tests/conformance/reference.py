@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_like.tripwires.reference_advantages import Rewarded, reference_advantages
+from nemo_like.tripwires.reference_advantages import RewardedSamples, reference_advantages
 from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, reference_terms
 from tests.conformance.loss_configs import loss_config
 
@@ -80,7 +80,7 @@ def advantages(samples: Sequence[dict[str, Any]], estimator: str) -> list[float]
         normalize_rewards=estimator != "grpo_not_normalized",
         use_leave_one_out_baseline=estimator == "grpo_leave_one_out",
     )
-    rewarded = Rewarded(
+    rewarded = RewardedSamples(
         rewards=[sample["reward"] for sample in samples],
         groups=[sample["group"] for sample in samples],
         trains=[sample["trains"] for sample in samples],

@@ -31,7 +31,7 @@ from nemo_like.batch.columns import (
 from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.interface import DataPlane
-from nemo_like.policy.backends.interface import FurtherColumns, WorkerPlace
+from nemo_like.policy.backends.interface import FurtherColumns, WorkerConnections
 from nemo_like.policy.options import (
     Device,
     DynamicBatchingConfig,
@@ -332,7 +332,7 @@ def ready_worker(
     worker = PolicyWorker(
         cfg=cfg,
         loss=loss,
-        place=WorkerPlace(coordinates, plane, ("127.0.0.1", 0), timeout_s=60.0),
+        connections=WorkerConnections(coordinates, plane, ("127.0.0.1", 0), timeout_s=60.0),
         temperature=temperature,
         weight_sender=None,
         tripwires=Tripwires.all,
@@ -349,7 +349,7 @@ def ready_value_worker(
     worker = ValueWorker(
         cfg=cfg,
         loss=loss,
-        place=WorkerPlace(coordinates, plane, ("127.0.0.1", 0), timeout_s=60.0),
+        connections=WorkerConnections(coordinates, plane, ("127.0.0.1", 0), timeout_s=60.0),
     )
     worker.setup()
     return worker

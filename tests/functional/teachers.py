@@ -26,7 +26,7 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.configuration import load_config
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.data_plane.interface import ColumnData
-from nemo_like.policy.backends.interface import WorkerPlace
+from nemo_like.policy.backends.interface import WorkerConnections
 from nemo_like.policy.groups.group import TeacherWorkerGroup
 from nemo_like.policy.groups.results import WorkerScores
 from nemo_like.policy.groups.teacher_engine import TeacherEngine
@@ -113,7 +113,7 @@ def by_workers(
     worker = TeacherWorker(
         cfg=cfg,
         loss=loss(),
-        place=WorkerPlace(coordinates, plane, ("127.0.0.1", 0), timeout_s=60.0),
+        connections=WorkerConnections(coordinates, plane, ("127.0.0.1", 0), timeout_s=60.0),
         temperature=temperature,
         vocab_size=vocab_size,
     )

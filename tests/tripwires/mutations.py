@@ -176,7 +176,7 @@ def tied_head_stale(repack: Any) -> Any:
     Group.weight_sync,
     "The parts of the fused query, key and value weight are sent in a wrong order.",
     "NVIDIA-NeMo/RL#2802",
-    "nemo_like.policy.megatron.convert:hf_tensors",
+    "nemo_like.policy.megatron.weight_conversion:hf_tensors",
 )
 def keys_and_values_swapped(hf_tensors: Any) -> Any:
     def mutated(*args: Any) -> Iterator[tuple[str, Any]]:
@@ -803,9 +803,9 @@ def reference_is_the_policy(reference_logprobs: Any) -> Any:
     Group.loss,
     "After the reference has scored, its weights stay in the policy, whose training so far is lost.",
     "THUDM/slime#780",
-    "nemo_like.policy.backends.kept_weights:KeptWeights.in_place",
+    "nemo_like.policy.backends.kept_weights:KeptWeights.in_model",
 )
-def reference_left_in_the_policy(in_place: Any) -> Any:
+def reference_left_in_the_policy(in_model: Any) -> Any:
     @contextlib.contextmanager
     def mutated(self: Any) -> Iterator[None]:
         import torch

@@ -34,7 +34,7 @@ def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
             )
 
 
-def _held(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> HeldMemory:
+def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> HeldMemory:
     """Return the memory that a rank of FSDP holds.
 
     It holds its part of trained parameters in float32, its part of frozen parameters in the group's
@@ -93,7 +93,7 @@ KIND = BackendKind(
     axes={"tp": "fsdp_cfg.tensor_parallel_size"},
     layout_prefix="FSDP ",
     passes_on={"model_kwargs": Library.transformers},
-    held_memory=_held,
+    held_memory=_held_memory,
     problems=_problems,
     adapter_problem=adapter_problem,
 )

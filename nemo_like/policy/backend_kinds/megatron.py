@@ -59,10 +59,10 @@ def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
             remedy="set it to false",
         )
     if lora is not None:
-        yield from _adapters(name, lora)
+        yield from _adapter_problems(name, lora)
 
 
-def _adapters(name: str, lora: LoraConfig) -> Iterator[Problem]:
+def _adapter_problems(name: str, lora: LoraConfig) -> Iterator[Problem]:
     """Yield a problem where ``lora`` names a layer that no supported model has."""
     unknown = [layer for layer in lora.target_modules if layer not in ADAPTABLE_LAYERS]
     if unknown and not adapts_all_linear(lora):
@@ -76,11 +76,11 @@ def _adapters(name: str, lora: LoraConfig) -> Iterator[Problem]:
 
 
 def _model_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
-    yield from _experts(name, group, model)
-    yield from _adapted_experts(name, group, model)
+    yield from _expert_problems(name, group, model)
+    yield from _adapted_expert_problems(name, group, model)
 
 
-def _experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+def _expert_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
     megatron = group.megatron_cfg
     key, ep = f"{name}.megatron_cfg.expert_model_parallel_size", megatron.expert_model_parallel_size
     if model.num_experts is None:
@@ -112,7 +112,7 @@ def _experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[
         )
 
 
-def _adapted_experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+def _adapted_expert_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
     lora = adapters_of(group)
     experts = [layer for layer in adapted_layers(lora) if layer in FEED_FORWARD_LAYERS] if lora else []
     if lora and model.num_experts is not None and experts:
@@ -124,7 +124,7 @@ def _adapted_experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> I
         )
 
 
-def _held(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> HeldMemory:
+def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> HeldMemory:
     """Return the memory that a rank of Megatron-core holds: experts are divided over EP, all other weights
     over TP."""
     megatron, counts = policy.megatron_cfg, model.parameters
@@ -250,7 +250,7 @@ KIND = BackendKind(
     all_gather_weights=False,
     has_stages=True,
     passes_on={"model_kwargs": Library.megatron_model, "optimizer_kwargs": Library.megatron_optimizer},
-    held_memory=_held,
+    held_memory=_held_memory,
     stores_weights=_stores_weights,
     optimizer_sharding="megatron_cfg.use_distributed_optimizer",
     refusal=_refusal,

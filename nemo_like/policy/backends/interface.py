@@ -176,7 +176,7 @@ class TrainingBackend(TokenScorer, ScoringState, Trainer, WeightSource, Persiste
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerPlace:
+class WorkerConnections:
     """A worker's rank in its group, where the group's workers meet, and the data plane that it uses.
 
     ``data_plane`` is an object, or a description from which ``setup`` makes one in the worker's process.

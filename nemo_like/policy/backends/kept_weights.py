@@ -33,7 +33,7 @@ class KeptWeights:
         return self._held.values
 
     @contextlib.contextmanager
-    def in_place(self) -> Iterator[None]:
+    def in_model(self) -> Iterator[None]:
         """Give the parameters the kept values within the block, and their own values after it."""
         parameters = self._parameters()
         if self._own is not None:
@@ -57,12 +57,12 @@ class KeptWeights:
             _wait_for_copies(parameters)
 
 
-def reference_in_place(reference: KeptWeights | None) -> contextlib.AbstractContextManager[None]:
+def reference_in_model(reference: KeptWeights | None) -> contextlib.AbstractContextManager[None]:
     """Return a context in which the model has the reference's weights. Raises RuntimeError when the run keeps
     no reference."""
     if reference is None:
         raise RuntimeError("loss_fn.reference_policy_kl_penalty=0 keeps no reference policy; set it above 0")
-    return reference.in_place()
+    return reference.in_model()
 
 
 class _HeldValues:

@@ -1,6 +1,6 @@
 """How a training backend scores, whatever library computes: the part that all backends share.
 
-logprobs, scores, values ──▶ _of_tokens, the backend's own forward passes
+logprobs, scores, values ──▶ _token_outputs, the backend's own forward passes
 reference_logprobs, weights_of, at_temperature_one ──▶ the same, with other weights or at another temperature
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.batch.meta import Schedule
-from nemo_like.policy.backends.kept_weights import KeptWeights, reference_in_place
+from nemo_like.policy.backends.kept_weights import KeptWeights, reference_in_model
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.loss.objective import Objective
 from nemo_like.policy.loss.temperature import ScoringModel, at_temperature_one
@@ -43,7 +43,7 @@ class ScoringBackend(ABC):
     _weights_in_use: Callable[[], AbstractContextManager[None]]  # within it the weights are on the device
 
     @abstractmethod
-    def _of_tokens(
+    def _token_outputs(
         self, batch: PolicyBatch, schedule: Schedule, *, with_entropy: bool = False
     ) -> list[Tensor]:
         """Return the model's outputs for each scored token, packed, on the CPU of every rank.
@@ -55,22 +55,22 @@ class ScoringBackend(ABC):
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch; every rank returns all log-probs, packed [sum of lengths] float32 on the CPU, in
         nats; 0 where response_mask is 0."""
-        return self._of_tokens(batch, schedule)[0]
+        return self._token_outputs(batch, schedule)[0]
 
     def scores(self, batch: PolicyBatch, schedule: Schedule) -> TokenScores:
         """Score the batch as ``logprobs`` does, and find the ``top_k`` most likely tokens in place of each
         token if the objective asks for any: topk_logprobs float32 and topk_ids int32, packed [T, k]."""
-        return TokenScores.of(self._of_tokens(batch, schedule))
+        return TokenScores.of(self._token_outputs(batch, schedule))
 
     def scores_with_entropy(self, batch: PolicyBatch, schedule: Schedule) -> TokenScores:
         """Score the batch as ``scores`` does, and compute the entropy of the distribution that each token was
         drawn from, packed [sum of lengths] float32 on the CPU, in nats; 0 where response_mask is 0."""
-        return TokenScores.of(self._of_tokens(batch, schedule, with_entropy=True))
+        return TokenScores.of(self._token_outputs(batch, schedule, with_entropy=True))
 
     def values(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Value the batch with a critic's model; every rank returns all values, packed [sum of lengths]
         float32 on the CPU, laid out as column values."""
-        return self._of_tokens(batch, schedule)[0]
+        return self._token_outputs(batch, schedule)[0]
 
     def at_temperature_one(self) -> AbstractContextManager[None]:
         """Have ``logprobs`` score at temperature 1 within the block."""
@@ -87,7 +87,7 @@ class ScoringBackend(ABC):
         if self._adapters:
             with self._adapters.disabled():
                 return self.logprobs(batch, schedule)
-        with self._weights_in_use(), reference_in_place(self._reference):
+        with self._weights_in_use(), reference_in_model(self._reference):
             return self.logprobs(batch, schedule)
 
     def reference_weights(self) -> Sequence[Tensor]:
@@ -101,5 +101,5 @@ class ScoringBackend(ABC):
         if model == self.cfg.model_name:
             yield
             return
-        with self._weights_in_use(), self._kept[model].in_place():
+        with self._weights_in_use(), self._kept[model].in_model():
             yield

@@ -25,7 +25,7 @@ from nemo_like.policy.backends.scoring_backend import ScoringBackend
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.loss.objective import LossFunction
 from nemo_like.policy.loss.train_metrics import TrainMetrics
-from nemo_like.policy.loss.update_watch import Internals, TrainingWatch
+from nemo_like.policy.loss.update_watch import BackendState, TrainingWatch
 from nemo_like.policy.options import TrainedGroupConfig
 
 
@@ -70,11 +70,11 @@ class UpdatingBackend(ScoringBackend):
         metrics, self._accumulated = self._accumulated or self._new_metrics(), None
         with self._gradients_in_use(), self._optimizer_in_use():
             if self.watch is not None:
-                self.watch.begin(self._internals())
+                self.watch.begin(self._backend_state())
             for update in schedule.global_batches:
                 self._update(batch, schedule, update, metrics)
             if self.watch is not None:
-                self.watch.end(self._internals())
+                self.watch.end(self._backend_state())
         return self._result(metrics)
 
     def _update(
@@ -97,7 +97,7 @@ class UpdatingBackend(ScoringBackend):
 
     def _loss(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
         """Return the loss function of one update; the watch, if there is one, records its calls."""
-        loss = self.objective.of_update(batch, update, metrics)
+        loss = self.objective.loss_of_update(batch, update, metrics)
         if self.watch is None:
             return loss
         return self.watch.losses.watched(loss, batch, update, metrics.num_updates)
@@ -144,7 +144,7 @@ class UpdatingBackend(ScoringBackend):
         gradient over all ranks before clipping."""
 
     @abstractmethod
-    def _internals(self) -> Internals:
+    def _backend_state(self) -> BackendState:
         """Return this rank's weights and optimizer state, which must be in use."""
 
     def _begin_accumulation(self) -> None:

@@ -26,7 +26,7 @@ from nemo_like.batch.recordings import ROUTED_EXPERTS
 from nemo_like.policy.backends.devices import on_device
 from nemo_like.policy.backends.varlen import Sequences
 from nemo_like.policy.batch.image_inputs import BatchImages, ImageInputs, RopeIndex
-from nemo_like.policy.batch.shared_prompts import SharedPrompts, SharedRow, pieces
+from nemo_like.policy.batch.shared_prompts import SharedPrompts, SharedRow, piece_indexes
 
 # Columns on the host, where micro-batches are laid out.
 _PLANNING_COLUMNS = frozenset(
@@ -37,7 +37,7 @@ PAD_TOKEN_ID = 0  # any valid id: padding follows a sample's tokens, and causal 
 
 @dataclass(frozen=True, slots=True)
 class ContextRank:
-    """A worker's place among the context-parallel ranks, which divide the tokens of every sample."""
+    """A worker's rank among the context-parallel ranks, which divide the tokens of every sample."""
 
     rank: int
     size: int
@@ -124,9 +124,9 @@ class ModelInputs:
             for start, length in zip(starts, lengths, strict=True)
         ]
         mine = torch.cat(pieces)
-        place = torch.full((num_tokens,), -1).index_copy_(0, mine, torch.arange(len(mine)))
-        output_place = place[self.output_index // num_rows]
-        (context_index,) = (output_place >= 0).nonzero(as_tuple=True)
+        slot_of = torch.full((num_tokens,), -1).index_copy_(0, mine, torch.arange(len(mine)))
+        output_slot = slot_of[self.output_index // num_rows]
+        (context_index,) = (output_slot >= 0).nonzero(as_tuple=True)
         row = self.output_index[context_index] % num_rows
         return replace(
             self,
@@ -135,7 +135,7 @@ class ModelInputs:
             routes=None if self.routes is None else self.routes[:, mine],
             token_ids=self.token_ids[context_index],
             topk_ids=None if self.topk_ids is None else self.topk_ids[context_index],
-            output_index=output_place[context_index] * num_rows + row,
+            output_index=output_slot[context_index] * num_rows + row,
             context_index=context_index,
         )
 
@@ -281,16 +281,16 @@ class PolicyBatch:
     def _images(self) -> BatchImages | None:
         return BatchImages.of(self._prompt_index.tolist(), self._values)
 
-    def _positions(self, places: Tensor, positions: Tensor) -> Tensor:
-        """Return the position ids of the tokens at ``places`` in the packed columns, whose indexes within
+    def _positions(self, indexes: Tensor, positions: Tensor) -> Tensor:
+        """Return the position ids of the tokens at ``indexes`` in the packed columns, whose indexes within
         their samples are ``positions``. Both are [*shape]; the result is [*shape], or [3, *shape] after
         ``place_images``."""
         if self._rope_positions is None:
             return positions
-        return self._rope_positions[places].movedim(-1, 0)
+        return self._rope_positions[indexes].movedim(-1, 0)
 
-    def _routes(self, places: Tensor, slots: Tensor, num_slots: int) -> Tensor | None:
-        """Return the routed experts of the tokens at ``places`` in a row of ``num_slots`` slots, [num_slots,
+    def _routes(self, indexes: Tensor, slots: Tensor, num_slots: int) -> Tensor | None:
+        """Return the routed experts of the tokens at ``indexes`` in a row of ``num_slots`` slots, [num_slots,
         layers, k].
 
         Token i has the slot ``slots[i]``; unused slots have 0. Returns None in a batch without routed
@@ -299,7 +299,7 @@ class PolicyBatch:
         experts = self.columns.get(ROUTED_EXPERTS)
         if experts is None:
             return None
-        return experts.new_zeros(num_slots, *experts.shape[1:]).index_copy_(0, slots, experts[places])
+        return experts.new_zeros(num_slots, *experts.shape[1:]).index_copy_(0, slots, experts[indexes])
 
     def _padded(self, spec: MicroBatch, schedule: Schedule) -> ModelInputs:
         rows = torch.tensor(spec.rows, dtype=torch.int64)
@@ -309,16 +309,16 @@ class PolicyBatch:
             raise ValueError(f"{longest} tokens of a sample are over the padded length {spec.padded_length}")
         positions = torch.arange(spec.padded_length)
         is_token = positions < lengths[:, None]
-        places = (self.offsets[rows, None] + positions).masked_fill_(~is_token, 0)
-        predicted, is_scored = self._outputs_of(places, self.offsets[rows, None], schedule)
+        indexes = (self.offsets[rows, None] + positions).masked_fill_(~is_token, 0)
+        predicted, is_scored = self._outputs_of(indexes, self.offsets[rows, None], schedule)
         is_scored &= is_token
         sample_index, position = is_scored.nonzero(as_tuple=True)
         packed_index = predicted[sample_index, position]
         (slots,) = is_token.flatten().nonzero(as_tuple=True)
-        routes = self._routes(places.flatten()[slots], slots, is_token.numel())
+        routes = self._routes(indexes.flatten()[slots], slots, is_token.numel())
         return ModelInputs(
-            input_ids=self._token_ids(places).masked_fill_(~is_token, PAD_TOKEN_ID),
-            position_ids=self._positions(places, positions.expand(len(rows), -1)),
+            input_ids=self._token_ids(indexes).masked_fill_(~is_token, PAD_TOKEN_ID),
+            position_ids=self._positions(indexes, positions.expand(len(rows), -1)),
             token_ids=self._token_ids(packed_index),
             output_index=position * len(rows) + sample_index,
             sample_index=sample_index,
@@ -339,18 +339,18 @@ class PolicyBatch:
         starts = room.cumsum(0) - room
         sample = torch.repeat_interleave(torch.arange(len(rows)), lengths)
         position = torch.arange(len(sample)) - (lengths.cumsum(0) - lengths)[sample]
-        places = self.offsets[rows][sample] + position
+        indexes = self.offsets[rows][sample] + position
         slots = starts[sample] + position
         input_ids = torch.full((spec.padded_length,), PAD_TOKEN_ID)
-        input_ids.index_copy_(0, slots, self._token_ids(places))
-        starts, room = self._with_branches(starts, places, slots, spec.padded_length)
+        input_ids.index_copy_(0, slots, self._token_ids(indexes))
+        starts, room = self._with_branches(starts, indexes, slots, spec.padded_length)
         positions = torch.arange(spec.padded_length) - torch.repeat_interleave(starts, room)
         if self._rope_positions is not None:
             positions = positions.repeat(3, 1)
-            positions[:, slots] = self._positions(places, position)
-        predicted, is_scored = self._outputs_of(places, self.offsets[rows][sample], schedule)
+            positions[:, slots] = self._positions(indexes, position)
+        predicted, is_scored = self._outputs_of(indexes, self.offsets[rows][sample], schedule)
         packed_index = predicted[is_scored]
-        routes = self._routes(places, slots, spec.padded_length)
+        routes = self._routes(indexes, slots, spec.padded_length)
         return ModelInputs(
             input_ids=input_ids[None],
             routes=None if routes is None else routes[None],
@@ -367,15 +367,15 @@ class PolicyBatch:
         )
 
     def _with_branches(
-        self, starts: Tensor, places: Tensor, slots: Tensor, num_slots: int
+        self, starts: Tensor, indexes: Tensor, slots: Tensor, num_slots: int
     ) -> tuple[Tensor, Tensor]:
         """Return where samples and their further branches start in a row of ``num_slots`` slots, and how many
         slots each has.
 
-        The tokens at ``places`` are at ``slots``; samples start at ``starts``.
+        The tokens at ``indexes`` are at ``slots``; samples start at ``starts``.
         """
         if (is_start := self.columns.get(BRANCH_STARTS.name)) is not None:
-            starts = torch.cat((starts, slots[is_start[places] > 0])).unique()
+            starts = torch.cat((starts, slots[is_start[indexes] > 0])).unique()
         return starts, torch.diff(starts, append=torch.tensor([num_slots]))
 
     def _shared(self, spec: MicroBatch) -> ModelInputs:
@@ -388,21 +388,21 @@ class PolicyBatch:
         after_lengths = (self._model_lengths[rows] - of_sample).clamp_(min=0)
         row = SharedRow(prompt_lengths, run, after_lengths, spec.padded_length)
         lengths = torch.cat((prompt_lengths, after_lengths))
-        positions = pieces(torch.cat((torch.zeros_like(prompt_lengths), of_sample)), lengths)
-        places = positions + torch.repeat_interleave(torch.cat((starts[first], starts)), lengths)
-        unused = (0, spec.padded_length - len(places))
+        positions = piece_indexes(torch.cat((torch.zeros_like(prompt_lengths), of_sample)), lengths)
+        indexes = positions + torch.repeat_interleave(torch.cat((starts[first], starts)), lengths)
+        unused = (0, spec.padded_length - len(indexes))
         # A sample's first response token is predicted by its prompt's last, every other by the one before.
-        predicted = pieces(starts + of_sample, num_after)
+        predicted = piece_indexes(starts + of_sample, num_after)
         sample = torch.repeat_interleave(torch.arange(len(rows)), num_after)
         number = predicted - (starts + of_sample)[sample]
         before = torch.where(number > 0, row.after_starts[sample] + number, row.prompt_ends[run][sample]) - 1
         is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool)
         packed_index = predicted[is_scored]
-        routes = self._routes(places, torch.arange(len(places)), spec.padded_length)
+        routes = self._routes(indexes, torch.arange(len(indexes)), spec.padded_length)
         return ModelInputs(
             routes=None if routes is None else routes[None],
-            input_ids=functional.pad(self._token_ids(places), unused, value=PAD_TOKEN_ID)[None],
-            position_ids=functional.pad(self._positions(places, positions), unused).unsqueeze(-2),
+            input_ids=functional.pad(self._token_ids(indexes), unused, value=PAD_TOKEN_ID)[None],
+            position_ids=functional.pad(self._positions(indexes, positions), unused).unsqueeze(-2),
             token_ids=self._token_ids(packed_index),
             output_index=before[is_scored],
             sample_index=sample[is_scored],
@@ -423,25 +423,25 @@ class PolicyBatch:
             raise ValueError("a sample is shorter than the prompt that its group shares")
         position = torch.arange(int(lengths.max()))
         is_prompt = position < lengths[:, None]
-        places = (starts[:, None] + position).masked_fill_(~is_prompt, 0)
-        ids, mask = self.columns[INPUT_IDS.name][places], self.columns[RESPONSE_MASK.name][places]
+        indexes = (starts[:, None] + position).masked_fill_(~is_prompt, 0)
+        ids, mask = self.columns[INPUT_IDS.name][indexes], self.columns[RESPONSE_MASK.name][indexes]
         if not torch.equal(ids, ids[first]):
             raise ValueError("samples of one group begin with different prompts, so cannot share one")
         # Place 0, which stands for padding, is the first token of a sample, which is never scored.
         if bool(mask.any()):
             raise ValueError(f"{RESPONSE_MASK.name} marks a token of a prompt that samples share")
 
-    def _token_ids(self, places: Tensor) -> Tensor:
-        return self.columns[INPUT_IDS.name][places].to(torch.int64)
+    def _token_ids(self, indexes: Tensor) -> Tensor:
+        return self.columns[INPUT_IDS.name][indexes].to(torch.int64)
 
-    def _outputs_of(self, places: Tensor, firsts: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor]:
-        """Return for each token at ``places`` in the packed columns the token that the model's output there
-        is for, as a place in these columns, and whether this output is used.
+    def _outputs_of(self, indexes: Tensor, firsts: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor]:
+        """Return for each token at ``indexes`` in the packed columns the token that the model's output there
+        is for, as an index in these columns, and whether this output is used.
 
         The output is for the next token. A sample's last token has no next token; a schedule with ends uses
         the output there for the sample's first token, which is at ``firsts``.
         """
-        following = places + 1
+        following = indexes + 1
         if not schedule.with_ends:
             following.clamp_(max=self.num_tokens - 1)
             return following, self.columns[RESPONSE_MASK.name][following].to(torch.bool)

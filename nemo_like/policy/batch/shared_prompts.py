@@ -50,7 +50,7 @@ class PaddedAttention:
     """
 
     samples: Tensor  # [n, L] int64, slots; padded with slot 0
-    place: Tensor  # [T] int64, a slot's place in the flattened n x L outputs
+    output_index: Tensor  # [T] int64, a slot's index in the flattened n x L outputs
 
     @classmethod
     def of(cls, row: SharedRow) -> Self:
@@ -58,8 +58,8 @@ class PaddedAttention:
         samples = torch.zeros(is_token.shape, dtype=torch.int64)
         samples[is_token] = slots = _sample_slots(row)
         (places,) = is_token.flatten().nonzero(as_tuple=True)
-        place = torch.full((row.num_tokens,), samples.numel()).scatter_reduce(0, slots, places, "amin")
-        return cls(samples=samples, place=place.clamp(max=samples.numel() - 1))
+        output_index = torch.full((row.num_tokens,), samples.numel()).scatter_reduce(0, slots, places, "amin")
+        return cls(samples=samples, output_index=output_index.clamp(max=samples.numel() - 1))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
         """Compute the attention of a row. query: [T, heads, d]; key, value: [T, groups, d].
@@ -70,7 +70,7 @@ class PaddedAttention:
         outputs = functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=scale, enable_gqa=True
         )
-        return outputs.transpose(1, 2).flatten(0, 1).index_select(0, self.place)
+        return outputs.transpose(1, 2).flatten(0, 1).index_select(0, self.output_index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ class SharedPrompts:
         return cls(max_length=int(row.lengths.max()), attention=kind.of(row))
 
 
-def pieces(starts: Tensor, lengths: Tensor) -> Tensor:
+def piece_indexes(starts: Tensor, lengths: Tensor) -> Tensor:
     """Return the numbers starts[i], starts[i] + 1, ... of every piece, piece after piece, [sum of lengths]
     int64."""
     ends = lengths.cumsum(0)
@@ -131,7 +131,7 @@ def _sample_slots(row: SharedRow) -> Tensor:
     """Return the slots of all tokens by sample, each sample with its prompt, [sum of lengths] int64."""
     starts = torch.stack((row.prompt_starts[row.run], row.after_starts), dim=1)
     lengths = torch.stack((row.prompt_lengths[row.run], row.after_lengths), dim=1)
-    return pieces(starts.flatten(), lengths.flatten())
+    return piece_indexes(starts.flatten(), lengths.flatten())
 
 
 def _picked(tensor: Tensor, slots: Tensor) -> Tensor:

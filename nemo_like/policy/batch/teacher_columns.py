@@ -40,7 +40,7 @@ def num_most_likely(columns: Sequence[Column]) -> int:
     return max((column.inner_shape[0] for column in of_several), default=0)
 
 
-def by_column(
+def scores_by_column(
     columns: Sequence[Column], *, logprobs: Any, topk_ids: Any, topk_logprobs: Any
 ) -> dict[Column, Any]:
     """Return for each column the teacher's scores that it holds."""

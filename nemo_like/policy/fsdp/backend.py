@@ -30,8 +30,8 @@ from nemo_like.policy.backends.adapters import (
     write_adapters,
 )
 from nemo_like.policy.backends.devices import DTYPES, compute_device
-from nemo_like.policy.backends.export import complete_checkpoint, write_weights
 from nemo_like.policy.backends.hf_checkpoint import value_head
+from nemo_like.policy.backends.hf_export import complete_checkpoint, write_weights
 from nemo_like.policy.backends.kept_weights import KeptWeights
 from nemo_like.policy.backends.parking import HostParking, stays_on_device
 from nemo_like.policy.backends.updating_backend import UpdatingBackend
@@ -57,7 +57,7 @@ from nemo_like.policy.groups.layout import adapters_of
 from nemo_like.policy.groups.parallelism import FIRST_REPLICA
 from nemo_like.policy.loss.objective import LossFunction, Objective
 from nemo_like.policy.loss.temperature import asked_for_entropy
-from nemo_like.policy.loss.update_watch import Internals
+from nemo_like.policy.loss.update_watch import BackendState
 from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
 from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 from nemo_like.weight_transport.buckets import TensorSpec
@@ -138,7 +138,7 @@ class FSDPBackend(UpdatingBackend):
     # Log-probs and values
 
     @torch.no_grad()
-    def _of_tokens(
+    def _token_outputs(
         self, batch: PolicyBatch, schedule: Schedule, *, with_entropy: bool = False
     ) -> list[Tensor]:
         self._place_images(batch)
@@ -190,8 +190,8 @@ class FSDPBackend(UpdatingBackend):
     def _step(self, rate: float) -> float:
         return self._optimizer.step(rate)
 
-    def _internals(self) -> Internals:
-        return Internals(
+    def _backend_state(self) -> BackendState:
+        return BackendState(
             weights=self._local_parts(),
             first_moments=self._optimizer.first_moments(),
             num_updates=self.num_updates,

@@ -23,13 +23,13 @@ def local_part(full: Tensor, parameter: DTensor) -> Tensor:
     The tensor is first cut over the tensor-parallel ranks, the last axis of the mesh, and each of these parts
     over the data-parallel ranks.
     """
-    mesh, places = parameter.device_mesh, parameter.device_mesh.get_coordinate()
+    mesh, coordinate = parameter.device_mesh, parameter.device_mesh.get_coordinate()
     for axis in reversed(range(mesh.ndim)):
         placement = parameter.placements[axis]
         if not placement.is_replicate():
             parts = full.chunk(mesh.size(axis), dim=placement.dim)
-            has_part = places[axis] < len(parts)
-            full = parts[places[axis]] if has_part else full.narrow(placement.dim, 0, 0)
+            has_part = coordinate[axis] < len(parts)
+            full = parts[coordinate[axis]] if has_part else full.narrow(placement.dim, 0, 0)
     return full
 
 

@@ -71,6 +71,6 @@ class AccumulatedSamples:
 
 def _tags_of_samples(batch: KVBatchMeta) -> dict[str, Mapping[str, TagValue]]:
     return {
-        sample: {name: values[place] for name, values in batch.tags.items()}
-        for place, sample in enumerate(batch.sample_ids)
+        sample: {name: values[index] for name, values in batch.tags.items()}
+        for index, sample in enumerate(batch.sample_ids)
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.models.model_info import VALUE_HEAD, model_of, stored_shapes
-from nemo_like.policy.groups.beside_policy import beside_policy, model_beside_policy
+from nemo_like.policy.groups.policy_reader_rules import reader_model_problems, reader_problems
 from nemo_like.policy.options import PolicyConfig, ValueConfig
 
 
@@ -25,7 +25,7 @@ def critic_group_problems(value: ValueConfig, policy: PolicyConfig, num_steps: i
             rule="freezes nothing: a critic's model reads no images",
             remedy="set it to false",
         )
-    yield from beside_policy("value", "critic", value, policy)
+    yield from reader_problems("value", "critic", value, policy)
     if value.warmup_steps >= num_steps:
         yield Problem(
             key=f"value.warmup_steps={value.warmup_steps}",
@@ -36,7 +36,7 @@ def critic_group_problems(value: ValueConfig, policy: PolicyConfig, num_steps: i
 
 def critic_model_problems(value: ValueConfig, policy: PolicyConfig) -> Iterator[Problem]:
     """Yield every problem of the critic's checkpoint beside the policy's; both must exist and be readable."""
-    yield from model_beside_policy("value", "critic", value, policy)
+    yield from reader_model_problems("value", "critic", value, policy)
     try:
         own = model_of(value)
     except ConfigError:  # another rule reports it

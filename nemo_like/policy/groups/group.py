@@ -150,7 +150,7 @@ class WorkerGroup(ABC):
             late = {
                 coordinates.dp for handle, coordinates in self._workers if handle.name in error.waiting_for
             }
-            error.awaited = "\n".join(awaited_of(method, shards[dp], columns) for dp in sorted(late))
+            error.awaited = "\n".join(awaited_text(method, shards[dp], columns) for dp in sorted(late))
             raise
         leaders = [
             (coordinates.dp, answer)
@@ -460,7 +460,7 @@ def scored_batch(
     )
 
 
-def awaited_of(method: str, shard: KVBatchMeta, columns: Sequence[Column]) -> str:
+def awaited_text(method: str, shard: KVBatchMeta, columns: Sequence[Column]) -> str:
     """Return a sentence that names the columns and samples which a replica still owes."""
     what = ", ".join(f"column {column.name!r}" for column in columns) or method
     samples = f"{len(shard)} samples {listed(shard.sample_ids)}"
@@ -496,14 +496,14 @@ def gathered_tags(
 ) -> dict[str, list[float]]:
     """Return the tags of the leaders' answers in the order of the whole batch; ``answers`` are in the order
     of ``shards``."""
-    position = {row: index for index, row in enumerate(batch.rows)}
+    position = {row: number for number, row in enumerate(batch.rows)}
     chunk_number = {chunk.key: number for number, chunk in enumerate(batch.chunks)}
     tags: dict[str, list[float]] = {}
     for shard, answer in zip(shards, answers, strict=True):
         numbers = [chunk_number[chunk.key] for chunk in shard.chunks]
-        places = [position[numbers[chunk], row] for chunk, row in shard.rows]
+        indexes = [position[numbers[chunk], row] for chunk, row in shard.rows]
         for name, values in answer.tags.items():
             whole = tags.setdefault(name, [0.0] * len(batch))
-            for place, value in zip(places, values, strict=True):
-                whole[place] = value
+            for index, value in zip(indexes, values, strict=True):
+                whole[index] = value
     return tags

@@ -26,8 +26,8 @@ from nemo_like.generation.speculation import ARGUMENT
 from nemo_like.generation.vllm_engine import VllmEngine
 from nemo_like.observability.trace import span
 from nemo_like.policy.batch.teacher_columns import (
-    by_column,
     num_most_likely,
+    scores_by_column,
     teacher_columns,
     teacher_declaration,
 )
@@ -101,7 +101,7 @@ class TeacherEngine:
         sequences = np.split(token_ids, np.cumsum(meta.lengths)[:-1])
         with span("compute"), Stopwatch() as compute:
             scores = self._engine.score([one.tolist() for one in sequences], num_most_likely(self._columns))
-        found = by_column(
+        found = scores_by_column(
             self._columns,
             logprobs=scores.logprobs,
             topk_ids=scores.topk_ids,

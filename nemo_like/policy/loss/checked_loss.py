@@ -134,18 +134,18 @@ class CheckedLoss:
     def _check_finite(self, terms: LossTerms, tokens: LossTokens, rows: Tensor) -> None:
         values = self._per_token(tokens)
         if not terms.loss.isfinite():
-            place = _first_not_finite(terms, tokens, values)
-            blamed = "" if place is None else _values_at(place, tokens, values)
-            row = None if place is None else int(rows[tokens.sample_index[place]])
+            index = _first_not_finite(terms, tokens, values)
+            blamed = "" if index is None else _values_at(index, tokens, values)
+            row = None if index is None else int(rows[tokens.sample_index[index]])
             raise LossFailed(f"{self._key} returned a loss of {terms.loss.item()}{blamed}", row)
 
         def check(what: str, gradient: Tensor) -> None:
-            if (place := _first_odd_token(gradient)) is not None:
-                odd = gradient[place][~gradient[place].isfinite()][0].item()
+            if (index := _first_odd_token(gradient)) is not None:
+                odd = gradient[index][~gradient[index].isfinite()][0].item()
                 raise LossFailed(
                     f"{self._key} gives a token's {what} a gradient of {odd}"
-                    f"{_values_at(place, tokens, values)}",
-                    int(rows[tokens.sample_index[place]]),
+                    f"{_values_at(index, tokens, values)}",
+                    int(rows[tokens.sample_index[index]]),
                 )
 
         for what, given in _differentiable(tokens).items():
@@ -194,8 +194,8 @@ def _first_not_finite(terms: LossTerms, tokens: LossTokens, values: Mapping[str,
     given = [*_differentiable(tokens).values()]
     if terms.loss.requires_grad and given:
         gradients = torch.autograd.grad(terms.loss, given, retain_graph=True, allow_unused=True)
-    places = (_first_odd_token(one) for one in (*values.values(), *gradients) if one is not None)
-    return next((place for place in places if place is not None), None)
+    indexes = (_first_odd_token(one) for one in (*values.values(), *gradients) if one is not None)
+    return next((index for index in indexes if index is not None), None)
 
 
 def _differentiable(tokens: LossTokens) -> dict[str, Tensor]:
@@ -216,10 +216,10 @@ def _first_odd_token(values: Tensor) -> int | None:
     return int((~values.reshape(len(values), -1).isfinite().all(1)).nonzero()[0])
 
 
-def _values_at(place: int, tokens: LossTokens, values: Mapping[str, Tensor]) -> str:
+def _values_at(index: int, tokens: LossTokens, values: Mapping[str, Tensor]) -> str:
     """Return a text with the values that the loss read at a token, for a message."""
-    number = int((tokens.sample_index[: place + 1] == tokens.sample_index[place]).sum())
-    shown = ", ".join(f"{name}={_shown(one[place])}" for name, one in values.items())
+    number = int((tokens.sample_index[: index + 1] == tokens.sample_index[index]).sum())
+    shown = ", ".join(f"{name}={_shown(one[index])}" for name, one in values.items())
     return f", at generated token {number}, where {shown}"
 
 

@@ -82,7 +82,7 @@ class Objective(ABC):
         return ()
 
     @abstractmethod
-    def of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
+    def loss_of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
         """Return the loss function of one optimizer update. The backend calls it once per micro-batch, and
         each call records into ``metrics``."""
 
@@ -126,7 +126,7 @@ class PolicyObjective(Objective):
     def own_means(self) -> Sequence[str]:
         return own_means(self.loss)
 
-    def of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
+    def loss_of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
         """Return the function that ``loss_fn.kind`` names, with checks.
 
         It raises LossFailed when the function raises, or returns anything but well-formed LossTerms.

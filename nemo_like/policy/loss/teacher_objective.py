@@ -30,6 +30,6 @@ class TeacherObjective(Objective):
     def further_models(self) -> Sequence[str]:
         return self.further
 
-    def of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
+    def loss_of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
         """Raise RuntimeError: a teacher has no loss."""
         raise RuntimeError("a teacher is frozen, so it cannot be asked to train")

@@ -30,7 +30,7 @@ class TrainMetrics:
         """Start with empty sums. ``own_means`` names the objective's means besides KNOWN_MEANS."""
         self._num_replicas = num_replicas
         self._names = (*KNOWN_MEANS, *own_means)
-        self._places = {name: place for place, name in enumerate(self._names)}
+        self._indexes = {name: index for index, name in enumerate(self._names)}
         self._loss = torch.zeros((), dtype=torch.float64, device=device)
         # For each mean: the weighted sum of its values, and the sum of the weights.
         self._sums = torch.zeros(len(self._names), 2, dtype=torch.float64, device=device)
@@ -83,7 +83,7 @@ class TrainMetrics:
         values = torch.stack([part.values for part in means.values()])
         weights = torch.stack([part.weights for part in means.values()])
         sums = torch.stack(((values * weights).sum(dim=1), weights.sum(dim=1)), dim=1)
-        self._sums[[self._places[name] for name in means]] += sums
+        self._sums[[self._indexes[name] for name in means]] += sums
 
     def add_update(self, *, grad_norm: float, learning_rate: float) -> None:
         """Record one optimizer update, with its gradient norm before clipping."""

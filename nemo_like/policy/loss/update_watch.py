@@ -33,7 +33,7 @@ from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, kl_
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Internals:
+class BackendState:
     """A backend's weights and optimizer state on this rank; of sharded tensors only this rank's parts."""
 
     weights: Sequence[Tensor]
@@ -65,10 +65,10 @@ class TrainingWatch(Protocol):
     def losses(self) -> UpdateWatch:
         """The watch on the losses of the present phase, on the ranks that compute them."""
 
-    def begin(self, now: Internals) -> None:
+    def begin(self, now: BackendState) -> None:
         """Measure the backend's weights and optimizer before the first update of a phase."""
 
-    def end(self, now: Internals) -> None:
+    def end(self, now: BackendState) -> None:
         """Measure the backend's weights and optimizer after the last update of a phase."""
 
 

@@ -37,7 +37,7 @@ class ValueObjective(Objective):
     def own_means(self) -> Sequence[str]:
         return VALUE_MEANS
 
-    def of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
+    def loss_of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
         """Return the value loss of one optimizer update; the backend calls it once per micro-batch."""
         counts = GlobalCounts(num_tokens=update.num_tokens, num_samples=update.num_samples)
 

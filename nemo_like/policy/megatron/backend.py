@@ -35,8 +35,8 @@ from nemo_like.policy.backends.adapters import (
     write_adapters,
 )
 from nemo_like.policy.backends.devices import DTYPES, compute_device
-from nemo_like.policy.backends.export import complete_checkpoint, write_weights
 from nemo_like.policy.backends.hf_checkpoint import HFCheckpoint, value_head
+from nemo_like.policy.backends.hf_export import complete_checkpoint, write_weights
 from nemo_like.policy.backends.interface import is_weight_sender
 from nemo_like.policy.backends.kept_weights import KeptWeights
 from nemo_like.policy.backends.parking import HostParking, stays_on_device
@@ -47,9 +47,21 @@ from nemo_like.policy.groups.parallelism import FIRST_REPLICA, is_beside_sender,
 from nemo_like.policy.loss.objective import LossFunction, Objective
 from nemo_like.policy.loss.temperature import asked_for_entropy
 from nemo_like.policy.loss.train_metrics import TrainMetrics
-from nemo_like.policy.loss.update_watch import Internals
+from nemo_like.policy.loss.update_watch import BackendState
 from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
-from nemo_like.policy.megatron.convert import (
+from nemo_like.policy.megatron.expert_load import ExpertLoad
+from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
+from nemo_like.policy.megatron.model import OUTPUT_LAYER, ScoringGPTModel, transformer_config
+from nemo_like.policy.megatron.optimizer import (
+    adam_state,
+    build_optimizer,
+    ensure_adam_state,
+    tensors_beside_model,
+)
+from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
+from nemo_like.policy.megatron.pipeline import Pipeline
+from nemo_like.policy.megatron.router_replay import RouteReplay
+from nemo_like.policy.megatron.weight_conversion import (
     Cut,
     Geometry,
     ModelPart,
@@ -62,13 +74,6 @@ from nemo_like.policy.megatron.convert import (
     single_experts,
     split,
 )
-from nemo_like.policy.megatron.expert_load import ExpertLoad
-from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
-from nemo_like.policy.megatron.model import OUTPUT_LAYER, ScoringGPTModel, transformer_config
-from nemo_like.policy.megatron.optimizer import adam_state, begin, build_optimizer, tensors_beside_model
-from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
-from nemo_like.policy.megatron.pipeline import Pipeline
-from nemo_like.policy.megatron.router_replay import RouteReplay
 from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
 from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 from nemo_like.weight_transport.buckets import TensorSpec
@@ -154,7 +159,7 @@ class MegatronBackend(UpdatingBackend):
     # Log-probs and values
 
     @torch.no_grad()
-    def _of_tokens(
+    def _token_outputs(
         self, batch: PolicyBatch, schedule: Schedule, *, with_entropy: bool = False
     ) -> list[Tensor]:
         specs = [spec for update in schedule.global_batches for spec in update.micro_batches]
@@ -261,12 +266,12 @@ class MegatronBackend(UpdatingBackend):
     def _park_optimizer(self) -> None:
         """Keep the optimizer's state on the host from now on, except within
         ``_optimizer_state_on_device``."""
-        begin(self._optimizer)
+        ensure_adam_state(self._optimizer)
         self._parking = HostParking(tensors_beside_model(self._optimizer, self._all_parameters()))
 
-    def _internals(self) -> Internals:
+    def _backend_state(self) -> BackendState:
         adam = adam_state(self._optimizer)
-        return Internals(
+        return BackendState(
             weights=self._all_parameters(),
             first_moments=adam.first_moments,
             num_updates=self.num_updates,

@@ -29,7 +29,7 @@ from megatron.core.dist_checkpointing.mapping import (
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategies
 from megatron.core.optimizer import MegatronOptimizer
 
-from nemo_like.policy.megatron.optimizer import begin, chain
+from nemo_like.policy.megatron.optimizer import chained_optimizers, ensure_adam_state
 from nemo_like.policy.megatron.optimizer_shares import OptimizerShares, UntouchedZeros, sharded_parts
 from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 
@@ -81,7 +81,7 @@ def save_checkpoint(
 ) -> None:
     """Give this rank's part to ``writer``, which writes it into the empty directory ``path``; every rank
     calls this with equal ``counters``."""
-    begin(optimizer)  # a checkpoint without moments could not be loaded
+    ensure_adam_state(optimizer)  # a checkpoint without moments could not be loaded
     state = {**_sharded_state(model, optimizer, _METADATA, is_loading=False), **counters}
     state[_IS_SHARDED] = bool(sharded_parts(optimizer))
     strategy = _InProcessSave(writer, are_gathered=state[_IS_SHARDED])
@@ -106,7 +106,7 @@ def load_checkpoint(
             f"{str(was_sharded).lower()}; resume it with the same setting"
         )
     metadata = dist_checkpointing.load_content_metadata(preloaded_state_dict=common) or _METADATA
-    is_rearranged = _chain_length(common["optimizer"]) != len(chain(optimizer))
+    is_rearranged = _chain_length(common["optimizer"]) != len(chained_optimizers(optimizer))
     if is_rearranged:
         if not metadata.get(_UNNUMBERED):
             raise ValueError(
@@ -157,7 +157,7 @@ def _steps(stored: Any) -> Iterator[int]:
 
 
 def _set_steps(optimizer: MegatronOptimizer, num_steps: int) -> None:
-    for part in chain(optimizer):
+    for part in chained_optimizers(optimizer):
         if not part.is_stub_optimizer:
             for group in part.optimizer.param_groups:
                 group["step"] = num_steps

@@ -50,13 +50,13 @@ class ExpertLoad:
         if not router.training or torch.is_grad_enabled() is self._recomputes or self._inputs is None:
             return
         weights, chosen = output[0].detach(), output[1]
-        places = self._inputs.output_index
+        indexes = self._inputs.output_index
         if router.config.sequence_parallel:  # this rank has one of equal pieces of the row
-            places = places - parallel_state.get_tensor_model_parallel_rank() * len(chosen)
-            places = places[(places >= 0) & (places < len(chosen))]
+            indexes = indexes - parallel_state.get_tensor_model_parallel_rank() * len(chosen)
+            indexes = indexes[(indexes >= 0) & (indexes < len(chosen))]
         row = self._sums[router.layer_number - 1]
-        row[:-1] += chosen.index_select(0, places).sum(dim=0)
-        row[-1] += weights.index_select(0, places).amax(dim=1).sum()
+        row[:-1] += chosen.index_select(0, indexes).sum(dim=0)
+        row[-1] += weights.index_select(0, indexes).amax(dim=1).sum()
 
     def forget(self) -> None:
         """Forget the counts since the last call of ``result``."""

@@ -10,7 +10,7 @@ from typing import Any, get_args, get_type_hints
 import torch
 
 
-def as_megatron_has_them(kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def megatron_values(kind: type, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return arguments for the Megatron-core dataclass ``kind``, with names of enumeration members and dtypes
     replaced by the members and dtypes: ``attention_backend: flash``, ``exp_avg_dtype: bfloat16``.
 

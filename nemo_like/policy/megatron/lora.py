@@ -38,7 +38,7 @@ from torch.nn import functional
 
 from nemo_like.models.adapter_layers import adapted_layers
 from nemo_like.policy.backends.adapters import LORA_A, LORA_B, initial_value, peft_name
-from nemo_like.policy.megatron.convert import (
+from nemo_like.policy.megatron.weight_conversion import (
     Cut,
     Geometry,
     ModelPart,

@@ -32,14 +32,14 @@ from nemo_like.models.model_info import ModelInfo
 from nemo_like.policy.backends.devices import DTYPES
 from nemo_like.policy.batch.policy_batch import ModelInputs
 from nemo_like.policy.groups.layout import recomputes_layers
-from nemo_like.policy.megatron.convert import Cut, ModelPart, rule_for, single_experts
-from nemo_like.policy.megatron.library_values import as_megatron_has_them
+from nemo_like.policy.megatron.library_values import megatron_values
 from nemo_like.policy.megatron.lora import without_fused_norms
 from nemo_like.policy.megatron.modules import (
     groups_experts,
     layer_spec,
     uses_transformer_engine,
 )
+from nemo_like.policy.megatron.weight_conversion import Cut, ModelPart, rule_for, single_experts
 from nemo_like.policy.options import Precision, WorkerGroupConfig
 
 # The name of the last stage's parameter [vocabulary, H], or [1, H] in a critic's model.
@@ -53,7 +53,7 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
     """
     device = torch.device(cfg.device.name)
     dtype = DTYPES[cfg.precision]
-    given = as_megatron_has_them(TransformerConfig, cfg.megatron_cfg.model_kwargs)
+    given = megatron_values(TransformerConfig, cfg.megatron_cfg.model_kwargs)
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -269,7 +269,7 @@ def _of_all_context_ranks(
 
 
 class _GatherScored(torch.autograd.Function):
-    """Puts every rank's values at their places in one tensor, the same on all ranks.
+    """Puts every rank's values at their indexes in one tensor, the same on all ranks.
 
     Each rank then computes the whole loss, so the gradient of its own values is complete without a sum over
     ranks.
@@ -277,14 +277,14 @@ class _GatherScored(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, values: Tensor, places: Tensor, num_places: int, group: dist.ProcessGroup
+        ctx: Any, values: Tensor, indexes: Tensor, num_tokens: int, group: dist.ProcessGroup
     ) -> Tensor:
-        ctx.save_for_backward(places)
-        everyone = values.new_zeros(len(values), num_places).index_copy_(1, places, values)
+        ctx.save_for_backward(indexes)
+        everyone = values.new_zeros(len(values), num_tokens).index_copy_(1, indexes, values)
         dist.all_reduce(everyone, group=group)
         return everyone
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (places,) = ctx.saved_tensors
-        return grad[:, places], None, None, None
+        (indexes,) = ctx.saved_tensors
+        return grad[:, indexes], None, None, None

@@ -137,9 +137,9 @@ class TorchCoreAttention(MegatronModule):
     def _packed_in_one_kernel(
         self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences
     ) -> Tensor:
-        where, places = packed.sequences(self._context.rank(), self._context.size())
-        if places is not None:
-            key, value = (self._of_all_ranks(tensor).index_select(0, places) for tensor in (key, value))
+        where, indexes = packed.sequences(self._context.rank(), self._context.size())
+        if indexes is not None:
+            key, value = (self._of_all_ranks(tensor).index_select(0, indexes) for tensor in (key, value))
         return attend_varlen(query, key, value, where, self.softmax_scale)
 
     def _of_all_ranks(self, tensor: Tensor) -> Tensor:
@@ -156,8 +156,8 @@ class TorchCoreAttention(MegatronModule):
         rank, num_ranks = self._context.rank(), self._context.size()
         if num_ranks == 1:
             return self._attend_to_earlier(query, key, value)
-        places = _places_by_position(key.shape[2], num_ranks).to(key.device)
-        key, value = (tensor.index_select(2, places) for tensor in (key, value))
+        indexes = _indexes_by_position(key.shape[2], num_ranks).to(key.device)
+        key, value = (tensor.index_select(2, indexes) for tensor in (key, value))
         piece = query.shape[2] // 2
         contexts = [
             self._attend_to_earlier(queries, key[:, :, :end], value[:, :, :end])
@@ -181,7 +181,7 @@ class TorchCoreAttention(MegatronModule):
         return context[:, :, num_earlier:]
 
 
-def _places_by_position(num_tokens: int, num_ranks: int) -> Tensor:
+def _indexes_by_position(num_tokens: int, num_ranks: int) -> Tensor:
     """Return for each position of a sample where its token lies among the tokens of all context-parallel
     ranks, which lie rank by rank, [num_tokens] int64."""
     positions = [context_positions(num_tokens, rank, num_ranks) for rank in range(num_ranks)]
@@ -200,15 +200,15 @@ def context_sequences(lengths: Sequence[int], rank: int, num_ranks: int) -> tupl
     pieces, keys, start = [], [], 0
     for length in filter(None, lengths):
         share = length // num_ranks
-        places = torch.empty(length, dtype=torch.int64)  # by position in the sample
+        indexes = torch.empty(length, dtype=torch.int64)  # by position in the sample
         for other in range(num_ranks):
             first = other * num_tokens + start
-            places[context_positions(length, other, num_ranks)] = torch.arange(first, first + share)
+            indexes[context_positions(length, other, num_ranks)] = torch.arange(first, first + share)
         piece = share // 2
         pieces += [piece, piece]
-        keys += [places[: (rank + 1) * piece], places[: (2 * num_ranks - rank) * piece]]
+        keys += [indexes[: (rank + 1) * piece], indexes[: (2 * num_ranks - rank) * piece]]
         start += share
-    num_keys = torch.tensor([len(places) for places in keys])
+    num_keys = torch.tensor([len(indexes) for indexes in keys])
     return Sequences.of(torch.tensor(pieces), num_keys), torch.cat(keys)
 
 
@@ -232,8 +232,8 @@ class PackedSequences(PackedSeqParams):
                 cu, longest = self.cu_seqlens_q, self.max_seqlen_q
                 self._sequences = Sequences(cu, cu, longest, longest), None
             else:
-                where, places = context_sequences(self.lengths, rank, num_ranks)
-                self._sequences = on_device(where, device), places.to(device, non_blocking=True)
+                where, indexes = context_sequences(self.lengths, rank, num_ranks)
+                self._sequences = on_device(where, device), indexes.to(device, non_blocking=True)
         return self._sequences
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nemo_like.compat.foreach import use_torch_kernels
 from nemo_like.policy.groups.parallelism import shards_optimizer
-from nemo_like.policy.megatron.library_values import as_megatron_has_them
+from nemo_like.policy.megatron.library_values import megatron_values
 from nemo_like.policy.options import TrainedGroupConfig
 
 
@@ -24,30 +24,31 @@ class AdamState:
 
 
 def adam_state(optimizer: MegatronOptimizer) -> AdamState:
-    """Return the state of an optimizer that ``build_optimizer`` built; the tensors are its own."""
+    """Return the state of an optimizer that ``build_optimizer`` built; the tensors are the optimizer's
+    own."""
     moments: list[Tensor] = []
     steps: list[int] = []
-    for part in _parts(optimizer):
+    for part in _updating_optimizers(optimizer):
         adam = part.optimizer
         moments += [state["exp_avg"] for state in adam.state.values() if "exp_avg" in state]
         steps += [int(group["step"]) for group in adam.param_groups if "step" in group]
     return AdamState(moments, steps)
 
 
-def begin(optimizer: MegatronOptimizer) -> None:
-    """Create Adam's state of before the first update, where it has made none yet."""
-    for part in _parts(optimizer):
+def ensure_adam_state(optimizer: MegatronOptimizer) -> None:
+    """Create Adam's initial state where Adam has made no update yet."""
+    for part in _updating_optimizers(optimizer):
         part.init_state_fn(part.optimizer, part.config)
 
 
 def tensors_beside_model(optimizer: MegatronOptimizer, weights: Iterable[Tensor]) -> list[Tensor]:
-    """Return the tensors that an optimizer holds besides the model's ``weights``, once ``begin`` was called.
+    """Return the optimizer's own tensors, which it holds besides the model's ``weights``.
 
     They are both moments, and master weights where the optimizer has its own, each [parameters of this rank's
-    part] float32. The returned tensors are the optimizer's own.
+    part] float32. ``ensure_adam_state`` must have been called before.
     """
     tensors: list[Tensor] = []
-    for part in _parts(optimizer):
+    for part in _updating_optimizers(optimizer):
         adam = part.optimizer
         tensors += [weight.data for group in adam.param_groups for weight in group["params"]]
         tensors += [
@@ -57,14 +58,14 @@ def tensors_beside_model(optimizer: MegatronOptimizer, weights: Iterable[Tensor]
     return [tensor for tensor in tensors if tensor.untyped_storage().data_ptr() not in of_model]
 
 
-def chain(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+def chained_optimizers(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
     """Return the optimizers of a chain, or a list with the only optimizer."""
     return getattr(optimizer, "chained_optimizers", [optimizer])
 
 
-def _parts(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
+def _updating_optimizers(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
     """Return the optimizers of a chain that have parameters to update."""
-    return [part for part in chain(optimizer) if not part.is_stub_optimizer]
+    return [part for part in chained_optimizers(optimizer) if not part.is_stub_optimizer]
 
 
 def optimizer_config(cfg: TrainedGroupConfig, dtype: torch.dtype) -> OptimizerConfig:
@@ -84,7 +85,7 @@ def optimizer_config(cfg: TrainedGroupConfig, dtype: torch.dtype) -> OptimizerCo
         bf16=dtype is torch.bfloat16,
         params_dtype=dtype,
         use_distributed_optimizer=shards_optimizer(cfg),
-        **as_megatron_has_them(OptimizerConfig, cfg.megatron_cfg.optimizer_kwargs),
+        **megatron_values(OptimizerConfig, cfg.megatron_cfg.optimizer_kwargs),
     )
 
 

@@ -20,7 +20,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nemo_like.policy.megatron.optimizer import chain
+from nemo_like.policy.megatron.optimizer import chained_optimizers
 
 # For each parameter, by its number in Megatron-core's order: the parameter's tensors by name.
 _Moments = dict[int, dict[str, Tensor]]
@@ -58,8 +58,8 @@ class OptimizerShares:
         self._moments: _Moments = {}
         if not self._is_reader:
             self._moments = {
-                place: {name: _data(value) for name, value in tensors.items()}
-                for place, tensors in wanted.pop(_STATE).items()
+                number: {name: _data(value) for name, value in tensors.items()}
+                for number, tensors in wanted.pop(_STATE).items()
             }
 
     def complete(self, state: dict[str, Any]) -> None:
@@ -80,7 +80,7 @@ class OptimizerShares:
 def sharded_parts(optimizer: MegatronOptimizer) -> dict[int | None, DistributedOptimizer]:
     """Return the sharded optimizers of a chain, by their key in the chain's state. A single optimizer has the
     key None, since its state is the chain's."""
-    parts = chain(optimizer)
+    parts = chained_optimizers(optimizer)
     keys = range(len(parts)) if len(parts) > 1 else [None]
     return {
         key: part for key, part in zip(keys, parts, strict=True) if isinstance(part, DistributedOptimizer)
@@ -90,21 +90,21 @@ def sharded_parts(optimizer: MegatronOptimizer) -> dict[int | None, DistributedO
 def _own_ranges(optimizer: DistributedOptimizer) -> Iterator[tuple[int, tuple[int, int]]]:
     """Yield the number of each parameter that this rank keeps a part of, and where that part begins and ends
     in the flattened parameter."""
-    place = 0
+    number = 0
     for buffer, by_dtype in zip(optimizer.buffers, optimizer.gbuf_ranges, strict=True):
         buckets = [bucket for buckets in by_dtype.values() for bucket in buckets]
         kept = {param: ranges["param"] for bucket in buckets for param, ranges in bucket["param_map"].items()}
         for param in buffer.param_index_map:
             if param in kept:
-                yield place, (kept[param].start, kept[param].end)
-            place += 1
+                yield number, (kept[param].start, kept[param].end)
+            number += 1
 
 
 def _pieces(moments: _Moments, ranges: Mapping[int, tuple[int, int]]) -> Iterator[Tensor]:
     """Yield these ranges of the flattened moments, in an order that is the same on every rank."""
-    for place, (start, end) in ranges.items():
-        for name in sorted(moments[place]):
-            yield moments[place][name].view(-1)[start:end]
+    for number, (start, end) in ranges.items():
+        for name in sorted(moments[number]):
+            yield moments[number][name].view(-1)[start:end]
 
 
 def _data(value: Any) -> Tensor:

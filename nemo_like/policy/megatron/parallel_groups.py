@@ -25,7 +25,7 @@ def initialise_parallel_state(coordinates: Coordinates) -> None:
             create_gloo_process_groups=True,  # over which checkpoints are gathered in host memory
         )
     tensor_parallel.model_parallel_cuda_manual_seed(0)
-    place = (
+    actual = (
         parallel_state.get_tensor_model_parallel_rank(),
         parallel_state.get_context_parallel_rank(),
         parallel_state.get_data_parallel_rank(),
@@ -33,5 +33,5 @@ def initialise_parallel_state(coordinates: Coordinates) -> None:
         parallel_state.get_expert_model_parallel_rank(),
     )
     expected = (coordinates.tp, coordinates.cp, coordinates.dp, coordinates.pp, coordinates.ep)
-    if place != expected:
-        raise ValueError(f"rank {dist.get_rank()} is at (tp, cp, dp, pp, ep)={place}, not at {expected}")
+    if actual != expected:
+        raise ValueError(f"rank {dist.get_rank()} is at (tp, cp, dp, pp, ep)={actual}, not at {expected}")

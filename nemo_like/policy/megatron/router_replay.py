@@ -45,8 +45,8 @@ class RouteReplay:
         self._first_layer = (
             routers[0].layer_number - 1 if routers else 0
         )  # this rank's first; the rest follow
-        for place, router in enumerate(routers):
-            router.router_replay = _LayerReplay(self, place)
+        for layer_index, router in enumerate(routers):
+            router.router_replay = _LayerReplay(self, layer_index)
         self._routes: Tensor | None = None  # [tokens of this rank, layers of this rank, k]
         self._is_forward = False
         self._is_suspended = self._is_comparing = False
@@ -113,15 +113,15 @@ class RouteReplay:
         """Forget the counts since the last call of ``metrics``."""
         self._counts.zero_()
 
-    def choose(self, place: int, scores: Tensor, own: Tensor) -> Tensor:
+    def choose(self, layer_index: int, scores: Tensor, own: Tensor) -> Tensor:
         """Return the experts of one layer's tokens, [tokens, k] int64 from 0: the routes to replay, and the
         router's ``own`` choice for tokens without a route."""
-        routes = self._routes if self._is_forward else self._kept[place].popleft()
+        routes = self._routes if self._is_forward else self._kept[layer_index].popleft()
         if routes is None:
             return own
         if len(routes) != len(scores):
             raise ValueError(f"{len(routes)} tokens have routes to replay, and a router got {len(scores)}")
-        replayed = routes[:, place].to(torch.int64) - 1
+        replayed = routes[:, layer_index].to(torch.int64) - 1
         has_route = replayed[:, 0] >= 0
         if self._is_forward and self._is_comparing:
             differs = (replayed.sort(dim=1).values != own.sort(dim=1).values).any(dim=1) & has_route
@@ -144,9 +144,9 @@ class RouteReplay:
 class _LayerReplay(RouterReplay):
     """Takes the place of Megatron-core's replay in one router."""
 
-    def __init__(self, replay: RouteReplay, place: int) -> None:
+    def __init__(self, replay: RouteReplay, layer_index: int) -> None:
         # Megatron-core's own constructor would add this to a list of all models in the process.
-        self._replay, self._place = replay, place
+        self._replay, self._layer_index = replay, layer_index
 
     def get_replay_topk(
         self,
@@ -161,5 +161,5 @@ class _LayerReplay(RouterReplay):
         assert default_compute_topk is not None
         with torch.no_grad():
             _, own = default_compute_topk(scores, topk, num_groups, group_topk)
-            chosen = self._replay.choose(self._place, scores, own)
+            chosen = self._replay.choose(self._layer_index, scores, own)
         return scores.gather(1, chosen), chosen

@@ -72,7 +72,7 @@ class CheckpointWriter:
         if self._is_in_background:
             self._save = save
         else:
-            with told_in_short():
+            with shortened_errors():
                 save()
 
     def complete(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class CheckpointWriter:
 
         def run() -> None:
             try:
-                with told_in_short():
+                with shortened_errors():
                     try:
                         self._save()
                     finally:
@@ -113,17 +113,17 @@ class CheckpointWriter:
 
 
 @contextmanager
-def told_in_short() -> Iterator[None]:
+def shortened_errors() -> Iterator[None]:
     """Turn any error of the block into a RuntimeError of one line, which names each rank that failed where
     the error lists ranks."""
     try:
         yield
     except CheckpointException as error:
-        by_rank = (f"rank {rank}: {_in_short(cause[0])}" for rank, cause in error.failures.items())
+        by_rank = (f"rank {rank}: {_first_line(cause[0])}" for rank, cause in error.failures.items())
         raise RuntimeError("; ".join(by_rank)) from error
     except Exception as error:
-        raise RuntimeError(_in_short(error)) from error
+        raise RuntimeError(_first_line(error)) from error
 
 
-def _in_short(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -28,7 +28,7 @@ from nemo_like.compat.gloo import one_gloo_device
 from nemo_like.data_plane.connection import connect
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.policy.backends.backend_kind import backend_kind_of
-from nemo_like.policy.backends.interface import TrainingBackend, WorkerPlace
+from nemo_like.policy.backends.interface import TrainingBackend, WorkerConnections
 from nemo_like.policy.loss.objective import Objective
 from nemo_like.policy.options import Device, ReplicaFetch, WorkerGroupConfig
 from nemo_like.policy.workers.batch_keeper import BatchKeeper
@@ -44,13 +44,13 @@ class GroupWorker(ABC):
         *,
         cfg: WorkerGroupConfig,
         objective: Objective,
-        place: WorkerPlace,
+        connections: WorkerConnections,
     ) -> None:
         """Keep the settings; ``cfg`` is the group's config group. ``setup`` loads the model and connects."""
-        self.cfg, self.coordinates = cfg, place.coordinates
+        self.cfg, self.coordinates = cfg, connections.coordinates
         self.version = 0
         self._objective = objective
-        self._place = place
+        self._connections = connections
 
     @abstractmethod
     def declarations(self) -> tuple[Declaration, ...]:
@@ -61,7 +61,7 @@ class GroupWorker(ABC):
         ready."""
         with one_gloo_device():
             self._join()
-        source = self._place.data_plane
+        source = self._connections.data_plane
         plane = None
         if self._fetches:
             plane = connect(source) if isinstance(source, DataPlaneSpec) else source
@@ -93,14 +93,14 @@ class GroupWorker(ABC):
                 store=self._store(),
                 rank=coordinates.rank,
                 world_size=coordinates.layout.world_size,
-                timeout=datetime.timedelta(seconds=self._place.timeout_s),
+                timeout=datetime.timedelta(seconds=self._connections.timeout_s),
             )
-        self._replica = Replica(coordinates, self._place.timeout_s)
+        self._replica = Replica(coordinates, self._connections.timeout_s)
         self._backend = self._build_backend()
 
     def _store(self) -> dist.Store:
         """Return the store through which the workers of the group find each other."""
-        place, timeout_s = self._place.meeting_place, self._place.timeout_s
+        place, timeout_s = self._connections.meeting_place, self._connections.timeout_s
         if isinstance(place, Path):
             return file_store(place, timeout_s)
         host, port = place

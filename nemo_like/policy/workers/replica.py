@@ -31,15 +31,15 @@ class Replica:
         self._world = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
         everyone = [layout.coordinates(rank) for rank in range(layout.world_size)]
         for dp in range(layout.dp):
-            members = [place for place in everyone if place.dp == dp]
+            members = [member for member in everyone if member.dp == dp]
             # gloo, since columns are shared from host memory to host memory.
             group = dist.new_group(
-                [place.rank for place in members], backend="gloo", timeout=timedelta(seconds=timeout_s)
+                [member.rank for member in members], backend="gloo", timeout=timedelta(seconds=timeout_s)
             )
             if dp == coordinates.dp:
                 self._group = group
                 self._size = len(members)
-                self._leader = next(place.rank for place in members if place.is_leader)
+                self._leader = next(member.rank for member in members if member.is_leader)
 
     def agree(self, failure: DataPlaneError | None) -> None:
         """Raise on every worker when any worker has a failure; every worker of the world calls this.

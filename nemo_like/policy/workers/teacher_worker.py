@@ -19,10 +19,10 @@ from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.trace import span
-from nemo_like.policy.backends.interface import WorkerPlace
+from nemo_like.policy.backends.interface import WorkerConnections
 from nemo_like.policy.batch.teacher_columns import (
-    by_column,
     num_most_likely,
+    scores_by_column,
     teacher_columns,
     teacher_declaration,
 )
@@ -43,7 +43,7 @@ class TeacherWorker(GroupWorker):
         *,
         cfg: TeacherConfig,
         loss: LossConfig,
-        place: WorkerPlace,
+        connections: WorkerConnections,
         temperature: float,
         vocab_size: int,
     ) -> None:
@@ -65,7 +65,7 @@ class TeacherWorker(GroupWorker):
         super().__init__(
             cfg=cfg,
             objective=TeacherObjective(scoring, further_models(cfg)),
-            place=place,
+            connections=connections,
         )
 
     def declarations(self) -> tuple[Declaration, ...]:
@@ -83,7 +83,7 @@ class TeacherWorker(GroupWorker):
         with span("compute"), Stopwatch() as compute, self._backend.weights_of(model):
             scores = self._backend.scores(batch, schedule_of(meta))
         if self.coordinates.is_leader:
-            found = by_column(
+            found = scores_by_column(
                 self._columns,
                 logprobs=scores.logprobs,
                 topk_ids=scores.topk_ids,

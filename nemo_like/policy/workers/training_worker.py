@@ -22,7 +22,7 @@ from nemo_like.observability.trace import span
 from nemo_like.policy.groups.results import WorkerUpdate
 from nemo_like.policy.loss.checked_loss import LossFailed
 from nemo_like.policy.options import TrainedGroupConfig
-from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter, told_in_short
+from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter, shortened_errors
 from nemo_like.policy.workers.group_worker import GroupWorker, Stopwatch, schedule_of
 from nemo_like.policy.workers.random_state import load_random_state, save_random_state
 from nemo_like.policy.workers.worker_watch import WorkerWatch
@@ -106,7 +106,7 @@ class TrainingWorker(GroupWorker):
     def wait_for_checkpoint(self) -> dict[str, str]:
         """Wait until this rank's part of the latest checkpoint is on disk; return the SHA-256 of its share of
         the files, by name. Raises the error of a failed write."""
-        return {} if self._checkpoint is None else self._checkpoint.wait(self._place.timeout_s)
+        return {} if self._checkpoint is None else self._checkpoint.wait(self._connections.timeout_s)
 
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
         """Hash this rank's share of a checkpoint's files; return the names of files that differ from
@@ -116,7 +116,7 @@ class TrainingWorker(GroupWorker):
 
     def load_checkpoint(self, path: str, version: int) -> None:
         """Continue from a checkpoint, which another layout may have written; every rank calls it."""
-        with told_in_short():
+        with shortened_errors():
             self._backend.load_checkpoint(Path(path))
         if self._watch is not None:
             self._watch.abandon()
@@ -131,7 +131,7 @@ class TrainingWorker(GroupWorker):
         model."""
         super()._join()
         self._checkpoint_group = dist.new_group(
-            backend="gloo", timeout=datetime.timedelta(seconds=self._place.timeout_s)
+            backend="gloo", timeout=datetime.timedelta(seconds=self._connections.timeout_s)
         )
 
 

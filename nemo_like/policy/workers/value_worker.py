@@ -31,7 +31,7 @@ from nemo_like.batch.tags import (
 from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.observability.metrics import Metric, mean
 from nemo_like.observability.trace import span
-from nemo_like.policy.backends.interface import WorkerPlace
+from nemo_like.policy.backends.interface import WorkerConnections
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.batch.policy_columns import kl_reads, value_declarations
 from nemo_like.policy.groups.results import WorkerScores
@@ -49,14 +49,14 @@ class ValueWorker(TrainingWorker):
         *,
         cfg: ValueConfig,
         loss: LossConfig,
-        place: WorkerPlace,
+        connections: WorkerConnections,
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects. ``loss`` is the policy's loss, which
         decides whether rewards have a KL term."""
         super().__init__(
             cfg=cfg,
             objective=ValueObjective(cfg),
-            place=place,
+            connections=connections,
         )
         self._value, self._loss = cfg, loss
         self._of_kl = kl_reads(loss)
@@ -79,14 +79,16 @@ class ValueWorker(TrainingWorker):
         """
         batch = self._batches.batch(meta, (INPUT_IDS, RESPONSE_MASK, *self._of_kl))
         with span("compute"), Stopwatch() as compute:
-            columns = self._estimated(batch, self._backend.values(batch, schedule_of(meta)))
+            columns = self._advantages_and_returns(batch, self._backend.values(batch, schedule_of(meta)))
         batch.add(columns)
         if not self.coordinates.is_leader:
             return None
         self._batches.write(meta, columns)
-        return WorkerScores(_sums(batch, columns), _fit(batch, columns), compute.seconds)
+        return WorkerScores(
+            _advantage_sums(batch, columns), _explained_variance_sums(batch, columns), compute.seconds
+        )
 
-    def _estimated(self, batch: PolicyBatch, values: Tensor) -> dict[Column, Tensor]:
+    def _advantages_and_returns(self, batch: PolicyBatch, values: Tensor) -> dict[Column, Tensor]:
         cfg, firsts = self._value, batch.offsets
         ends = values[firsts]
         is_cut_off = batch.sample_values[IS_TRUNCATED.name].cpu() > 0
@@ -113,16 +115,16 @@ class ValueWorker(TrainingWorker):
             prev, reference = (batch.columns[column.name].cpu() for column in self._of_kl)
             kl = kl_to_reference(prev, reference, self._loss.reference_policy_kl_type)
             rewards -= self._loss.reference_policy_kl_penalty * kl.masked_fill(mask == 0, 0.0).double()
-        places = mask.nonzero().squeeze(1)
-        owner = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)[places]
+        positions = mask.nonzero().squeeze(1)
+        owner = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)[positions]
         counts = torch.bincount(owner, minlength=len(batch))
         has_response = counts > 0
-        last = places[counts.cumsum(0)[has_response] - 1]
+        last = positions[counts.cumsum(0)[has_response] - 1]
         rewards[last] += batch.sample_values[SHAPED_REWARD.name].cpu().double()[has_response]
         return rewards
 
 
-def _sums(batch: PolicyBatch, columns: dict[Column, Tensor]) -> dict[str, list[float]]:
+def _advantage_sums(batch: PolicyBatch, columns: dict[Column, Tensor]) -> dict[str, list[float]]:
     advantages = columns[TOKEN_ADVANTAGES].double()
     return {
         TOKEN_ADVANTAGE_SUM.name: batch.sum_per_sample(advantages).tolist(),
@@ -130,7 +132,7 @@ def _sums(batch: PolicyBatch, columns: dict[Column, Tensor]) -> dict[str, list[f
     }
 
 
-def _fit(batch: PolicyBatch, columns: dict[Column, Tensor]) -> dict[str, Metric]:
+def _explained_variance_sums(batch: PolicyBatch, columns: dict[Column, Tensor]) -> dict[str, Metric]:
     """Return means over the response tokens of samples that train; the driver computes from them how much of
     the variance of the returns the values explain."""
     trains = torch.repeat_interleave(batch.sample_values[SAMPLE_MASK.name].cpu() > 0, batch.lengths)

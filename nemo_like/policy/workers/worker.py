@@ -38,7 +38,7 @@ from nemo_like.policy.backends.interface import (
     FurtherColumns,
     WeightSender,
     WeightSenderSpec,
-    WorkerPlace,
+    WorkerConnections,
     is_weight_sender,
 )
 from nemo_like.policy.batch.policy_batch import PolicyBatch
@@ -72,7 +72,7 @@ class PolicyWorker(TrainingWorker):
         *,
         cfg: PolicyConfig,
         loss: LossConfig,
-        place: WorkerPlace,
+        connections: WorkerConnections,
         temperature: float,
         weight_sender: WeightSender | WeightSenderSpec | None,
         weight_replicas: Sequence[int] = FIRST_REPLICA,
@@ -88,7 +88,7 @@ class PolicyWorker(TrainingWorker):
         super().__init__(
             cfg=cfg,
             objective=PolicyObjective(loss, temperature),
-            place=place,
+            connections=connections,
         )
         self.loss = loss
         self._own_reads = (*own_reads(loss), *further.reads)

@@ -26,7 +26,7 @@ from nemo_like.batch.tags import NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, SAMPLE_
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.observability.metrics import Metric, maximum, summed
 from nemo_like.policy.batch.policy_batch import PolicyBatch
-from nemo_like.policy.loss.update_watch import Internals, UpdateWatch
+from nemo_like.policy.loss.update_watch import BackendState, UpdateWatch
 from nemo_like.policy.options import TrainedGroupConfig
 from nemo_like.tripwires.dues import is_due
 from nemo_like.tripwires.measured import Measured
@@ -142,7 +142,7 @@ class WorkerWatch:
             measured[Measured.num_trained_tokens] = summed(everywhere[len(_EXCHANGED) + own])
         return measured
 
-    def begin(self, now: Internals) -> None:
+    def begin(self, now: BackendState) -> None:
         """Measure the backend's weights and optimizer before the first update of a phase."""
         before = weight_sample(now.weights)
         if self._weights is not None:
@@ -150,7 +150,7 @@ class WorkerWatch:
         self._weights, self._num_updates = before, now.num_updates
         self._moments_norm = _norm(now.first_moments)
 
-    def end(self, now: Internals) -> None:
+    def end(self, now: BackendState) -> None:
         """Measure the backend's weights and optimizer after the last update of a phase."""
         after, before = weight_sample(now.weights), self._weights
         assert before is not None, "`begin` comes first"

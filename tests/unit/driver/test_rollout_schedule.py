@@ -45,7 +45,7 @@ class Notes:
         self.told.append(f"weights {version}")
         return {}
 
-    def generation_is_over(self) -> None:
+    def end_generation(self) -> None:
         self.told.append("over")
 
     def begin(self, prompts: PromptBatch, partition: str) -> None:

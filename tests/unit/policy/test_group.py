@@ -24,7 +24,7 @@ from nemo_like.policy.groups.group import (
     PolicyWorkerGroup,
     TeacherWorkerGroup,
     ValueWorkerGroup,
-    awaited_of,
+    awaited_text,
     gathered_tags,
     with_epochs,
 )
@@ -171,11 +171,13 @@ def test_epochs_repeat_every_update_in_order_on_the_same_rows() -> None:
 
 def test_what_a_late_replica_owes_has_partition_samples_and_column() -> None:
     shard = batch_of([4] * 4).slice(1, 3)
-    assert awaited_of("compute_logprobs", shard, POLICY_COLUMNS) == (
+    assert awaited_text("compute_logprobs", shard, POLICY_COLUMNS) == (
         "partition 'train-1': column 'prev_logprobs', column 'reference_logprobs' of its 2 samples a/1, b/0 "
         "is awaited"
     )
-    assert awaited_of("train", shard, []) == "partition 'train-1': train of its 2 samples a/1, b/0 is awaited"
+    assert (
+        awaited_text("train", shard, []) == "partition 'train-1': train of its 2 samples a/1, b/0 is awaited"
+    )
 
 
 TWO_REPLICAS = (

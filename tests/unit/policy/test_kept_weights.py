@@ -24,7 +24,7 @@ def test_the_reference_is_what_the_weights_were_and_leaves_them_as_they_are(
     for round_number in (10.0, 20.0):
         with torch.no_grad():
             model[0].fill_(round_number)
-        with reference.in_place():
+        with reference.in_model():
             assert values(model) == [[1.0, 2.0], [3.0]]
         assert values(model) == [[round_number, round_number], [3.0]]
 
@@ -35,10 +35,10 @@ def test_the_policys_weights_come_back_when_scoring_fails(placement: ReferencePl
     reference = KeptWeights(lambda: model, placement)
     with torch.no_grad():
         model[1].fill_(7.0)
-    with pytest.raises(RuntimeError, match="out of memory"), reference.in_place():
+    with pytest.raises(RuntimeError, match="out of memory"), reference.in_model():
         raise RuntimeError("out of memory")
     assert values(model) == [[1.0, 2.0], [7.0]]
-    with reference.in_place():
+    with reference.in_model():
         assert values(model) == [[1.0, 2.0], [3.0]]
 
 
@@ -47,7 +47,7 @@ def test_a_swapped_reference_holds_one_model_on_the_host() -> None:
     reference = KeptWeights(lambda: model, ReferencePlacement.swap_in_place)
     with torch.no_grad():
         model[0].fill_(5.0)
-    with reference.in_place():
+    with reference.in_model():
         assert [held.tolist() for held in reference.held] == [[5.0, 5.0], [3.0]]
 
 
@@ -56,7 +56,7 @@ def test_weights_keep_their_storage(placement: ReferencePlacement) -> None:
     """Optimizers and communication buffers point at it."""
     model = parameters()
     places = [parameter.data_ptr() for parameter in model]
-    with KeptWeights(lambda: model, placement).in_place():
+    with KeptWeights(lambda: model, placement).in_model():
         assert [parameter.data_ptr() for parameter in model] == places
     assert [parameter.data_ptr() for parameter in model] == places
 
@@ -67,5 +67,5 @@ def test_no_swap_takes_new_memory_on_the_host(placement: ReferencePlacement) -> 
     reference = KeptWeights(lambda: model, placement)
     places = [held.data_ptr() for held in reference.held]
     for _ in range(2):
-        with reference.in_place():
+        with reference.in_model():
             assert [held.data_ptr() for held in reference.held] == places

@@ -8,8 +8,8 @@ from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.spec_utils import ModuleSpec
 
 from nemo_like.policy.megatron import lora
-from nemo_like.policy.megatron.convert import Geometry, ModelPart, merge, rule_for
 from nemo_like.policy.megatron.lora import AdapterSettings, LayerAdapters, without_fused_norms
+from nemo_like.policy.megatron.weight_conversion import Geometry, ModelPart, merge, rule_for
 from nemo_like.policy.options import LoraConfig
 
 GEOMETRY = Geometry(num_attention_heads=4, num_query_groups=2, head_size=3, vocab_size=8, padded_vocab_size=8)

@@ -51,7 +51,7 @@ def one_update(
     """Loss and its gradient by token, where the model gives every token this log-prob."""
     update = GlobalBatch(num_samples=1, num_tokens=2, micro_batches=(MICRO_BATCH,))
     logprobs = torch.full((3,), logprob, requires_grad=True)
-    loss = PolicyObjective(cfg, 1.0).of_update(batch, update, metrics)(
+    loss = PolicyObjective(cfg, 1.0).loss_of_update(batch, update, metrics)(
         TokenScores(logprobs=logprobs), batch.micro_batch(MICRO_BATCH, Schedule((update,)))
     )
     loss.backward()
@@ -82,7 +82,7 @@ def test_a_distillation_loss_gets_the_students_logprobs_of_the_teachers_tokens()
     tags = {"advantage": [2.0, 1.0], "sample_mask": [1.0, 0.0]}
     batch, metrics = PolicyBatch(columns, [3, 2], tags, CPU), TrainMetrics(CPU, 1, own_means(cfg))
     update = GlobalBatch(num_samples=1, num_tokens=2, micro_batches=(MICRO_BATCH,))
-    loss = PolicyObjective(cfg, 1.0).of_update(batch, update, metrics)(
+    loss = PolicyObjective(cfg, 1.0).loss_of_update(batch, update, metrics)(
         TokenScores(logprobs=torch.full((3,), -1.0, requires_grad=True), topk_logprobs=student),
         batch.micro_batch(MICRO_BATCH, Schedule((update,))),
     )
@@ -321,7 +321,7 @@ def test_a_gradient_by_another_input_that_is_not_finite_is_told_too() -> None:
     batch.add({TOPK_IDS: np.zeros((5, 2), np.int32)})
     update = GlobalBatch(num_samples=1, num_tokens=2, micro_batches=(MICRO_BATCH,))
     cfg = own("distance")
-    loss = PolicyObjective(cfg, 1.0).of_update(batch, update, metrics_of(cfg))(
+    loss = PolicyObjective(cfg, 1.0).loss_of_update(batch, update, metrics_of(cfg))(
         TokenScores(
             logprobs=torch.full((3,), -1.0, requires_grad=True),
             topk_logprobs=torch.full((3, 2), -0.5, requires_grad=True),
@@ -361,7 +361,7 @@ def in_part(cfg: LossConfig) -> float:
     metrics = TrainMetrics(CPU, 1, objective.own_means)
     logprobs = torch.full((3,), -1.0, requires_grad=True)
     inputs = batch.micro_batch(MICRO_BATCH, Schedule((part,)))
-    return objective.of_update(batch, part, metrics)(TokenScores(logprobs=logprobs), inputs).item()
+    return objective.loss_of_update(batch, part, metrics)(TokenScores(logprobs=logprobs), inputs).item()
 
 
 def test_an_own_loss_is_accumulated_where_it_is_a_weighted_sum() -> None:

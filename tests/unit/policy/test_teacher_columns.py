@@ -52,4 +52,4 @@ def test_a_teacher_cannot_be_asked_to_train() -> None:
     objective = TeacherObjective(LogprobSettings(temperature=1.0))
     assert not objective.keeps_reference
     with pytest.raises(RuntimeError, match="a teacher is frozen"):
-        objective.of_update(None, None, None)  # type: ignore[arg-type]
+        objective.loss_of_update(None, None, None)  # type: ignore[arg-type]

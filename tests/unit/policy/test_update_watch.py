@@ -53,7 +53,7 @@ def train(
     made = made or batch()
     watch, metrics = UpdateWatch(cfg), TrainMetrics(CPU, num_replicas=1)
     for _ in range(num_updates):
-        loss = PolicyObjective(cfg, 1.0).of_update(made, UPDATE, metrics)
+        loss = PolicyObjective(cfg, 1.0).loss_of_update(made, UPDATE, metrics)
         loss = watch.watched(loss, made, UPDATE, metrics.num_updates)
         for spec in UPDATE.micro_batches:
             inputs = made.micro_batch(spec, Schedule((UPDATE,)))
@@ -93,7 +93,7 @@ def test_columns_that_changed_on_the_way_to_the_loss_are_noticed() -> None:
     made = batch()
     watch, metrics = UpdateWatch(CONFIG), TrainMetrics(CPU, num_replicas=1)
     other = of_kind("policy_gradient", ratio_clip_max=0.001)
-    loss = PolicyObjective(other, 1.0).of_update(made, UPDATE, metrics)
+    loss = PolicyObjective(other, 1.0).loss_of_update(made, UPDATE, metrics)
     loss = watch.watched(loss, made, UPDATE, 0)
     for spec in UPDATE.micro_batches:
         inputs = made.micro_batch(spec, Schedule((UPDATE,)))
@@ -174,7 +174,7 @@ def test_advantages_of_tokens_that_were_left_out_are_noticed() -> None:
     column = made.columns[TOKEN_ADVANTAGES.name]
     made.columns[TOKEN_ADVANTAGES.name] = torch.zeros(8)
     watch, metrics = UpdateWatch(CONFIG), TrainMetrics(CPU, num_replicas=1)
-    loss = PolicyObjective(CONFIG, 1.0).of_update(made, UPDATE, metrics)
+    loss = PolicyObjective(CONFIG, 1.0).loss_of_update(made, UPDATE, metrics)
     loss = watch.watched(loss, made, UPDATE, 0)
     made.columns[TOKEN_ADVANTAGES.name] = column  # which the loss never saw
     for spec in UPDATE.micro_batches:

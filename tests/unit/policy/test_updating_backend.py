@@ -25,7 +25,7 @@ from nemo_like.policy.backends.learning_rate import learning_rate
 from nemo_like.policy.backends.updating_backend import UpdatingBackend, check_accumulated
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.loss.objective import LossFunction, Objective, PolicyObjective
-from nemo_like.policy.loss.update_watch import Internals, UpdateWatch
+from nemo_like.policy.loss.update_watch import BackendState, UpdateWatch
 from nemo_like.policy.loss.value_objective import ValueObjective
 from nemo_like.tripwires.measured import Measured
 from tests.unit.algorithms.loss_cases import CONFIG, GSPO, of_kind
@@ -87,7 +87,7 @@ class ByHand(UpdatingBackend):
         self.gradients = torch.zeros(sum(LENGTHS))
         self.rates: list[float] = []
 
-    def _of_tokens(self, *_: Any, **__: Any) -> list[torch.Tensor]:
+    def _token_outputs(self, *_: Any, **__: Any) -> list[torch.Tensor]:
         return []
 
     def _gradients_in_use(self) -> AbstractContextManager[None]:
@@ -121,8 +121,8 @@ class ByHand(UpdatingBackend):
         self.rates.append(rate)
         return float(self.gradients.norm())
 
-    def _internals(self) -> Internals:
-        return Internals(
+    def _backend_state(self) -> BackendState:
+        return BackendState(
             weights=[],
             first_moments=[],
             num_updates=self.num_updates,
@@ -136,9 +136,9 @@ class Watch:
 
     def __init__(self, loss: LossConfig) -> None:
         self.losses = UpdateWatch(loss)
-        self.seen: list[Internals] = []
+        self.seen: list[BackendState] = []
 
-    def begin(self, now: Internals) -> None:
+    def begin(self, now: BackendState) -> None:
         self.seen.append(now)
 
     end = begin

@@ -51,7 +51,7 @@ def train(
     micro_batches = tuple(MicroBatch(tuple(rows), padded_length) for rows in cuts)
     update = GlobalBatch(num_samples=2, num_tokens=4, micro_batches=micro_batches)
     schedule, metrics = Schedule((update,), layout), TrainMetrics(CPU, 1, ValueObjective(cfg).own_means)
-    loss = ValueObjective(cfg).of_update(made, update, metrics)
+    loss = ValueObjective(cfg).loss_of_update(made, update, metrics)
     given = torch.tensor(by_token, requires_grad=True)
     total = torch.zeros(())
     for spec in micro_batches:

@@ -23,7 +23,7 @@ from nemo_like.batch.columns import (
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.configuration import load_config
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.policy.backends.interface import WorkerPlace
+from nemo_like.policy.backends.interface import WorkerConnections
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.workers.value_worker import ValueWorker
 from tests.unit.algorithms.loss_cases import CONFIG
@@ -39,7 +39,7 @@ def worker(loss: LossConfig = CONFIG, **changes: Any) -> ValueWorker:
     return ValueWorker(
         cfg=replace(VALUE, **changes),
         loss=loss,
-        place=WorkerPlace(
+        connections=WorkerConnections(
             ParallelLayout(tp=1, cp=1, dp=1, pp=1).coordinates(0), InMemoryDataPlane(), ("127.0.0.1", 0), 1.0
         ),
     )

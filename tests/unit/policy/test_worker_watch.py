@@ -15,7 +15,7 @@ from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.configuration import load_config
 from nemo_like.policy.batch.policy_batch import PolicyBatch
-from nemo_like.policy.loss.update_watch import Internals
+from nemo_like.policy.loss.update_watch import BackendState
 from nemo_like.policy.workers.worker_watch import WorkerWatch, weight_sample
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.options import Tripwires
@@ -35,9 +35,9 @@ def batch() -> PolicyBatch:
     return PolicyBatch(columns, [3, 3], {}, torch.device("cpu"))
 
 
-def internals(**changes: Any) -> Internals:
+def internals(**changes: Any) -> BackendState:
     """A rank before the first update."""
-    start = Internals(
+    start = BackendState(
         weights=REFERENCE,
         first_moments=[],
         num_updates=0,
@@ -53,7 +53,7 @@ def watch_of(*references: list[torch.Tensor], level: Tripwires = Tripwires.all) 
     return WorkerWatch(POLICY, CONFIG, ALONE, lambda: found.pop(0) if len(found) > 1 else found[0], level)
 
 
-def measured(before: Internals, after: Internals, watch: WorkerWatch | None = None) -> dict[str, float]:
+def measured(before: BackendState, after: BackendState, watch: WorkerWatch | None = None) -> dict[str, float]:
     """What one training phase gives that began with ``before``."""
     watch = watch or watch_of()
     watch.training(META, batch())
@@ -122,7 +122,7 @@ def test_a_reference_with_other_weights_than_at_the_start_is_noticed() -> None:
     ],
 )
 def test_another_reference_gives_other_logprobs(
-    after: Internals, reference_logprob: float, is_wrong: float
+    after: BackendState, reference_logprob: float, is_wrong: float
 ) -> None:
     watch = watch_of()
     measured(internals(), after, watch)

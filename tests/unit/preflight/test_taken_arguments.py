@@ -18,7 +18,7 @@ from nemo_like.configuration import Config
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.policy.backends.library_arguments import passed_to_engines, passed_to_workers
 from nemo_like.policy.fsdp.model import empty_model
-from nemo_like.policy.megatron.library_values import as_megatron_has_them
+from nemo_like.policy.megatron.library_values import megatron_values
 from nemo_like.preflight import drafts
 from nemo_like.preflight.checks import preflight
 from nemo_like.preflight.drafts import draft_notes
@@ -126,11 +126,11 @@ def test_the_plan_says_what_is_drafted_and_that_a_draft_goes_stale(demo: Demo) -
 
 
 def test_names_of_enumerations_and_dtypes_become_what_they_name() -> None:
-    assert as_megatron_has_them(TransformerConfig, {"attention_backend": "flash", "fp8": "e4m3"}) == {
+    assert megatron_values(TransformerConfig, {"attention_backend": "flash", "fp8": "e4m3"}) == {
         "attention_backend": AttnBackend.flash,
         "fp8": "e4m3",
     }
-    assert as_megatron_has_them(OptimizerConfig, {"exp_avg_dtype": "bfloat16"}) == {
+    assert megatron_values(OptimizerConfig, {"exp_avg_dtype": "bfloat16"}) == {
         "exp_avg_dtype": torch.bfloat16
     }
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from nemo_like.tripwires.alarm import Alarm, told
+from nemo_like.tripwires.alarm import Alarm, alarm_message
 from nemo_like.tripwires.data_checks import prompt_alarms, resume_alarms, reward_alarms
 
 
@@ -28,6 +28,6 @@ def test_prompts_continue_where_the_checkpoint_has_them() -> None:
 
 def test_a_message_has_every_alarm_of_a_step() -> None:
     alarms = [Alarm(tripwire=name, wrong=f"{name} is wrong", look_at="there") for name in ("a", "b")]
-    assert told(alarms, 3) == (
+    assert alarm_message(alarms, 3) == (
         "at step 3, tripwire 'a': a is wrong; look at there\ntripwire 'b': b is wrong; look at there"
     )

@@ -11,7 +11,7 @@ import pytest
 from nemo_like.algorithms.estimators import AdvantageInputs, KLToGo, build_estimator
 from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.configuration import load_config
-from nemo_like.tripwires.reference_advantages import Rewarded, reference_advantages
+from nemo_like.tripwires.reference_advantages import RewardedSamples, reference_advantages
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs" / "grpo_arithmetic_cpu.yaml"
 
@@ -20,9 +20,10 @@ def grpo(*overrides: str) -> GRPOConfig:
     return load_config(CONFIG, overrides).grpo
 
 
-def samples(rewards: list[float], groups: list[int], trains: list[bool] | None = None) -> Rewarded:
+def samples(rewards: list[float], groups: list[int], trains: list[bool] | None = None) -> RewardedSamples:
     count = len(rewards)
-    return Rewarded(rewards=rewards, groups=groups, trains=trains or [True] * count, num_tokens=[1.0] * count)
+    trains = trains or [True] * count
+    return RewardedSamples(rewards=rewards, groups=groups, trains=trains, num_tokens=[1.0] * count)
 
 
 def test_grpo_divides_by_the_deviation_of_the_group() -> None:
@@ -96,7 +97,7 @@ def test_they_are_those_of_training(overrides: tuple[str, ...], with_kl: bool) -
         )
     )
     found = reference_advantages(
-        Rewarded(
+        RewardedSamples(
             rewards=rewards,
             groups=groups,
             trains=trains,

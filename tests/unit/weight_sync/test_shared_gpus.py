@@ -178,7 +178,7 @@ class Run:
     def generate(self) -> None:
         self.sync.ensure_version(self.version)
         assert all(engine.holds is EngineHolds.everything for engine in self.engines.values())
-        self.sync.generation_is_over()
+        self.sync.end_generation()
 
     def train(self) -> None:
         with self.policy.call(Stage.logprobs, ("weights",), "activations"):

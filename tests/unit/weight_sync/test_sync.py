@@ -66,7 +66,7 @@ def test_engines_that_share_gpus_wake_and_sleep_with_the_stages_and_keep_their_v
     sync = EngineWeights(trainer.push_weights, SharedGpus(held.append, keeps_weights=True))
     sync.ensure_version(3)
     assert held == [EngineHolds.weights, EngineHolds.everything]
-    sync.generation_is_over()
+    sync.end_generation()
     assert held[2:] == [EngineHolds.nothing]
     assert sync.ensure_version(3) == {}
     assert held[3:] == [EngineHolds.everything]
@@ -78,11 +78,11 @@ def test_engines_that_lose_their_weights_asleep_get_the_same_version_again() -> 
     sync = EngineWeights(trainer.push_weights, SharedGpus(held.append, keeps_weights=False))
     sync.ensure_version(3)
     assert sync.ensure_version(3) == {}  # they did not sleep
-    sync.generation_is_over()
+    sync.end_generation()
     sync.ensure_version(3)
     assert held[2:] == [EngineHolds.nothing, EngineHolds.weights, EngineHolds.everything]
     assert trainer.pushed == [3, 3]
-    sync.generation_is_over()
+    sync.end_generation()
     with pytest.raises(ValueError, match=r"engines are at policy version 3; version=2 is older"):
         sync.ensure_version(2)
 

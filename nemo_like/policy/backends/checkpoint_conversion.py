@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.policy.backends.backend_kind import backend_kind_of
-from nemo_like.policy.backends.interface import WorkerPlace
+from nemo_like.policy.backends.interface import WorkerConnections
 from nemo_like.policy.groups.parallelism import parallel_layout
 from nemo_like.policy.options import Device, PolicyConfig
 from nemo_like.policy.workers.worker import PolicyWorker
@@ -32,7 +32,7 @@ def export_checkpoint(cfg: PolicyConfig, loss: LossConfig, checkpoint: Path, out
         worker = PolicyWorker(
             cfg=cfg,
             loss=loss,
-            place=WorkerPlace(
+            connections=WorkerConnections(
                 parallel_layout(cfg).coordinates(0), InMemoryDataPlane(), Path(folder, "store"), _TIMEOUT_S
             ),
             temperature=1.0,

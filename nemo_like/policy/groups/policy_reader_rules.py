@@ -14,7 +14,7 @@ from nemo_like.policy.groups.layout import replays_routes
 from nemo_like.policy.options import WorkerGroupConfig
 
 
-def beside_policy(
+def reader_problems(
     name: str, noun: str, group: WorkerGroupConfig, policy: WorkerGroupConfig
 ) -> Iterator[Problem]:
     """Yield every problem of the worker group ``name`` with reading the policy's samples, from its keys
@@ -38,7 +38,7 @@ def beside_policy(
             )
 
 
-def model_beside_policy(
+def reader_model_problems(
     name: str, noun: str, group: WorkerGroupConfig, policy: WorkerGroupConfig
 ) -> Iterator[Problem]:
     """Yield every problem of the model of the worker group ``name`` with reading the policy's samples.

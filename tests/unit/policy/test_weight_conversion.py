@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nemo_like.policy.backends.hf_checkpoint import HFCheckpoint
-from nemo_like.policy.megatron.convert import (
+from nemo_like.policy.megatron.weight_conversion import (
     Geometry,
     ModelPart,
     cut,
