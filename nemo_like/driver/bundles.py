@@ -1,4 +1,4 @@
-"""What a run reserves on each node, as bundles for ``cluster.placement``."""
+"""The CPUs and GPUs that a run reserves on each node, as bundles for ``cluster.placement``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nemo_like.plan.roles import roles
 
 
 def bundles(cfg: Config, places: Sequence[Place]) -> list[Bundle]:
-    """Return a bundle for each node that any of ``places`` is on."""
+    """Return one bundle for each node that has at least one of ``places``."""
     needs = roles(cfg)
     return [
         Bundle(

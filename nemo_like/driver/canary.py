@@ -1,4 +1,4 @@
-"""Has engines and trainer score the canary after a weight update."""
+"""Compares how engines and trainer score a fixed sequence of tokens, the canary, after a weight update."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Canary:
         token_ids: Sequence[int],
         timeout_s: float,
     ) -> None:
-        """Ask the engines that ``engines()`` returns at the time, since any may be replaced."""
+        """Score ``token_ids``. ``engines()`` returns the present engines, since any may be replaced."""
         self._cluster, self._engines, self._policy = cluster, engines, policy
         self._token_ids, self._timeout_s = tuple(token_ids), timeout_s
 
     def gap(self) -> float:
         """Return how far the worst engine is from the trainer, nats per token.
 
-        Raises what ``Cluster.gather`` raises.
+        Raises the errors of ``Cluster.gather``.
         """
         calls = [engine.submit("canary_logprobs", self._token_ids) for engine in self._engines()]
         trainer = self._policy.canary_logprobs(self._token_ids)

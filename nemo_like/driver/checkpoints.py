@@ -1,4 +1,4 @@
-"""The checkpoints of a run as its driver sees them: when to save, what to save, and where to continue.
+"""The driver's part of checkpoints: when to save, what to save, and where to continue.
 
 save      worker groups  ─▶ tmp_step_N/policy, .../value (all ranks, own format, while the run goes on)
           driver         ─▶ tmp_step_N/training_state.json, then renamed to step_N
@@ -37,7 +37,7 @@ from nemo_like.rollout.prompts import SourceReports
 
 @dataclass(frozen=True, slots=True)
 class RunPosition:
-    """How far a run has come."""
+    """How many steps, policy versions, samples and tokens a run has done."""
 
     step: int = 0  # rollout steps done
     policy_version: int = 0
@@ -47,7 +47,7 @@ class RunPosition:
     def after(
         self, step: int, policy_version: int, metrics: Mapping[str, float], num_samples: int
     ) -> RunPosition:
-        """Return the position after ``step``, which had these metrics.
+        """Return the position after ``step``, whose metrics these are.
 
         ``num_samples`` is the number of samples of one rollout; the metrics say how many rollouts the step
         took.
@@ -61,18 +61,18 @@ class RunPosition:
         )
 
 
-# The worker groups of a run by name, which is that of their directory in a checkpoint.
+# The worker groups of a run by name; each has a directory of this name in a checkpoint.
 SavedGroups = Mapping[str, SavedGroup]
 
 
 def saved_groups(policy: SavedGroup, value: SavedGroup | None) -> SavedGroups:
-    """Return the worker groups of a run under their names; ``value`` is None without a critic."""
+    """Return the worker groups of a run by name; ``value`` is None without a critic."""
     return {POLICY_GROUP: policy, **({} if value is None else {VALUE_GROUP: value})}
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A checkpoint that the workers are writing."""
+    """A checkpoint that the workers are still writing."""
 
     state: TrainingState
     groups: SavedGroups
@@ -81,8 +81,8 @@ class _Pending:
 class RunCheckpoints:
     """The checkpoints of one run directory.
 
-    ``found`` is the checkpoint to continue from, None for a new run. ``warnings`` say which checkpoints were
-    set aside because they were not whole.
+    ``found`` is the checkpoint to continue from, None for a new run. ``warnings`` says which checkpoints were
+    set aside because they were incomplete.
     """
 
     def __init__(
@@ -94,9 +94,8 @@ class RunCheckpoints:
     ) -> None:
         """Look for the checkpoints that earlier processes of this run left.
 
-        ``expected_bytes`` is how large the first checkpoint will be, and ``groups`` are the names of the
-        worker groups. Raises CheckpointError when there are
-        checkpoints, and none is whole.
+        ``expected_bytes`` is the size of the first checkpoint, and ``groups`` are the names of the worker
+        groups. Raises CheckpointError when there are checkpoints, and none is complete.
         """
         self._cfg = cfg
         self.warnings: list[str] = []
@@ -119,14 +118,14 @@ class RunCheckpoints:
 
     @property
     def wandb_run_id(self) -> str | None:
-        """The Weights & Biases id that the checkpoint to continue from names; None for a new run."""
+        """The Weights & Biases run id in the checkpoint to continue from; None for a new run."""
         return None if self.found is None else self.found.state.wandb_run_id
 
     def verify(self, groups: SavedGroups) -> None:
         """Have the workers hash the files that they will load, and set corrupt checkpoints aside.
 
-        ``found`` is then the latest checkpoint whose files are what was written. ``warnings`` are replaced by
-        those of this call. Raises CheckpointError when no checkpoint is left.
+        ``found`` is then the latest checkpoint with intact files, and ``warnings`` has the warnings of this
+        call alone. Raises CheckpointError when no checkpoint is left.
         """
         self.warnings.clear()
         if self.found is None:
@@ -145,10 +144,10 @@ class RunCheckpoints:
             )
 
     def meet_data(self, sources: SourceReports) -> None:
-        """Compare the run's data with those of ``found``; checkpoints from now on name these.
+        """Compare the run's data with the data of ``found``; later checkpoints save the run's data.
 
-        Raises CheckpointError when a training source is another one. Held-out problems that are others, and
-        a checkpoint that does not say of which data it is, add a warning.
+        Raises CheckpointError when a training source differs. Adds a warning when held-out prompts differ, or
+        when the checkpoint does not say which data it had.
         """
         self._data = saved_data(sources)
         if self.found is None:
@@ -174,10 +173,10 @@ class RunCheckpoints:
             )
 
     def resume(self, groups: SavedGroups, prompts: SavedPrompts) -> RunPosition:
-        """Bring worker groups and prompt order to where the run stopped, and return that position.
+        """Restore worker groups and prompt order from ``found``, and return the run's position.
 
         A new run changes nothing and gets the position of step 0. Raises CheckpointError when the
-        configuration's data or seed are not the checkpoint's, or when it cannot be loaded.
+        configuration's data or seed differ from the checkpoint's, or when it cannot be loaded.
         """
         if self.found is None:
             return RunPosition()
@@ -214,13 +213,13 @@ class RunCheckpoints:
         prompts: SavedPrompts,
         wandb_run_id: str,
     ) -> None:
-        """Save the run as it stands after ``position.step``, which had ``metrics``.
+        """Save the state of the run after ``position.step``, which had ``metrics``.
 
-        Does nothing where checkpoints are not enabled. The checkpoint before is completed first. With
+        Does nothing when checkpoints are disabled. Completes the previous checkpoint first. With
         ``checkpointing.writing=background`` this returns while the workers still write; the checkpoint counts
         once ``settle`` or ``finish`` has completed it. Raises DiskFull when the disk is full, and
-        CheckpointError when this checkpoint or the one before cannot be written for another reason; the whole
-        ones stay.
+        CheckpointError when this checkpoint or the previous one cannot be written for another reason;
+        complete checkpoints stay.
         """
         if not self._cfg.enabled:
             return
@@ -244,9 +243,9 @@ class RunCheckpoints:
             self.finish()
 
     def settle(self) -> None:
-        """Complete the checkpoint under way if the workers have written it, without waiting for them.
+        """Complete the pending checkpoint if the workers have written it, without waiting for them.
 
-        Raises what ``save`` raises.
+        Raises the errors of ``save``.
         """
         if self._pending is None:
             return
@@ -256,9 +255,9 @@ class RunCheckpoints:
             self.finish()
 
     def finish(self) -> None:
-        """Wait until the workers have written the checkpoint under way, if there is one, and complete it.
+        """Wait until the workers have written the pending checkpoint, if there is one, and complete it.
 
-        Raises what ``save`` raises.
+        Raises the errors of ``save``.
         """
         if self._pending is None:
             return
@@ -278,8 +277,8 @@ class RunCheckpoints:
 
 
 def continuation(cfg: Config, directory: RunDirectory) -> str:
-    """Return the sentence that says how a run with a checkpoint continues, after a full stop; empty for a run
-    that would not look for its checkpoint."""
+    """Return a sentence, which starts with a full stop, on how a run with a checkpoint continues; empty for a
+    run that would not look for its checkpoint."""
     if not (cfg.checkpointing.enabled and cfg.checkpointing.resume_if_exists):
         return ""
     # Without a name the same command makes a run in a directory of its own.
@@ -293,7 +292,7 @@ def _corrupt_files(group: SavedGroup, path: Path, digests: Mapping[str, str]) ->
 
 @contextmanager
 def _write_errors(path: Path) -> Iterator[None]:
-    """Turn ActorFailed from the block, a worker's error, into CheckpointError that names ``path``."""
+    """Turn ActorFailed of a worker in the block into CheckpointError that names ``path``."""
     try:
         yield
     except ActorFailed as error:

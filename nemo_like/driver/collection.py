@@ -30,7 +30,7 @@ from nemo_like.rollout.prompts import PromptBatch, RolloutResult, WantedGroups
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """The P groups that a step trains on, ordered by (prompt, generation), and what it took to get them."""
+    """The P groups that a step trains on, ordered by (prompt, generation), and the cost of getting them."""
 
     batch: KVBatchMeta
     dropped: tuple[KVBatchMeta, ...]  # metadata only: the samples are cleared
@@ -42,22 +42,23 @@ class Collected:
     operations: Sequence[Operation]  # of the rollout actor in the data plane
     # For the tripwires, over everything generated.
     measured: Mapping[str, Metric] = field(default_factory=dict)
-    engines: Mapping[str, Metric] = field(default_factory=dict)  # how busy they were
+    engines: Mapping[str, Metric] = field(default_factory=dict)  # how busy the engines were
 
     @property
     def generated(self) -> tuple[KVBatchMeta, ...]:
-        """Everything that was sampled, the dropped groups last."""
+        """All sampled groups, the dropped ones last."""
         return (self.batch, *self.dropped)
 
 
 class PartOrder(Protocol):
-    """Says in which order the groups of rollouts come, where that is known; ``RunJournal`` is one."""
+    """Says in which order the groups of rollouts come, if that order is known. ``RunJournal`` is one."""
 
     def wanted(self, prompts: PromptBatch, at_least: int) -> WantedGroups:
-        """Return which groups the next part of a rollout has, if need be ``at_least`` so many."""
+        """Return the groups that the next part of a rollout shall have, or else ask for ``at_least``
+        groups."""
 
     def took(self, prompts: PromptBatch, positions: Sequence[int]) -> None:
-        """Hear which groups it had, by their positions among the prompts."""
+        """Note which groups the part had, by their positions among the prompts."""
 
 
 class Collection:
@@ -74,11 +75,11 @@ class Collection:
         journal: PartOrder,
         multiple: int | None = None,
     ) -> None:
-        """``begun`` are the prompts of a rollout into ``partition`` that has begun; ``more_prompts(last)``
-        returns those of the rollout after the one of ``last``; ``journal`` says in which order groups come,
-        and hears of it.
+        """Collect from the rollout of ``begun`` into ``partition``, which has begun.
 
-        Every part but the last has a multiple of ``multiple`` groups; None: there is one part.
+        ``more_prompts(last)`` returns the prompts of the rollout after ``last``; ``journal`` says in which
+        order groups come, and notes it. Every part but the last has a multiple of ``multiple`` groups; None:
+        there is one part.
         """
         self._begun, self._partition = begun, partition
         self._rollout, self._cfg, self._more_prompts = rollout, cfg, more_prompts
@@ -104,7 +105,8 @@ class Collection:
             yield in_order(ready)
 
     def collected(self, batch: KVBatchMeta) -> Collected:
-        """Return what it took to get the parts, which are over, and ``batch``, all of them together."""
+        """Return the collected groups, ``batch``, with the metrics and times of all their rollouts. Call it
+        after the last part."""
         results = self._results
         return Collected(
             batch=batch,
@@ -120,7 +122,7 @@ class Collection:
         )
 
     def _groups(self) -> Iterator[KVBatchMeta]:
-        """Yield the groups that are certain to train, as soon as they are, over all rollouts."""
+        """Yield groups over all rollouts, each as soon as it is certain to train."""
         prompts, num_kept = self._begun, 0
         while True:
             self._num_rollouts += 1
@@ -135,7 +137,8 @@ class Collection:
             self._rollout.begin(prompts, self._partition)
 
     def _groups_of_rollout(self, prompts: PromptBatch, room: int) -> Iterator[KVBatchMeta]:
-        """Yield those of a rollout: the first ``room`` good groups in the order of the prompts."""
+        """Yield the groups of one rollout that train: the first ``room`` good groups in the order of the
+        prompts."""
         choice = _Choice(prompts, room)
         good: list[KVBatchMeta] = []  # groups that may train and are not yielded yet
         is_last = False
@@ -165,7 +168,8 @@ class Collection:
 
 
 class _Choice:
-    """Which groups of a rollout train, while not all of them are there: the first ``room`` good ones."""
+    """Chooses the groups of a rollout that train, the first ``room`` good ones, while some groups are still
+    missing."""
 
     def __init__(self, prompts: PromptBatch, room: int) -> None:
         first = prompts.first_group
@@ -174,12 +178,12 @@ class _Choice:
         self._taken: set[int] = set()
 
     def decide(self, groups: Sequence[int], good: Sequence[int]) -> None:
-        """Take which of ``groups`` are good."""
+        """Note which of ``groups`` are good."""
         self._is_good |= {group: group in good for group in groups}
 
     def take_certain(self) -> list[int]:
-        """Return the groups that train whatever those do that are not decided yet, each once."""
-        before = 0  # earlier groups that train, or may
+        """Return, once each, the groups that will train however the undecided groups turn out."""
+        before = 0  # earlier groups that train or may train
         certain = []
         for group, is_good in self._is_good.items():
             if is_good and before < self._room and group not in self._taken:

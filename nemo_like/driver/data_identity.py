@@ -1,4 +1,4 @@
-"""What a checkpoint says of the run's data, and whether data are still those.
+"""Saves in a checkpoint which data a run has, and compares them when a run continues.
 
 Prompts are drawn by their numbers, so other data under the same numbers would go on as if nothing had
 happened: the prompts of an epoch would come twice or never, and a curve would join two tasks.
@@ -19,7 +19,7 @@ _SECTIONS = {RolloutMode.training: "train", RolloutMode.validation: "validation"
 
 
 def saved_data(sources: SourceReports) -> dict[str, list[dict[str, Any]]]:
-    """Return what a checkpoint keeps of the sources."""
+    """Return the facts on the sources that a checkpoint saves."""
     return {
         _SECTIONS[mode]: [
             {"name": one.name, "num_prompts": one.num_prompts, "digest": one.digest} for one in reports
@@ -34,10 +34,10 @@ def training_digests(sources: SourceReports) -> list[str]:
 
 
 def other_training_data(saved: SavedData, sources: SourceReports) -> str | None:
-    """Return which training source is not the checkpoint's, and how; None where all are.
+    """Return how the training sources differ from the checkpoint's; None when they are the same.
 
-    Sources are compared by their place, since the mixture draws from them by it; a name may change with a
-    file's.
+    Sources are compared by position, since the mixture draws from them by position; a file may have a new
+    name.
     """
     before, now = saved["train"], sources[RolloutMode.training]
     if len(before) != len(now):
@@ -49,8 +49,8 @@ def other_training_data(saved: SavedData, sources: SourceReports) -> str | None:
 
 
 def other_held_out_data(saved: SavedData, sources: SourceReports) -> str | None:
-    """Return in what the validation sources are not the checkpoint's, by their names; None where they are,
-    be it under other names."""
+    """Return how the validation sources differ from the checkpoint's, by name; None when they are the same
+    data, even under other names."""
     if sorted(one["digest"] for one in saved["validation"]) == sorted(
         one.digest for one in sources[RolloutMode.validation]
     ):

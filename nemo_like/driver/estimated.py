@@ -1,6 +1,6 @@
-"""``Estimated``: groups that are scored and have their advantages, and the order in which they train.
+"""Groups that are scored and have their advantages, and the order in which they train.
 
-parts of a step, as they end ──joined──▶ the step's batch, in the order of its updates
+parts of a step, each when its groups have ended ──joined──▶ the step's batch, in the order of its updates
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nemo_like.policy.groups.results import ScoredBatch
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """Whole groups with every tag that training reads, and what the phases before it answered."""
+    """Whole groups with every tag that training reads, and the results of the scoring phases."""
 
     batch: KVBatchMeta
     scored: ScoredBatch
@@ -30,7 +30,8 @@ class Estimated:
 
 
 def in_update_order(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
-    """Return whole groups, which come by (prompt, generation), in the order in which updates take samples."""
+    """Return whole groups, given by (prompt, generation), in the order in which updates take their
+    samples."""
     if not cfg.mix_groups_in_updates:
         return batch
     size = cfg.step_shape.num_generations
@@ -38,18 +39,19 @@ def in_update_order(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
 
 
 def first_update(batch: KVBatchMeta, cfg: Config) -> KVBatchMeta:
-    """Return those samples of a part, which is in the order of updates, that the step's first update has."""
+    """Return the samples of a part that the step's first update takes; the part is in the order of
+    updates."""
     num_groups = len(batch) // cfg.grpo.step_shape.num_generations
     return batch.slice(0, num_groups * first_update_generations(cfg))
 
 
 def num_accumulated(cfg: Config) -> int:
-    """Return how many samples of a step are accumulated before all of them are there."""
+    """Return how many samples of a step are accumulated before all groups of the step have ended."""
     return cfg.policy.train_global_batch_size if cfg.grpo.overlap is Overlap.exact else 0
 
 
 def joined(parts: Sequence[Estimated], cfg: GRPOConfig) -> Estimated:
-    """Return the parts of a step together, in the order of its updates."""
+    """Return the parts of a step as one, in the order of its updates."""
     if len(parts) == 1:
         return parts[0]
     batch = in_update_order(in_order(KVBatchMeta.concat([part.batch for part in parts])), cfg)

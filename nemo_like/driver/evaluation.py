@@ -1,4 +1,4 @@
-"""The driver of a run that only evaluates: it answers held-out problems as a validation does, and reports.
+"""The driver of a run that only evaluates: it samples held-out prompts as a validation does, and reports.
 
 held_out_prompts ──▶ rollout.run ──▶ validation_report ──▶ metrics.jsonl
                           │              the same, with errors, by set, task and difficulty
@@ -51,9 +51,10 @@ class EvaluationComponents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedGroup:
-    """Problems that are reported together: all, or those of one set, task, difficulty, or the last two."""
+    """Prompts that are reported together: all prompts, or the prompts of one set, of one task, of one
+    difficulty, or of one task and difficulty."""
 
-    by: str  # all, set, task, difficulty, or task and difficulty
+    by: str  # "all", "set", "task", "difficulty" or "task and difficulty"
     name: str
     num_problems: int
     num_answers: int
@@ -70,7 +71,7 @@ class EvaluationDriver:
         self.sample_answers: Sequence[SampleAnswer] = ()
 
     def run(self) -> None:
-        """Evaluate, log the metrics, and write evaluation.json with a table of it for people."""
+        """Evaluate, log the metrics, write evaluation.json, and print its table."""
         parts, step, grpo = self.components, self.evaluation.step, self.cfg.grpo
         parts.logger.status("answering the problems")
         rollout, report = parts.recovery.completed("the evaluation", AS_LOADED, self.held_out)
@@ -113,8 +114,8 @@ class EvaluationDriver:
 def reported_groups(
     batch: KVBatchMeta, sets: Sequence[ValidationSet], cfg: GRPOConfig
 ) -> Iterator[ReportedGroup]:
-    """Yield all problems as a group; then, where there are several sets, tasks or difficulties, each; and
-    each difficulty of each task where there are several of both.
+    """Yield one group of all prompts; then one for each set, task and difficulty, where there are several;
+    then one for each difficulty of each task, where there are several of both.
 
     ``batch`` has the samples of the sets, one set after the other.
     """
@@ -136,8 +137,8 @@ def reported_groups(
 
 
 def evaluation_table(groups: Sequence[ReportedGroup]) -> list[str]:
-    """Return the groups as lines for a terminal: each metric with its confidence interval, but for means of
-    rewards that are the accuracy."""
+    """Return the groups as lines for a terminal: each metric with its confidence interval. Mean rewards are
+    left out when they equal the accuracy."""
     names = list(groups[0].estimates)
     if all(one.estimates.get("reward") == one.estimates.get("accuracy") for one in groups):
         names = [name for name in names if name != "reward"]
@@ -192,7 +193,7 @@ def _shown(estimate: Estimate | None) -> str:
 
 
 def _in_order(item: tuple[str, object]) -> tuple[bool, float, str]:
-    """Sort numbers as numbers, before other names."""
+    """Return a sort key that puts numbers before other names, in numerical order."""
     try:
         return False, float(item[0]), ""
     except ValueError:

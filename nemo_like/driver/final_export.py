@@ -1,7 +1,7 @@
-"""Exports the trained policy as a Hugging Face checkpoint into the run directory: whole, or not at all.
+"""Exports the trained policy as a Hugging Face checkpoint into the run directory, complete or not at all.
 
-The export names its step. When the command of a finished run is given again, it can tell that the export is
-missing, because the run was ended before it, or old, because the run was trained further since.
+The export names its step. When a finished run's command is given again, it can tell that the export is
+missing, because the run was ended before it, or out of date, because the run was trained further.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class FinalExport:
             return None
 
     def write(self, export: Callable[[str], None], step: int) -> None:
-        """Have ``export(path)`` write the policy of ``step`` into a directory aside, then put it in place.
+        """Have ``export(path)`` write the policy of ``step`` into a temporary directory, then move it into
+        place.
 
-        An earlier export stays until the new one is whole. Raises DiskFull, OSError when the export cannot be
-        written, and what ``export`` raises.
+        An earlier export stays until the new one is complete. Raises DiskFull, OSError when the export cannot
+        be written, and the errors of ``export``.
         """
         with whole_directory(self.path, "the trained model", self._num_bytes) as aside:
             export(str(aside))

@@ -1,4 +1,4 @@
-"""The driver of a run that only rolls out and rewards, to look at samples or to record them; nothing trains.
+"""The driver of a run that only rolls out and rewards, to look at samples or record them; it trains nothing.
 
     prompts ──▶ parts of a rollout ──▶ filters, advantages on tags ──▶ dump, metrics
 
@@ -51,7 +51,7 @@ class GenerationDriver:
     def run(self) -> str | None:
         """Make grpo.max_num_steps steps and log their metrics.
 
-        Return why the program that started the run wanted no further step; None when all were made.
+        Return why the program that started the run asked for a stop; None when all steps were made.
         """
         stop_requests, num_steps = self.components.stop_requests, self.cfg.grpo.max_num_steps
         for step in range(1, num_steps + 1):
@@ -65,7 +65,7 @@ class GenerationDriver:
         return None
 
     def observed_step(self, step: int) -> StepReport:
-        """Make a step while the observer looks on, and return its report with the GPUs' metrics."""
+        """Make a step while the observer records, and return its report with the GPUs' metrics."""
         with self.components.observer.observing(step):
             report = self.step(step)
         return report.with_metrics(self.components.observer.gpu_metrics())

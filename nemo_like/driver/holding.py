@@ -1,4 +1,4 @@
-"""Holds the directories that a run writes for as long as it lasts, and ends the run when it loses one."""
+"""Holds the directories that a run writes while it lasts, and ends the run when it loses one."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _RENEW_S = LEASE_S / 6
 class HeldDirectories:
     """The directories that this run holds, so that no other run writes them.
 
-    ``lost`` says why a directory no longer belongs to this run; None while all do.
+    ``lost`` says why a directory no longer belongs to this run; None while it holds all.
     """
 
     def __init__(self, directories: Sequence[Path], renew_s: float = _RENEW_S) -> None:
-        """Take all directories; each gets a sign of life every ``renew_s`` inside ``renewing``.
+        """Take all directories; inside ``renewing`` each gets a sign of life every ``renew_s`` seconds.
 
         Raises DirectoryInUse when another run holds one, OSError when one cannot be written.
         """
@@ -38,10 +38,10 @@ class HeldDirectories:
 
     @contextmanager
     def renewing(self, warn: Callable[[str], None]) -> Iterator[None]:
-        """Give the directories signs of life from a thread for as long as the block runs.
+        """Give the directories signs of life from a thread while the block runs.
 
-        When a directory is lost, ``lost`` says why, and the block is ended by a KeyboardInterrupt. ``warn``
-        gets a sentence when a sign of life cannot be given. Only the main thread may call this.
+        When a directory is lost, ``lost`` says why, and KeyboardInterrupt ends the block. ``warn`` gets a
+        sentence when a sign of life cannot be given. Only the main thread may call this.
         """
         # The thread interrupts the block by SIGALRM: a shell's background job ignores SIGINT.
         previous = signal.signal(signal.SIGALRM, _interrupt)
@@ -55,7 +55,7 @@ class HeldDirectories:
             signal.signal(signal.SIGALRM, previous)
 
     def release(self) -> None:
-        """Let others have the directories."""
+        """Let other runs have the directories."""
         while self._locks:
             self._locks.pop().release()
 

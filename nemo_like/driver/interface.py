@@ -1,4 +1,4 @@
-"""What the driver needs from its parts, as Protocols: calls take and return metadata and floats."""
+"""The parts that the driver calls, as Protocols; their calls take and return metadata and floats."""
 
 from __future__ import annotations
 
@@ -25,60 +25,60 @@ class Partitions(Protocol):
         """Open a partition with every column declared; close it on exit, also when the block raised."""
 
     def open(self, name: str) -> None:
-        """Open a partition with every column declared, which ``close`` closes."""
+        """Open a partition with every column declared; ``close`` must close it."""
 
     def close(self, name: str) -> None:
-        """Close a partition, with all samples in it."""
+        """Close a partition and drop all samples in it."""
 
     def take_operations(self) -> Sequence[Operation]:
-        """Return the openings since the last call; nothing unless ``data_plane.log_operations`` is set."""
+        """Return the partition openings since the last call; empty unless ``data_plane.log_operations`` is
+        set."""
 
 
 class Rollout(Protocol):
-    """Samples and rewards: it takes prompts and returns the metadata of finished samples."""
+    """Samples and rewards: takes prompts and returns the metadata of finished samples."""
 
     def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
-        """Generate, reward, flatten and put the samples of ``prompts``, in rows by (prompt, generation)."""
+        """Generate, reward, flatten and put the samples of ``prompts``, ordered by (prompt, generation)."""
 
     def begin(self, prompts: PromptBatch, partition: str) -> None:
-        """Begin to do what ``run`` does, and return at once."""
+        """Begin the work of ``run``, and return at once."""
 
     def begin_step(self, step: int) -> None:
-        """Let samples under way have the tokens that ``step`` grants them, with
-        ``rollout.max_tokens_per_step``."""
+        """Grant samples under way their tokens of ``step``, with ``rollout.max_tokens_per_step``."""
 
     def next_part(self, prompts: PromptBatch, wanted: WantedGroups) -> RolloutResult:
-        """Wait for groups of a rollout that has begun, besides those of the parts before, and return them."""
+        """Wait for further groups of a rollout that has begun, and return them."""
 
     def clear(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
-        """Clear samples that will not train, and return the operations of the data plane that this took."""
+        """Clear samples that will not train; return the data-plane operations that this took."""
 
     def sample_answers(self) -> Sequence[SampleAnswer]:
         """Return a few answers of the latest validation, as text."""
 
     def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
-        """Write the conversations of these samples with their tags into a file for people to read."""
+        """Write the conversations and tags of these samples into a file for people to read."""
 
 
 class SavedPrompts(Protocol):
-    """What checkpoints need of the order of prompts."""
+    """The order of prompts, as checkpoints save and restore it."""
 
     @property
     def epoch(self) -> int:
         """The epoch that the next prompt belongs to, from 0."""
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return where the order stands, as JSON can have it."""
+        """Return the position in the order, as JSON can hold it."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken. Raises KeyError or ValueError when it is of other data."""
+        """Continue from ``state``. Raises KeyError or ValueError when it belongs to other data."""
 
 
 class SavedGroup(Protocol):
-    """What checkpoints need of a worker group."""
+    """A worker group, as checkpoints save and restore it."""
 
     def save_checkpoint(self, path: str, writing: CheckpointWriting) -> None:
-        """Write what training continues from into the empty directory ``path``.
+        """Write everything that training needs to continue into the empty directory ``path``.
 
         With writing in the background, return as soon as it is copied, before it is on disk.
         """
@@ -93,38 +93,39 @@ class SavedGroup(Protocol):
         """
 
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> Sequence[str]:
-        """Hash a checkpoint's files, and return the names of those that differ from ``digests``."""
+        """Hash a checkpoint's files, and return the names of files that differ from ``digests``."""
 
     def load_checkpoint(self, path: str, version: int) -> None:
-        """Load a checkpoint, which another parallel layout may have written, as this version."""
+        """Load a checkpoint as policy version ``version``; another parallel layout may have written it."""
 
 
 class Policy(SavedGroup, Protocol):
-    """What a step needs of the policy worker group."""
+    """The policy worker group, as a step uses it."""
 
     def compute_logprobs(self, batch: KVBatchMeta, columns: Sequence[Column]) -> ScoredBatch:
-        """Have the workers compute and write ``columns``: prev_logprobs, reference_logprobs or both, and with
-        prev_logprobs entropies where they are among them.
+        """Have the workers compute and write ``columns``: prev_logprobs, reference_logprobs or both;
+        entropies only together with prev_logprobs.
 
         The returned batch names these columns and carries their tags.
         """
 
     def accumulate(self, batch: KVBatchMeta) -> Accumulation:
-        """Add the gradient of these samples, which are a part of the step's first update, to what the workers
-        hold for it. Needs the tags that ``train`` needs, as they will be then."""
+        """Add the gradient of these samples to the gradient that the workers hold for the step's first
+        update. The samples are a part of that update, and have all tags that ``train`` needs, with the same
+        values."""
 
     def train(self, batch: KVBatchMeta, *, num_accumulated: int = 0) -> TrainUpdate:
         """Make every epoch's updates over the batch, which needs the tags advantage and sample_mask.
 
-        ``num_accumulated`` is the number of samples that were accumulated, none or all of the first update.
+        ``num_accumulated`` is how many samples were accumulated: none, or all of the first update.
         """
 
     def skip(self, batch: KVBatchMeta) -> TrainUpdate:
-        """End a step without training on its ``batch``; return once what was computed for it is written."""
+        """End a step without training on its ``batch``; return once its computed columns are written."""
 
 
 class Value(SavedGroup, Protocol):
-    """What a step needs of the worker group of a critic."""
+    """The worker group of a critic, as a step uses it."""
 
     def compute_values(self, batch: KVBatchMeta) -> ScoredBatch:
         """Have the workers value the batch and write values, returns and advantages of its tokens.
@@ -137,10 +138,10 @@ class Value(SavedGroup, Protocol):
 
 
 class Teacher(Protocol):
-    """What a step needs of the worker group of a teacher."""
+    """The worker group of a teacher, as a step uses it."""
 
     def compute_teacher_logprobs(self, batch: KVBatchMeta) -> ScoredBatch:
-        """Have the workers score the batch and write what the loss reads of a teacher.
+        """Have the workers score the batch and write the teacher's columns that the loss reads.
 
         The returned batch names these columns.
         """
@@ -151,13 +152,14 @@ class WeightSync(Protocol):
 
     @property
     def digest(self) -> float | None:
-        """The digest of the weights that the trainer sent last; None where it computes none."""
+        """The digest of the weights that the trainer sent last; None when it computes none."""
 
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
         """Return once every engine serves exactly this policy version."""
 
     def end_generation(self) -> None:
-        """Let engines release the GPUs that they share with the trainer; the next version wakes them."""
+        """Let engines release the GPUs that they share with the trainer; the next ``ensure_version`` wakes
+        them."""
 
 
 class CanaryScores(Protocol):
@@ -171,19 +173,19 @@ class Recovery(Protocol):
     """Replaces processes that died while work was under way."""
 
     def completed(self, name: str, policy_version: int, work: Callable[[], T]) -> T:
-        """Do ``work`` and return what it returns; ``name`` says in warnings what it is.
+        """Do ``work`` and return its result; ``name`` describes it in warnings.
 
-        When a process that can be replaced dies meanwhile, or raises an error after which it is of no more
-        use, replace it and do the work again with the same prompts. Raises ActorDied when the process cannot
-        be replaced, when the same error comes again, or when the policy is no longer at ``policy_version``.
+        When a process that can be replaced dies meanwhile, or raises an error after which it is useless,
+        replace it and do the work again with the same prompts. Raises ActorDied when the process cannot be
+        replaced, when the same error comes again, or when the policy is no longer at ``policy_version``.
         """
 
 
 class StepObserver(Protocol):
-    """Looks on while steps run."""
+    """Records traces, profiles and GPU use while steps run."""
 
     def observing(self, step: int) -> AbstractContextManager[None]:
-        """Record what every process does while the block runs, if the configuration asks for this step."""
+        """Record the work of every process while the block runs, if the configuration asks for this step."""
 
     def gpu_metrics(self) -> dict[str, float]:
         """Return how busy and full the GPUs were since the last call, under the metrics' final names."""

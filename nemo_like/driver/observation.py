@@ -1,4 +1,5 @@
-"""Writes traces and profiles of the steps that the configuration names; measures the GPUs in every step."""
+"""Writes traces and profiles of the steps that the configuration names, and measures the GPUs in every
+step."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _GPU_TIMEOUT_S = 30.0
 
 
 class StepObservation:
-    """The ``StepObserver`` of a run with all its processes."""
+    """The ``StepObserver`` of a run: it records all of the run's processes."""
 
     def __init__(
         self,
@@ -36,25 +37,25 @@ class StepObservation:
     ) -> None:
         """Observe the processes that ``actors()`` returns at the time, since any may be replaced.
 
-        A trace lists them in this order, below the driver. ``gpu_actors()`` returns those with GPUs, so that
-        each GPU is counted once.
+        A trace lists them in this order, below the driver. ``gpu_actors()`` returns processes with GPUs, such
+        that each GPU is counted once.
         """
         self._cfg, self._cluster, self._actors, self._directory = cfg, cluster, actors, directory
         self._gpu_actors = gpu_actors
 
     def mark_ranges(self, actors: Sequence[ActorHandle]) -> None:
-        """Have these processes name what they do for Nsight Systems from now on, with logger.nvtx_ranges.
+        """Have these processes name their work for Nsight Systems from now on, if logger.nvtx_ranges is set.
 
-        They must be processes that load torch.
+        All of them must be processes that load torch.
         """
         if self._cfg.nvtx_ranges:
             self._everywhere(actors, lambda actor: ("mark_ranges",))
 
     @contextmanager
     def observing(self, step: int) -> Iterator[None]:
-        """Trace and profile the block, a step, where the configuration asks for it.
+        """Trace and profile the block, a step, if the configuration asks for it.
 
-        Nothing is written of a step that raises.
+        A step that raises leaves no trace or profile.
         """
         is_traced, is_profiled = step in self._cfg.trace_steps, step in self._cfg.profile.steps
         if is_profiled:
@@ -109,7 +110,7 @@ class StepObservation:
 
 
 def kind_of(actor: str) -> str:
-    """Return the kind of a process by its name: ``policy_worker`` for ``policy_worker-3``."""
+    """Return the kind of a process from its name: ``policy_worker`` for ``policy_worker-3``."""
     return actor.rpartition("-")[0] or actor
 
 

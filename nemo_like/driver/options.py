@@ -11,7 +11,8 @@ from nemo_like.config.keys import Key
 
 @dataclass(kw_only=True, slots=True)
 class EvaluationConfig:
-    """An evaluation: it answers the problems of data.validation as a validation does, and trains nothing.
+    """An evaluation: it samples the prompts of data.validation as a validation does, and trains nothing.
+
     scripts/evaluate.py adds this group; runs that train or generate leave it out.
     """
 
@@ -48,5 +49,5 @@ class EvaluationConfig:
 
 
 def asks_endpoint(evaluation: EvaluationConfig | None) -> bool:
-    """Return whether a server behind an OpenAI-compatible API answers in place of engines."""
+    """Return whether a server behind an OpenAI-compatible API samples instead of engines."""
     return evaluation is not None and evaluation.base_url is not None

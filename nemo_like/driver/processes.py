@@ -1,4 +1,4 @@
-"""Starts every process of a run, and says what each is started with.
+"""Starts every process of a run with its arguments.
 
 All processes start side by side, since most of a start is imports. ``plan.plan.roles`` says how many there
 are of each kind: a replay has no engines and no environments, a generation-only run no policy workers. A
@@ -45,7 +45,7 @@ _ASYNC_ROLES = (Role.rollout, Role.environment, Role.reward_model, Role.endpoint
 
 @dataclass(slots=True, kw_only=True)
 class Actors:
-    """Handles of the processes of a run as they are now; a recovery replaces those that died."""
+    """Handles of the present processes of a run; a recovery replaces handles of processes that died."""
 
     host: ActorHandle
     engines: list[ActorHandle]
@@ -64,9 +64,10 @@ class Actors:
         return [self.rollout, *self.engines, *environments, self.host, *self.workers]
 
     def readiness(self, started: Sequence[ActorHandle]) -> list[Call]:
-        """Make a call to each of these processes, which returns once the process is ready.
+        """Submit a call to each of these processes that returns once the process is ready.
 
-        The rollout actor's call returns ``RolloutParts``: what the datasets hold, and the rollout's columns.
+        The rollout actor's call returns ``RolloutParts``: the reports of the datasets, and the rollout's
+        columns.
         """
         methods = {self.host.name: "ready"}
         methods |= {worker.name: "setup" for worker in self.workers}
@@ -81,7 +82,7 @@ class Actors:
 
 
 def write_process_ids(cluster: Cluster, actors: Actors, directory: RunDirectory) -> None:
-    """Write the process id of every process by name to RUN_DIR/processes.json, for py-spy, top or kill."""
+    """Write each process's name and process id to RUN_DIR/processes.json, for py-spy, top or kill."""
     handles = actors.all()
     calls = [handle.process_id() for handle in handles]
     pids = cluster.gather(calls, stage="start", timeout_s=SHORT_TIMEOUT_S)
@@ -93,7 +94,7 @@ def write_process_ids(cluster: Cluster, actors: Actors, directory: RunDirectory)
 class Starter:
     """Starts processes, with one method per kind.
 
-    None waits until its processes are ready, but for engines that share GPUs with the policy.
+    No method waits until its processes are ready, except for engines that share GPUs with the policy.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class Starter:
         )
 
     def data_plane(self, host: ActorHandle) -> DataPlaneSpec:
-        """Return what the other processes need to reach the host's data plane."""
+        """Return the connection data with which other processes reach the host's data plane."""
         return DataPlaneSpec(
             host=host,
             backend=self._cfg.data_plane.backend,
@@ -141,12 +142,12 @@ class Starter:
         )
 
     def engines(self, indices: Sequence[int]) -> list[ActorHandle]:
-        """Start engines of these numbers.
+        """Start the engines with these indices.
 
-        On GPUs that they share with the policy, return when they are ready and asleep. Engines on one GPU
-        start one after the other there, each when those before it sleep: vLLM measures the GPU's memory while
-        it starts, and others must neither take nor give up any meanwhile. Raises what ``Cluster.gather``
-        raises.
+        Engines on GPUs shared with the policy are ready and asleep at the return. Engines on one GPU start
+        one after the other, each when the previous one sleeps: vLLM measures the GPU's memory while it
+        starts, and no other process may take or release memory meanwhile. Raises the errors of
+        ``Cluster.gather``.
         """
         if self._answering is Role.endpoint:
             return [self._endpoint(index) for index in indices]
@@ -166,11 +167,11 @@ class Starter:
 
     @property
     def _answering(self) -> Role:
-        """The role of what answers prompts."""
+        """The role of the processes that sample responses: engines, or the client of a server."""
         return Role.endpoint if Role.endpoint in self._needs else Role.engine
 
     def _endpoint(self, index: int) -> ActorHandle:
-        """Start the client of the server that answers in place of engines."""
+        """Start the client of the server that samples instead of engines."""
         return self._start(
             Role.endpoint,
             index,
@@ -182,7 +183,7 @@ class Starter:
         )
 
     def _waves(self, indices: Sequence[int]) -> Iterator[list[int]]:
-        """Yield the engines in groups of which no two share a GPU."""
+        """Yield the engines in groups within which no two share a GPU."""
         left = list(indices)
         while left:
             taken: set[tuple[int, int]] = set()
@@ -196,7 +197,8 @@ class Starter:
             left = [index for index in left if index not in wave]
 
     def _engine(self, index: int) -> ActorHandle:
-        """Start an engine, which serves the weights of ``policy.model_name`` until a trainer sends others."""
+        """Start an engine, which serves the weights of ``policy.model_name`` until a trainer sends new
+        ones."""
         return self._start(
             Role.engine,
             index,
@@ -232,7 +234,7 @@ class Starter:
         ]
 
     def _teacher_engine(self, teacher: TeacherConfig, data_plane: DataPlaneSpec) -> ActorHandle:
-        """Start the engine that scores for a teacher in place of workers."""
+        """Start the engine that scores for a teacher instead of workers."""
         return self._start(
             Role.teacher_worker,
             0,
@@ -246,8 +248,8 @@ class Starter:
         )
 
     def _worker(self, role: Role) -> tuple[str, dict[str, object]]:
-        """Return the class of a group's workers, and what they are started with besides what all training
-        workers are."""
+        """Return the class of a group's workers, and the arguments that workers of other groups do not
+        have."""
         if role is Role.policy_worker:
             return "nemo_like.policy.workers.worker:PolicyWorker", self._of_policy()
         if role is Role.value_worker:
@@ -255,7 +257,7 @@ class Starter:
         return "nemo_like.policy.workers.teacher_worker:TeacherWorker", self._of_teacher()
 
     def _of_teacher(self) -> dict[str, object]:
-        """Return what a teacher's worker is started with besides what all training workers are."""
+        """Return the arguments of a teacher's worker that workers of other groups do not have."""
         policy = self._cfg.policy
         return {
             "temperature": self._cfg.generation.temperature,
@@ -263,7 +265,7 @@ class Starter:
         }
 
     def _of_policy(self) -> dict[str, object]:
-        """Return what a policy worker is started with besides what all training workers are."""
+        """Return the arguments of a policy worker that workers of other groups do not have."""
         cfg = self._cfg
         sender = WeightSenderSpec(
             "nemo_like.weight_sync.sender:EngineWeightSender",
@@ -291,8 +293,8 @@ class Starter:
         }
 
     def environments(self) -> dict[str, list[ActorHandle]]:
-        """Start a pool of ``num_actors`` actors for each environment that the run uses; a weighted sum has
-        none."""
+        """Start a pool of ``num_actors`` actors for each environment that the run uses; the pool of a
+        weighted sum is empty."""
         used = used_environments(self._cfg) if self._cfg.rollout.replay is None else {}
         return {
             name: [self.environment(name, index) for index in range(env.num_actors)]
@@ -342,16 +344,16 @@ class Starter:
         )
 
     def _patience_s(self) -> float:
-        """Return how long processes wait for each other.
+        """Return how long processes wait for each other, in seconds.
 
-        No wait is shorter than the driver's own, whose error says more.
+        No such wait is shorter than the driver's own, whose error says more.
         """
         cluster = self._cfg.cluster
         return max(cluster.start_timeout_s, longest_deadline_s(cluster))
 
     def _meeting_place(self, role: Role) -> MeetingPlace:
-        """Return where the workers of a group meet: on one machine, at a file in a new folder that is this
-        user's alone; else at an address and port on the node of the first."""
+        """Return where the workers of a group meet: on one machine, a file in a new folder that only this
+        user can read; else an address and port on the first worker's node."""
         cluster = self._cfg.cluster
         if cluster.address is None:
             return Path(tempfile.mkdtemp(prefix="meeting-"), "store")

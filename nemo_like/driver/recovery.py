@@ -1,8 +1,8 @@
-"""Recovers a run without a restart: replaces a process that died, and does the work under way again.
+"""Recovers a run without a restart: replaces a process that died, and repeats the work under way.
 
-work ── ActorDied ─▶ the training workers settle: are they still whole, and at the version they had?
+work ── ActorDied ─▶ the training workers settle: are they all alive, and at the version they had?
                      the rollout under way is abandoned, the engines abort their requests
-                     what is dead is started again and meets the others
+                     dead processes are started again and connected with the others
 work again ◀──────── the prompt order goes back to where the work began; engines get the weights anew, and
                      rollouts that were ahead begin again
 
@@ -45,19 +45,20 @@ _STAGE = "recovery"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recoverable:
-    """The parts of a run that a recovery connects with new processes, or takes back to where work began."""
+    """The parts of a run that a recovery connects with new processes, or takes back to where the work
+    began."""
 
     cluster: Cluster
     starter: Starter
     actors: Actors
     rollout: RolloutHandle
     partitions: PartitionControl
-    policy: PolicyWorkerGroup | None  # None where nothing is trained
-    groups: Sequence[WorkerGroup]  # all, the policy's among them
+    policy: PolicyWorkerGroup | None  # None in a run without training
+    groups: Sequence[WorkerGroup]  # all worker groups, the policy's too
     weight_sync: EngineWeights | NoEngines
     schedule: RolloutSchedule
     observation: StepObservation
-    sources: SourceReports  # what the data held when the run started
+    sources: SourceReports  # reports on the data when the run started
     logger: RunLogger
     directory: RunDirectory
 
@@ -69,14 +70,14 @@ class ActorRecovery:
         self._cfg, self._parts = cfg, parts
         self._num_recoveries = 0
         self._not_connected: set[str] = set()  # names of actors started again but not yet connected
-        self._has_broken_host = False  # the data plane lives, and is to be replaced
+        self._has_broken_host = False  # the data plane lives, but must be replaced
         self._broken_in: tuple[str, str] | None = None  # the work and the error of the latest breakdown
 
     def completed(self, name: str, policy_version: int, work: Callable[[], T]) -> T:
         """Do ``work`` until it ends without a death, and return its result; see ``interface.Recovery``.
 
         A data plane that fails although it lives counts as dead too. A run recovers
-        ``cluster.max_recoveries`` times at most; the death after that is raised.
+        ``cluster.max_recoveries`` times at most, and raises the next death.
         """
         schedule, weight_sync = self._parts.schedule, self._parts.weight_sync
         prompt_order, served_version = schedule.state_dict(), weight_sync.version
@@ -98,8 +99,8 @@ class ActorRecovery:
             is_again = True
 
     def _broken_host(self, error: ActorFailed) -> ActorDied:
-        """Return the error for a data plane of no more use, which is to blame for ``error`` although its
-        processes live; raise ``error`` where another is."""
+        """Return the death of the data plane's host if a broken data plane caused ``error`` although its
+        processes live; raise ``error`` if it has another cause."""
         host = self._parts.actors.host
         is_by_check = is_own(error.cause) or isinstance(error.cause, CODE_ERRORS)
         is_of_host = error.actor == host.name and not is_by_check
@@ -110,7 +111,7 @@ class ActorRecovery:
         return ActorBroken(host.name, error.stage, host.log_path, in_short(error.cause), kind)
 
     def _recover(self, death: ActorDied, name: str, versions: Sequence[int]) -> None:
-        """Replace what died, until every process is alive, connected and idle.
+        """Replace dead processes, until every process is alive, connected and idle.
 
         Raises ActorDied when a process cannot be replaced, or when replacing it would not save the run.
         """
@@ -176,7 +177,7 @@ class ActorRecovery:
         self._not_connected = set()
 
     def _check_sources(self, rollout: RolloutParts) -> None:
-        """Raise RunFailed when a new rollout actor read other data than the one before it."""
+        """Raise RunFailed when a new rollout actor has read other data than the previous one."""
         before = saved_data(self._parts.sources)
         difference = other_training_data(before, rollout.sources) or other_held_out_data(
             before, rollout.sources
@@ -219,7 +220,7 @@ class ActorRecovery:
             actors.rollout = starter.rollout(actors.engines, actors.environments, data_plane)
 
     def _connect(self, new: set[str]) -> None:
-        """Connect the processes that are new with all others."""
+        """Connect the new processes with all others."""
         parts, actors = self._parts, self._parts.actors
         data_plane = parts.starter.data_plane(actors.host)
         if actors.host.name in new:
@@ -239,9 +240,9 @@ class ActorRecovery:
 
 @contextmanager
 def _failed_starts_as_deaths() -> Iterator[None]:
-    """Raise ActorDied where a new process cannot start, so that another takes its place.
+    """Turn ActorFailed of a new process into ActorDied, so that the process is started once more.
 
-    The memory of the one before may not be free yet.
+    Its start may fail because the memory of its predecessor is not free yet.
     """
     try:
         yield

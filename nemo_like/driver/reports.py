@@ -1,4 +1,5 @@
-"""Builds the metrics of a step under their final names, from tags and from already reduced metrics."""
+"""Builds the metrics of a step under their final names, from tags and from metrics that are already
+reduced."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class CriticStep:
-    """What the stages of a critic returned."""
+    """The results of the critic's stages in one step."""
 
     valued: ScoredBatch
     update: TrainUpdate
@@ -54,7 +55,7 @@ class CriticStep:
 
 @dataclass(frozen=True, slots=True)
 class StepResults:
-    """What the stages of one training step returned."""
+    """The results of all stages of one training step."""
 
     batch: KVBatchMeta
     rollout: Collected
@@ -66,7 +67,7 @@ class StepResults:
 
 
 def train_report(results: StepResults, timing: Mapping[str, float]) -> StepReport:
-    """Return everything that a training step logs; ``timing`` is in seconds, under final names."""
+    """Return all metrics that a training step logs; ``timing`` is in seconds, under final names."""
     train = {
         **_values(results.rollout.metrics),
         **_values(results.estimated.scored.metrics),
@@ -99,11 +100,11 @@ def train_report(results: StepResults, timing: Mapping[str, float]) -> StepRepor
 
 
 def critic_metrics(critic: CriticStep | None) -> dict[str, float]:
-    """Return the metrics of a critic, train/value/*; none without one.
+    """Return the metrics of a critic, train/value/*; empty without a critic.
 
     explained_variance is 1 - Var(returns - values) / Var(returns) over the response tokens of samples that
-    train, with the values before the step's updates: 1 for a perfect critic, 0 for one that says the same of
-    every token. It is left out where all returns are equal.
+    train, with the values before the step's updates: 1 for a perfect critic, 0 for one that gives every token
+    the same value. It is left out when all returns are equal.
     """
     if critic is None:
         return {}
@@ -120,7 +121,7 @@ def critic_metrics(critic: CriticStep | None) -> dict[str, float]:
 
 
 def tripwire_metrics(results: StepResults, canary_gap: float | None) -> dict[str, float]:
-    """Return what the tripwires measured and people may want to follow; nothing without tripwires."""
+    """Return the tripwires' measurements that are worth a curve; empty without tripwires."""
     moved = results.update.measured.get(Measured.weights_moved)
     return {
         **({} if moved is None else {"train/weights_moved": moved.value}),
@@ -134,7 +135,7 @@ def generation_report(
     partition_operations: Sequence[Operation],
     timing: Mapping[str, float],
 ) -> StepReport:
-    """Return everything that a step of a generation-only run logs; ``timing`` as in ``train_report``."""
+    """Return all metrics that a step of a generation-only run logs; ``timing`` as in ``train_report``."""
     train = {
         **_values(rollout.metrics),
         **reward_metrics(rollout),
@@ -160,10 +161,11 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def reward_metrics(rollout: Collected) -> dict[str, float]:
-    """Return mean rewards: ``reward`` of everything generated, the others of the groups kept.
+    """Return mean rewards: ``reward`` over everything generated, ``filtered_reward`` and ``shaped_reward``
+    over the groups kept.
 
-    Samples whose reward failed do not count, those that were masked for another reason do, and a mean over no
-    sample is left out. The number of rollouts and the metrics of the groups' baselines come with them.
+    Samples whose reward failed do not count; samples masked for another reason do. A mean over no sample is
+    left out. The number of rollouts and the metrics of the groups' baselines come too.
     """
     generated = rollout.generated
     rewards = [reward for part in generated for reward in part.tag(REWARD)]
@@ -180,7 +182,8 @@ def reward_metrics(rollout: Collected) -> dict[str, float]:
 
 
 def outcome_metrics(batches: Sequence[KVBatchMeta]) -> dict[str, float]:
-    """Count the samples that did not train, by reason; failed rewards are counted elsewhere."""
+    """Count the samples that did not train, by reason, except for failed rewards, which are counted
+    elsewhere."""
     outcomes = [outcome for batch in batches for outcome in batch.tag(OUTCOME)]
     counted = {
         "num_filtered": Outcome.filtered,
@@ -193,13 +196,15 @@ def outcome_metrics(batches: Sequence[KVBatchMeta]) -> dict[str, float]:
 
 
 def _masked_mean(name: str, values: Sequence[float], mask: Sequence[float]) -> dict[str, float]:
-    """Return the mean of the values whose mask is not 0, by ``name``; an empty mapping where all are 0."""
+    """Return the mean of the values whose mask is not 0, by ``name``; an empty mapping when every mask is
+    0."""
     kept = [value for value, valid in zip(values, mask, strict=True) if valid]
     return {name: _mean(kept)} if kept else {}
 
 
 def _tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
-    """Return advantages and counts of the samples that train, and the policy version of all."""
+    """Return the advantages and counts of the samples that train, and the newest policy version of the
+    batch."""
     mask, all_advantages = batch.tag(SAMPLE_MASK), mean_advantages(batch)
     advantages = [advantage for advantage, kept in zip(all_advantages, mask, strict=True) if kept]
     valid_tokens = sum(n for n, m in zip(batch.tag(NUM_RESPONSE_TOKENS), mask, strict=True) if m)
@@ -215,7 +220,7 @@ def _tag_metrics(batch: KVBatchMeta) -> dict[str, float]:
 
 
 def _sample_errors(batch: KVBatchMeta) -> dict[str, float]:
-    """Return how far trainer and engine disagree per sample; nothing where no prev_logprobs were computed."""
+    """Return how far trainer and engine disagree per sample; empty without prev_logprobs."""
     if not batch.has_tag(MULT_PROB_ERROR):
         return {}
     errors = batch.tag(MULT_PROB_ERROR)
@@ -223,10 +228,10 @@ def _sample_errors(batch: KVBatchMeta) -> dict[str, float]:
 
 
 def _performance(results: StepResults, total_s: float) -> dict[str, float]:
-    """Return throughput and where the step's ``total_s`` went.
+    """Return throughput, and how the step's ``total_s`` was spent.
 
-    ``overhead_share`` is the share that was neither generation nor compute of the workers; where these
-    overlap, it may be below 0. ``trainer_idle_share`` is the share in which no worker computed.
+    ``overhead_share`` is the share that was neither generation nor compute of the workers; it may be below 0
+    where these overlap. ``trainer_idle_share`` is the share in which no worker computed.
     """
     estimated = results.estimated
     generation_s = results.rollout.generation_s

@@ -1,4 +1,4 @@
-"""Looks for failed rewards in every rollout: warns of each kind once, and ends a run that has too many."""
+"""Watches every rollout for failed rewards: warns once of each kind, and ends a run that has too many."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class RewardWatch:
                 )
 
     def _tell_of_unsaid(self, env: str, result: RolloutResult, where: str) -> None:
-        """Warn once where agents begin with responses that the policy did not give."""
+        """Warn once of each environment whose agents begin with responses that the policy did not give."""
         metric = f"env/{env}/{UNSAID_SHARE}"
         share = result.metrics.get(metric)
         if share is not None and share.value > 0 and metric not in self._told_metrics:

@@ -1,16 +1,16 @@
-"""``RolloutSchedule``: which rollouts are under way while a step trains, and with which weights they began.
+"""``RolloutSchedule``: decides which rollouts are under way while a step trains, and with which weights.
 
     step            s                          s + 1
     before it       engines get version s - 1  engines get version s
-    begins          rollout s + k              rollout s + 1 + k         (and, at first, those up to it)
+    begins          rollout s + k              rollout s + 1 + k         (at the start, all up to it)
     trains on       rollout s, part by part    rollout s + 1
 
 k is grpo.max_staleness. With k = 0 rollouts and training alternate. Prompts are drawn in the data's order,
 each step trains on its own, and none is thrown away. Each rollout has a partition, which is open from its
 begin until its step is over; so at most k + 1 hold samples, and rollouts that are ahead wait for training.
 
-No rollout begins before the end of an earlier step after which a checkpoint is due: what a checkpoint has is
-then all there is, and a run that continues from it makes the same steps.
+When a checkpoint is due after a step, no later rollout begins before that step has ended. So no rollout is
+under way when a checkpoint is saved, and a run that continues from it makes the same steps.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from nemo_like.observability.timers import StageTimer
 from nemo_like.plan.derived import groups_per_part
 from nemo_like.rollout.prompts import PromptBatch, RolloutMode, newest_under_way
 
-_UNDER_WAY = "under_way"  # in the saved state: the prompts of rollouts that no step has trained on
+_UNDER_WAY = "under_way"  # key of the saved state: the prompts of rollouts that no step has trained on
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class _UnderWay:
 
 @dataclass(slots=True)
 class StepRollout:
-    """The rollout of the step under way, and what is known of the weights that the engines have meanwhile."""
+    """The rollout of the step under way, and facts on the weights that the engines have meanwhile."""
 
     prompts: PromptBatch
     sent: Sent
@@ -56,8 +56,8 @@ class StepRollout:
     _generation_is_over: Callable[[], None]
 
     def parts(self) -> Iterator[KVBatchMeta]:
-        """Yield the groups to train on: all at once or, with grpo.overlap=exact, some as soon as they are
-        there. Raises RunFailed as ``Collection.parts`` does."""
+        """Yield the groups to train on: all at once or, with grpo.overlap=exact, in parts as groups end.
+        Raises RunFailed as ``Collection.parts`` does."""
         parts = self._collection.parts()
         while True:
             with self._timer("generation"):
@@ -68,7 +68,8 @@ class StepRollout:
             yield part
 
     def collected(self, batch: KVBatchMeta) -> Collected:
-        """Return what it took to get the parts, which are over, and ``batch``, all of them together."""
+        """Return the collected groups, ``batch``, with the metrics and times of all their rollouts. Call it
+        after the last part."""
         return self._collection.collected(batch)
 
 
@@ -87,8 +88,8 @@ class RolloutSchedule:
         settles_after: Callable[[int], bool],
         canary: CanaryScores | None = None,
     ) -> None:
-        """``settles_after(step)`` says whether nothing may be under way when ``step`` is over; ``canary``
-        compares engines and trainer before each step."""
+        """Plan with ``settles_after(step)``, which says whether no rollout may be under way when ``step`` is
+        over; ``canary`` compares engines and trainer before each step."""
         self._cfg, self._partitions, self._rollout = cfg, partitions, rollout
         self._weight_sync, self._canary = weight_sync, canary
         self._sampler, self._journal, self._settles_after = sampler, journal, settles_after
@@ -102,8 +103,8 @@ class RolloutSchedule:
 
     @contextmanager
     def of_step(self, step: int, version: int, timer: StageTimer) -> Iterator[StepRollout]:
-        """Bring the engines to policy version ``version``, with which ``step`` will train, begin what may run
-        by now, and hand over the rollout of ``step``.
+        """Bring the engines to policy version ``version``, with which ``step`` will train; begin all rollouts
+        that may run by now; yield the rollout of ``step``.
 
         Its partition is closed on exit, also when the block raised.
         """
@@ -137,28 +138,28 @@ class RolloutSchedule:
         self._journal.trained(step)
 
     def begin_stretch(self, after_step: int, version: int) -> None:
-        """Begin a stretch of the journal, where nothing is under way, with engines at policy version
-        ``version``; see ``RunJournal.begin_stretch``."""
+        """Bring the engines to policy version ``version`` and begin a stretch of the journal. No rollout may
+        be under way; see ``RunJournal.begin_stretch``."""
         if self._journal.is_on:
             self._weight_sync.ensure_version(version)
             self._journal.begin_stretch(after_step)
 
     def abandon(self, work: str) -> None:
-        """Close the partitions of all rollouts under way, since ``work``, such as "step 5", is done again;
-        ``load_state_dict`` says from where."""
+        """Close the partitions of all rollouts under way, since ``work``, such as "step 5", is done again.
+        ``load_state_dict`` must follow, to set the prompt order back."""
         while self._under_way:
             self._partitions.close(self._under_way.popleft().partition)
         self._journal.abandoned(work)
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return where the order of prompts stands, and which prompts are under way: those of rollouts that
-        no step has trained on."""
+        """Return the position in the order of prompts, and the prompts of rollouts that no step has trained
+        on."""
         indices = [*(list(one.prompts.indices) for one in self._under_way), *map(list, self._drawn)]
         return {**self._sampler.state_dict(), **({_UNDER_WAY: indices} if indices else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where ``state`` was taken, with nothing under way. Rollouts that were begin again by their
-        own seeds, when the next step asks for them.
+        """Continue from ``state``. Rollouts that were under way begin again, with the same seeds, when the
+        next step asks for them.
 
         Raises ValueError as ``MixtureSampler.load_state_dict`` does.
         """
@@ -166,7 +167,7 @@ class RolloutSchedule:
         self._drawn = deque(tuple(indices) for indices in state.get(_UNDER_WAY, ()))
 
     def _begin_up_to(self, step: int, version: int) -> None:
-        """Begin the rollout of ``step``, and those after it that may be under way, unless they have begun."""
+        """Begin the rollout of ``step`` and all later ones that may be under way, unless they have begun."""
         grpo = self._cfg.grpo
         newest = min(newest_under_way(step, grpo.max_staleness, self._settles_after), grpo.max_num_steps)
         for ahead in range(len(self._under_way), newest - step + 1):
@@ -189,7 +190,7 @@ class RolloutSchedule:
         self._rollout.begin(prompts, begun.partition)
 
     def _more_prompts(self, last: PromptBatch, version: int) -> PromptBatch:
-        """Return the next prompts for the step of ``last``, for groups that it has to replace."""
+        """Return the next prompts for the step of ``last``, whose groups were too few."""
         prompts = replace(
             last,
             indices=self._sampler.next(len(last)),

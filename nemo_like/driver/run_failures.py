@@ -17,13 +17,13 @@ class RewardsFailed(RunFailed):
 
 
 class CallbackFailed(RunFailed):
-    """The function that a program wants called after every step raised; ``__cause__`` is what it raised."""
+    """The ``on_step`` function of the program that started the run raised; ``__cause__`` is its error."""
 
 
 def failure_reason(error: Exception, run_directory: Path, *others: Path) -> str:
-    """Return why a run failed; when a full disk did it, say so, whichever process noticed it first.
+    """Return why a run failed; name a full disk as the reason, whichever process noticed it first.
 
-    ``others`` are directories besides the run's that it writes.
+    ``others`` are directories besides ``run_directory`` that the run writes.
     """
     cause = error.cause if isinstance(error, ActorFailed) else error
     if isinstance(cause, DiskFull):

@@ -1,13 +1,13 @@
-"""The journal of a run: what happened when, where it would happen otherwise another time.
+"""The journal of a run: the order of events that another run would have in another order.
 
     rollouts begin, groups end, steps are over ──▶ RUN_DIR/journal/after-N/driver.jsonl
     an engine's requests and weights           ──▶ RUN_DIR/journal/after-N/engine-I.jsonl
 
-Metrics depend on timing where groups are accumulated in the order in which they end (grpo.overlap=exact), and
-where weights come while samples are under way (grpo.max_staleness above 0). A run that follows a journal does
-these things in its order, and so has its metrics to the bit.
+Metrics depend on timing when groups are accumulated in the order in which they end (grpo.overlap=exact), and
+when weights come while samples are under way (grpo.max_staleness above 0). A run that follows a journal keeps
+its order of events, and so has its metrics to the bit.
 
-A journal has a stretch for each moment at which nothing is under way: the start, and every checkpoint by
+A journal has a stretch for each moment without rollouts under way: the start, and every checkpoint by
 ``checkpointing.save_period``. A run that continues from a checkpoint follows the stretch that its earlier
 process began there. An engine's file is described in ``generation.engine_journal``; the driver's has lines:
 
@@ -37,13 +37,13 @@ from nemo_like.rollout.prompts import PromptBatch, WantedGroups
 
 _DRIVER_FILE = "driver.jsonl"
 _DATA = "the digests of data.train"  # in a journal's settings
-# How those lines begin that say what became of rollouts.
+# The beginnings of the lines that count in ``_length``.
 _OF_ROLLOUTS = tuple(f'{{"event": "{event}"' for event in ("begin", "part", "trained"))
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Where the processes of a run write a stretch of its journal, and which they follow, if any."""
+    """Where the processes of a run write a stretch of its journal, and which stretch they follow, if any."""
 
     path: Path
     followed: Path | None
@@ -51,16 +51,17 @@ class Stretch:
 
 @dataclass(slots=True)
 class _Followed:
-    """What a stretch that is followed says is still to come, by the rollouts' names."""
+    """The events of a followed stretch that are still to come, by the rollouts' names."""
 
     path: Path | None = None
     begun: dict[str, tuple[int, list[int]]] = field(default_factory=dict)
     parts: dict[str, deque[tuple[int, ...]]] = field(default_factory=dict)
-    abandoned: str | None = None  # the work that was done again since a process died
+    abandoned: str | None = None  # the work that was repeated because a process died
 
 
 class RunJournal:
-    """Writes the journal of one run and follows that of another, or its own of before."""
+    """Writes the journal of one run, and follows the journal of another run or of an earlier process of its
+    own."""
 
     def __init__(
         self,
@@ -74,21 +75,22 @@ class RunJournal:
 
         ``open_engines`` has all engines write, and follow, the files of a stretch; ``note`` gets a sentence
         for people; ``data`` are the digests of the training sources, whose prompts a journal names by number.
-        ``is_on`` says whether there is a journal: it is false where metrics do not depend on
-        timing, and with ``rollout.journal=false``.
+        ``is_on`` says whether there is a journal: it is false where metrics do not depend on timing, and with
+        ``rollout.journal=false``.
         """
         self._settings = {**_settings(cfg), _DATA: list(data)}
         self._directory, self._open_engines, self._note = directory, open_engines, note
         self._other = None if cfg.rollout.follow_journal is None else Path(cfg.rollout.follow_journal)
         self.is_on = depends_on_timing(cfg) and (cfg.rollout.journal or self._other is not None)
         self._followed = _Followed()
-        self._is_on_course = True  # everything so far was in a journal that was followed
+        self._is_on_course = True  # every event so far was in the followed journal
         self._path: Path | None = None
 
     def begin_stretch(self, after_step: int) -> None:
-        """Begin the stretch after ``after_step``; nothing may be under way, and engines have its weights.
+        """Begin the stretch after ``after_step``. No rollout may be under way, and engines must have the
+        weights of that step.
 
-        Raises RunFailed when the stretch to follow cannot be read, or is of a run with other settings.
+        Raises RunFailed when the stretch to follow cannot be read, or comes from a run with other settings.
         """
         path = self._directory / stretch_name(after_step)
         source = self._set_aside(path)
@@ -104,7 +106,8 @@ class RunJournal:
         self._open_engines(Stretch(path, self._followed.path))
 
     def begun(self, prompts: PromptBatch) -> None:
-        """Write that a rollout begins. Raises RunFailed when the journal that is followed has another."""
+        """Write that a rollout begins. Raises RunFailed when the followed journal began it with another
+        version or other prompts."""
         followed = self._followed.begun.pop(prompts.name, None)
         self._is_on_course &= followed is not None
         own = (prompts.policy_version, list(prompts.indices))
@@ -119,7 +122,7 @@ class RunJournal:
         )
 
     def wanted(self, prompts: PromptBatch, at_least: int) -> WantedGroups:
-        """Return the next part of a rollout: that of the journal, or ``at_least`` so many groups."""
+        """Return the next part of a rollout: the followed journal's, or else any ``at_least`` groups."""
         parts = self._followed.parts.get(prompts.name)
         self._is_on_course &= bool(parts)
         return WantedGroups(at_least, parts.popleft() if parts else ())
@@ -133,17 +136,17 @@ class RunJournal:
         self._write({"event": "trained", "step": step})
 
     def abandoned(self, work: str) -> None:
-        """Write that what is under way is given up and begins again with this work, such as "step 5"."""
+        """Write that all work under way is abandoned and ``work``, such as "step 5", begins again."""
         self._followed = _Followed()
         self._write({"event": "abandoned", "work": work})
 
     def _set_aside(self, path: Path) -> Path | None:
-        """Move the stretch of an earlier process of this run aside, and return it; None where there is none
-        to follow.
+        """Rename the stretch that an earlier process of this run wrote, and return it; None when there is
+        none to follow.
 
-        One in which nothing began says nothing, and may lack files. Of two the longer one has all of the
-        other: a process that was killed while it followed another had not come as far. A run that has gone
-        its own way in a stretch before follows none, which would be of other weights.
+        A stretch without rollouts is not followed, and may lack files. Of two stretches the longer one is
+        kept: a process that was killed while it followed the other had not come as far. A run that has left a
+        followed journal in an earlier stretch follows none, since it would be of other weights.
         """
         earlier = path.with_name(f"{path.name}.earlier")
         if path.exists():
@@ -187,7 +190,8 @@ class RunJournal:
         return followed
 
     def _refuse_abandoned(self, followed: _Followed) -> None:
-        """Raise RunFailed for a stretch of another run that cannot be followed; tell of one of this run."""
+        """Raise RunFailed for a stretch of another run that cannot be followed; only note it for a stretch of
+        this run."""
         told = (
             f"a process died in {followed.abandoned} of the run that wrote the journal {followed.path}, so "
             "samples began again there with other weights, and nobody can follow it"
@@ -205,7 +209,7 @@ class RunJournal:
 
 
 def _length(stretch: Path) -> int:
-    """Return how many rollouts, parts and steps a stretch has; 0 where there is no such stretch."""
+    """Return how many rollouts, parts and steps a stretch has; 0 when there is no such stretch."""
     try:
         lines = (stretch / _DRIVER_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
@@ -214,12 +218,12 @@ def _length(stretch: Path) -> int:
 
 
 def stretch_name(after_step: int) -> str:
-    """Return the name of the directory of the stretch that begins after this step."""
+    """Return the directory name of the stretch that begins after this step."""
     return f"after-{after_step:05d}"
 
 
 def _settings(cfg: Config) -> dict[str, Any]:
-    """Return the keys on which the order of what happens depends, besides those of engines."""
+    """Return the keys on which the order of events depends, besides keys of engines."""
     grpo = cfg.grpo
     return {
         **{f"grpo.{name}": value for name, value in grpo.step_shape.by_key.items()},

@@ -1,6 +1,6 @@
-"""Puts the concrete parts of a run together, runs the driver, and ends every process again.
+"""Puts the concrete parts of a run together, hands them to a driver, and ends every process afterwards.
 
-This is the only module that knows all parts; ``processes`` says what each process is started with. The
+This is the only module that knows all parts; ``processes`` starts each process with its arguments. The
 driver's own process imports nothing that only other processes need, such as torch or vLLM.
 """
 
@@ -66,15 +66,16 @@ from nemo_like.weight_sync.sync import EngineWeights, NoEngines
 
 @dataclass(frozen=True, slots=True)
 class StartedRun:
-    """A run whose processes are all up."""
+    """A run whose processes are all up: its driver, and its policy workers."""
 
     driver: SyncGRPODriver | GenerationDriver | EvaluationDriver
-    policy: PolicyWorkerGroup | None  # None where nothing is trained
+    policy: PolicyWorkerGroup | None  # None in a run without training
 
 
 @dataclass(frozen=True, slots=True)
 class _Started:
-    """Processes that are up but not connected yet, where they write, and what the rollout actor found."""
+    """Processes that are up but not connected yet, the run's directory, and the rollout actor's report on
+    data and columns."""
 
     directory: RunDirectory
     cluster: Cluster
@@ -91,7 +92,8 @@ def started(
     checkpoints: RunCheckpoints,
     stop_requests: StopRequests,
 ) -> Iterator[StartedRun]:
-    """Start every process of the run, and yield the run once it is ready; end all when the block is left."""
+    """Start every process of the run, and yield the run once it is ready; end all processes when the block is
+    left."""
     logger.status("starting Ray")
     places = placement(cfg)
     needs = RayNeeds(
@@ -130,7 +132,7 @@ def _ready_run(
     checkpoints: RunCheckpoints,
     stop_requests: StopRequests,
 ) -> StartedRun:
-    """Connect the processes, bring them to where the run stands, and hand them to a driver."""
+    """Connect the processes, restore the run's position, and build its driver."""
     sides = _driver_sides(cfg, started, logger, checkpoints.is_due)
     parts, sources = sides.parts, started.rollout.sources
     recovery = ActorRecovery(cfg.cluster, parts)
@@ -161,7 +163,7 @@ def _ready_run(
 
 @dataclass(frozen=True, slots=True)
 class _DriverSides:
-    """The driver's sides of all processes."""
+    """The driver's handles of all processes."""
 
     parts: Recoverable
     value: ValueWorkerGroup | None
@@ -171,7 +173,7 @@ class _DriverSides:
 def _driver_sides(
     cfg: Config, started: _Started, logger: RunLogger, settles_after: Callable[[int], bool]
 ) -> _DriverSides:
-    """Build the driver's side of each process. ``settles_after`` is as in ``RolloutSchedule``."""
+    """Build the driver's handle of each process. ``settles_after`` is as in ``RolloutSchedule``."""
     cluster, actors, sources = started.cluster, started.actors, started.rollout.sources
     policy = _policy(cfg, cluster, actors, logger)
     value, teacher = (None, None) if policy is None else _others(cfg, cluster, actors)
@@ -208,7 +210,7 @@ def _driver_sides(
 
 
 def _rollout_handle(cfg: Config, started: _Started, logger: RunLogger) -> RolloutHandle:
-    """Build the driver's side of the rollout actor, which watches the rewards."""
+    """Build the driver's handle of the rollout actor, which watches the rewards."""
     actor = started.actors.rollout
     watch = RewardWatch(cfg.env, logger, started.directory.log_path(actor.name))
     deadlines = partial(deadline_s, cfg.cluster)
@@ -251,7 +253,7 @@ def _generation_driver(
 
 
 def _observer(cfg: Config, started: _Started) -> StepObservation:
-    """Build what looks on while steps run, and have the processes mark their ranges for profilers."""
+    """Build the observer of steps, and have the processes mark their ranges for profilers."""
     actors, gpu_actors = started.actors, partial(_gpu_actors, cfg, started.actors)
     observer = StepObservation(cfg.logger, started.cluster, actors.all, started.directory, gpu_actors)
     observer.mark_ranges([*actors.engines, *actors.workers])
@@ -259,14 +261,15 @@ def _observer(cfg: Config, started: _Started) -> StepObservation:
 
 
 def _journal(cfg: Config, started: _Started, logger: RunLogger) -> RunJournal:
-    """Build the run's journal, of which the engines write their part."""
+    """Build the run's journal; the engines write their own files of it."""
     open_engines = partial(_open_journals, cfg, started.cluster, started.actors)
     digests = training_digests(started.rollout.sources)
     return RunJournal(cfg, started.directory.path / JOURNAL_FOLDER, open_engines, logger.note, digests)
 
 
 def _open_journals(cfg: Config, cluster: Cluster, actors: Actors, stretch: Stretch) -> None:
-    """Have the engines that take weights while samples are under way write, and follow, their journals."""
+    """Have the engines write their journals, and follow the given ones, if weights come while samples are
+    under way."""
     if not cfg.grpo.max_staleness:
         return
     calls = []
@@ -296,13 +299,13 @@ def _canary(cfg: Config, cluster: Cluster, actors: Actors, policy: PolicyWorkerG
 
 
 def _partitions(cfg: Config, cluster: Cluster, actors: Actors, columns: Sequence[Column]) -> PartitionControl:
-    """Build the driver's side of the data plane."""
+    """Build the driver's handle of the data plane."""
     control = ObservedPartitionControl if cfg.data_plane.log_operations else PartitionControl
     return control(
         cluster,
         actors.host,
         columns=columns,
-        # Dynamic sampling drops groups, so nobody knows at the put which replica will get which sample.
+        # Dynamic sampling drops groups, so it is unknown at the put which replica will get which sample.
         num_readers=None if cfg.grpo.use_dynamic_sampling else cfg.policy.data_parallel_size,
         timeout_s=cfg.data_plane.timeout_s,
     )
@@ -319,7 +322,7 @@ def _train_sampler(cfg: Config, sources: Sequence[SourceReport]) -> MixtureSampl
 
 
 def _columns(rollout: RolloutParts, groups: Sequence[WorkerGroup]) -> tuple[Column, ...]:
-    """Return all columns of the run. Raises RunFailed where its parts do not agree on them."""
+    """Return all columns of the run. Raises RunFailed when its parts declare them differently."""
     declarations = [*rollout.declarations, *(one for group in groups for one in group.declarations())]
     try:
         return gather_columns(declarations)
@@ -330,10 +333,11 @@ def _columns(rollout: RolloutParts, groups: Sequence[WorkerGroup]) -> tuple[Colu
 def _verify(
     checkpoints: RunCheckpoints, groups: SavedGroups, sources: SourceReports, logger: RunLogger
 ) -> None:
-    """Have the workers check the checkpoint to continue from; where it is corrupt, go back to an earlier one.
+    """Have the workers check the checkpoint to continue from, and go back to an earlier one when it is
+    corrupt.
 
-    Then compare its data with the run's. Log what was found, and continue the log after the step of the
-    checkpoint that is left.
+    Then compare its data with the run's. Log the warnings, and continue the log after the step of the chosen
+    checkpoint.
     """
     expected = checkpoints.last_step
     checkpoints.verify(groups)
@@ -356,12 +360,12 @@ def _gpu_actors(cfg: Config, actors: Actors) -> list[ActorHandle]:
 
 
 def _weights(cfg: Config) -> list[float]:
-    """Return the weights of the training sources; a replay has one source, whatever the recorded run had."""
+    """Return the weights of the training sources; a replay always has one source."""
     return [1.0] if cfg.rollout.replay is not None else [source.weight for source in cfg.data.train]
 
 
 def _report_sources(sources: SourceReports, logger: RunLogger) -> None:
-    """Log how many problems each source has, where some were too long or several sources are mixed."""
+    """Log how many prompts each source has, if some were too long or several sources are mixed."""
     for mode, reports in sources.items():
         for report in reports:
             if report.num_too_long or len(reports) > 1:
@@ -388,7 +392,7 @@ def _what_starts(cfg: Config) -> str:
 def check_memory(cfg: Config, gpu_bytes: int | None, host_bytes: int | None) -> None:
     """Raise RunFailed when the processes need more memory than the smallest reserved GPU or node has.
 
-    Both sizes may be None, where nobody knows them or there are no GPUs; that passes.
+    A size of None, for an unknown size or a run without GPUs, passes.
     """
     if gpu_bytes is not None and (problems := list(memory_problems(cfg, run_models(cfg), gpu_bytes))):
         raise RunFailed(f"the GPUs are too small: {'; '.join(str(problem) for problem in problems)}")
@@ -397,7 +401,7 @@ def check_memory(cfg: Config, gpu_bytes: int | None, host_bytes: int | None) -> 
 
 
 def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> RolloutParts:
-    """Wait until every process is up and every environment can judge; return what the rollout actor found.
+    """Wait until every process is up and every environment can judge; return the rollout actor's report.
 
     Raises RunFailed when an environment cannot judge.
     """
@@ -415,7 +419,7 @@ def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> Rol
 
 
 def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) -> PolicyWorkerGroup | None:
-    """Build the driver's side of the policy workers; connect them with the engines where there are any.
+    """Build the driver's handle of the policy workers, and connect them with the engines if there are any.
 
     None in a run that only generates.
     """
@@ -438,7 +442,7 @@ def _policy(cfg: Config, cluster: Cluster, actors: Actors, logger: RunLogger) ->
 def _others(
     cfg: Config, cluster: Cluster, actors: Actors
 ) -> tuple[ValueWorkerGroup | None, TeacherWorkerGroup | None]:
-    """Build the driver's side of the workers of a critic and of a teacher; None for what the run has not."""
+    """Build the driver's handles of the workers of a critic and of a teacher; None where the run has none."""
     value, teacher, deadlines = None, None, partial(deadline_s, cfg.cluster)
     if cfg.value is not None:
         workers, num_epochs = actors.groups[Role.value_worker], cfg.value.num_epochs_per_rollout

@@ -6,7 +6,7 @@
     shaped_reward, sample_mask ──estimate──▶ advantage, kl_scale
     advantage, sample_mask ──▶ is_idle
 
-Together these tags are the ledger of a step: what each sample earned, what became of it, and why. A further
+Together these tags are the ledger of a step: each sample's reward, its outcome, and the reason. One further
 function says after which steps the driver validates.
 """
 
@@ -73,8 +73,8 @@ def with_shaped_rewards(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
 
 
 def _response_limits(batch: KVBatchMeta, cfg: RewardShapingConfig) -> Sequence[float]:
-    """Return the length of each sample's responses that gets the full overlong penalty: as configured, or the
-    most that its limits allowed."""
+    """Return for each sample the response length that gets the full overlong penalty: the configured one, or
+    the most that the sample's limits allowed."""
     if not has_overlong_penalty(cfg):
         return [0] * len(batch)  # not read
     if cfg.max_response_length is not None:
@@ -95,11 +95,11 @@ def with_advantages(
     of_tokens: TokenSums | None = None,
     tags: Mapping[str, Sequence[Any]] = MappingProxyType({}),
 ) -> KVBatchMeta:
-    """Return the batch with the tag advantage and, when the reward has a KL term, the tag kl_scale; with a
-    critic the tag token_scale.
+    """Return the batch with the tag advantage, with kl_scale when the reward has a KL term, and with
+    token_scale when there is a critic.
 
-    ``component_names`` are the reward components that ``estimate`` needs, and ``tags`` by name what else it
-    reads; ``kl`` is None without a KL term, ``of_tokens`` without a critic.
+    ``component_names`` are the reward components that ``estimate`` needs, and ``tags`` has the values of
+    further tags that it reads, by name; ``kl`` is None without a KL term, ``of_tokens`` without a critic.
     """
     num_tokens = batch.tag(NUM_RESPONSE_TOKENS)
     advantages = estimate(
@@ -121,7 +121,8 @@ def with_advantages(
 
 
 def kl_in_reward(batch: KVBatchMeta, loss: LossConfig) -> KLToGo | None:
-    """Return the KL to the reference policy by the tags of scoring; None where the reward has no KL term."""
+    """Return the KL to the reference policy, from the tags of scoring; None when the reward has no KL
+    term."""
     if not loss.use_kl_in_reward:
         return None
     return KLToGo(
@@ -132,14 +133,14 @@ def kl_in_reward(batch: KVBatchMeta, loss: LossConfig) -> KLToGo | None:
 
 
 def token_sums(batch: KVBatchMeta) -> TokenSums | None:
-    """Return the sums of the tokens' own advantages by the tags of a critic; None without a critic."""
+    """Return the sums of the tokens' own advantages, from the tags of a critic; None without a critic."""
     if not batch.has_tag(TOKEN_ADVANTAGE_SUM):
         return None
     return TokenSums(sums=batch.tag(TOKEN_ADVANTAGE_SUM), square_sums=batch.tag(TOKEN_ADVANTAGE_SQUARE_SUM))
 
 
 def mean_advantages(batch: KVBatchMeta) -> Sequence[float]:
-    """Return each sample's advantage: with a critic the mean over its response tokens, if any."""
+    """Return each sample's advantage; with a critic, the mean over its response tokens, 0 without any."""
     if not batch.has_tag(TOKEN_SCALE):
         return batch.tag(ADVANTAGE)
     columns = (batch.tag(tag) for tag in (ADVANTAGE, TOKEN_SCALE, TOKEN_ADVANTAGE_SUM, NUM_RESPONSE_TOKENS))
@@ -150,16 +151,16 @@ def mean_advantages(batch: KVBatchMeta) -> Sequence[float]:
 
 
 def without_truncated(batch: KVBatchMeta) -> KVBatchMeta:
-    """Return the batch with the samples masked that ran into a token limit: the overlong filter."""
+    """Return the batch with samples masked that ran into a token limit: the overlong filter."""
     is_truncated = batch.tag(IS_TRUNCATED)
     new = mask_truncated(batch.tag(SAMPLE_MASK), is_truncated)
     return masked(batch, new.sample_mask, Outcome.overlong)
 
 
 def without_mismatch(batch: KVBatchMeta, threshold: float | None) -> KVBatchMeta:
-    """Return the batch with the samples masked on whose log-probs trainer and engine disagree.
+    """Return the batch with samples masked on whose log-probs trainer and engine disagree.
 
-    They do where mult_prob_error is above ``threshold`` or is not a number; None masks nothing.
+    They disagree when mult_prob_error is above ``threshold`` or is not a number; None masks nothing.
     """
     if threshold is None:
         return batch
@@ -170,8 +171,8 @@ def without_mismatch(batch: KVBatchMeta, threshold: float | None) -> KVBatchMeta
 def with_idle(batch: KVBatchMeta, loss: LossConfig) -> KVBatchMeta:
     """Return the batch with the tag is_idle: true for samples that add nothing to the gradient.
 
-    They are those that are masked and, if the loss has no term besides the advantage's, those whose advantage
-    is 0.
+    These are the masked samples and, if the loss has no term besides the advantage's, the samples whose
+    advantage is 0.
     """
     advantages = batch.tag(ADVANTAGE) if is_advantage_alone(loss) else [1.0] * len(batch)
     pairs = zip(advantages, batch.tag(SAMPLE_MASK), strict=True)
@@ -179,7 +180,7 @@ def with_idle(batch: KVBatchMeta, loss: LossConfig) -> KVBatchMeta:
 
 
 def with_outcome(batch: KVBatchMeta, outcome: Outcome) -> KVBatchMeta:
-    """Return the batch with this outcome for all samples but the masked ones, which have their reason."""
+    """Return the batch with this outcome for all samples that are not masked; masked samples keep theirs."""
     outcomes = [
         outcome.value if kept else old
         for kept, old in zip(batch.tag(SAMPLE_MASK), batch.tag(OUTCOME), strict=True)

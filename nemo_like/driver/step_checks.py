@@ -1,6 +1,6 @@
-"""Has the tripwires judge every step, and tells what they found: all of it at once.
+"""Has the tripwires judge every step, and reports all of their alarms at once.
 
-    tags, metrics, what processes measured ──▶ nemo_like.tripwires ──▶ alarms ──▶ a warning, or the run's end
+    tags, metrics, measurements ──▶ nemo_like.tripwires ──▶ alarms ──▶ a warning, or the run's end
 
 A step is judged before its weights are saved. docs/tripwires.md says what each tripwire compares.
 """
@@ -80,7 +80,7 @@ _REMEDY = "debug.tripwires=off turns the tripwires off; docs/tripwires.md descri
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What the tripwires know of a run besides its configuration."""
+    """Facts on a run, besides its configuration, that the tripwires need."""
 
     has_experts: bool  # the model is a mixture of experts
     num_prompts: int  # in the training data
@@ -88,14 +88,14 @@ class RunFacts:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What is known of the weights that a step samples with; None for what was not measured."""
+    """Measurements of the weights that a step samples with; None for a measurement that was not taken."""
 
     digest: float | None  # on the trainer's side
     canary_gap: float | None = None  # between engines and trainer, nats per token
 
 
 class StepTripwires:
-    """Judges one step after the other, and remembers what it compares the next step with."""
+    """Judges one step after the other, and keeps the values that the next step is compared with."""
 
     def __init__(self, cfg: Config, facts: RunFacts, warn: Callable[[str], None]) -> None:
         """Take the limits from ``cfg``; ``warn`` gets a message at a tripwire's first warning."""
@@ -146,8 +146,8 @@ class StepTripwires:
             self._warn(alarm_message(new, step))
 
     def look_at_resume(self, step: int, restored: Mapping[str, object], saved: Mapping[str, object]) -> None:
-        """Note that the run continues after the checkpoint of ``step``. Raises RunFailed unless the prompt
-        order stands where that left it."""
+        """Note that the run continues after the checkpoint of ``step``. Raises RunFailed unless the restored
+        prompt order is the saved one."""
         self._learning_signal.resume()
         if not self._is_off and (alarms := [*resume_alarms(dict(restored), dict(saved))]):
             raise RunFailed(f"resumed {alarm_message(alarms, step)}\n{_REMEDY}")
@@ -251,15 +251,17 @@ class StepTripwires:
 
 
 def _compared(batch: KVBatchMeta) -> list[bool]:
-    """Return which samples dynamic sampling compares: those that were judged and that no filter refused."""
+    """Return which samples dynamic sampling compares: the samples that were judged and that no filter
+    refused."""
     pairs = zip(batch.tag(IS_JUDGED), batch.tag(OUTCOME), strict=True)
     return [judged and outcome != Outcome.filtered.value for judged, outcome in pairs]
 
 
 def _flat_components(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the means of components that differ within nearly no group, of environments with several.
+    """Return the mean of each component whose values differ in hardly any group, for environments with
+    several components.
 
-    The metrics of an older recording do not say which do.
+    The metrics of an older recording lack this, so it gives none.
     """
     return {
         f"{component} of env.{env}": value

@@ -1,7 +1,7 @@
 """Signals that end a run, and reasons to save and stop it before its last step.
 
 A scheduler that takes the machine back sends SIGTERM or SIGUSR1 some seconds to minutes ahead; Slurm also
-tells a job when it will end. A program that started the run may want no further step either. The run finishes
+tells a job when it will end. A program that started the run may ask for a stop too. The run finishes
 the step in progress, saves, and stops.
 """
 
@@ -41,7 +41,7 @@ def sigterm_as_interrupt() -> Iterator[None]:
 def ignore_first_interrupt() -> None:
     """Ignore the first SIGINT and the first SIGTERM from now on, since the run's work is done.
 
-    A second one of the same kind ends this process at once, should it hang at its exit.
+    A second signal of the same kind ends this process at once, in case it hangs at its exit.
     """
 
     def ignore(signum: int, frame: FrameType | None) -> None:
@@ -52,8 +52,8 @@ def ignore_first_interrupt() -> None:
 
 
 class StopRequests:
-    """Collects signals, deadlines and what ``on_step`` says; the driver asks after every step whether they
-    are a reason to stop.
+    """Collects signals, deadlines and the answers of ``on_step``; the driver asks after every step whether
+    one of them is a reason to stop.
 
     ``by_callback`` says that ``on_step`` asked for the stop; None while it has not.
     """
@@ -69,13 +69,13 @@ class StopRequests:
     ) -> None:
         """Note the deadlines: ``checkpointing.checkpoint_must_save_by`` from now, and the Slurm job's end.
 
-        ``clock`` is in seconds since 1970, as Slurm tells the end; somebody may set it meanwhile.
-        ``stopwatch`` measures what passes from now, and nobody sets it.
+        ``clock`` is in seconds since 1970, as Slurm gives the end; the machine's clock may be reset
+        meanwhile. ``stopwatch`` measures the time from now, and is never reset.
         """
         self.by_callback: str | None = None
         self._on_step = on_step
         self._is_enabled = cfg.enabled
-        self._deadlines: dict[str, tuple[Callable[[], float], float]] = {}  # each with who measures it
+        self._deadlines: dict[str, tuple[Callable[[], float], float]] = {}  # each with its clock
         if (limit := cfg.checkpoint_must_save_by) is not None:
             deadline = stopwatch() + parse_duration_s(limit)
             self._deadlines[f"checkpointing.checkpoint_must_save_by={limit}"] = (stopwatch, deadline)
@@ -87,8 +87,8 @@ class StopRequests:
     def listening(self) -> Iterator[None]:
         """Take SIGUSR1 and SIGTERM inside the block as requests to stop after the step in progress.
 
-        A SIGTERM after such a request interrupts like Ctrl-C. Where checkpoints are not enabled, a step need
-        not be waited for, and the signals keep their handlers.
+        A SIGTERM after such a request interrupts like Ctrl-C. Without checkpoints no step need be waited for,
+        so the signals keep their handlers.
         """
         if not self._is_enabled:
             yield
@@ -107,9 +107,9 @@ class StopRequests:
                 signal.signal(signum, handler)
 
     def after_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell ``on_step`` of a step that is over. Whatever is false asks for a stop, except for None.
+        """Call ``on_step`` after a step. A false answer other than None asks for a stop.
 
-        Raises CallbackFailed from what ``on_step`` raised.
+        Raises CallbackFailed when ``on_step`` raises.
         """
         if self._on_step is None:
             return
@@ -122,7 +122,8 @@ class StopRequests:
             self.by_callback = f"on_step returned {answer} after step {step}"
 
     def reason(self, next_step_s: float) -> str | None:
-        """Return why the run should stop now, or None for another step, which would take ``next_step_s``.
+        """Return why the run should stop now; None if there is time for another step of ``next_step_s``
+        seconds.
 
         Without checkpoints only ``on_step`` gives a reason.
         """

@@ -114,9 +114,9 @@ class SyncGRPODriver:
         self.sample_answers: Sequence[SampleAnswer] = ()  # of the latest validation
 
     def run(self) -> str | None:
-        """Make all steps from where the run stands, with validations and checkpoints where they are due.
+        """Make all steps from the run's position on, with validations and checkpoints when they are due.
 
-        Return why the run was asked to stop with steps left to do, or None when it made its last step or a
+        Return why the run was asked to stop before its last step; None when it made its last step or a
         validation reached the goal.
         """
         grpo, timer = self.cfg.grpo, SlowestPass()
@@ -125,7 +125,7 @@ class SyncGRPODriver:
                 self.validate(step=0)
                 self.logger.flush(step=0)
             else:
-                # That validation was done before the run was cut off, and had sent these weights to the
+                # That validation was done before the run was ended, and had sent these weights to the
                 # engines. Send them again here, so that the next step counts no transfer, as it did then.
                 self.weight_sync.ensure_version(self.policy_version)
         self.begin_stretch(self.position.step)
@@ -150,7 +150,7 @@ class SyncGRPODriver:
         return None
 
     def begin_stretch(self, step: int) -> None:
-        """Have the journal's next stretch begin after ``step``; see ``RolloutSchedule.begin_stretch``."""
+        """Begin the journal's next stretch after ``step``; see ``RolloutSchedule.begin_stretch``."""
         self.recovery.completed(
             f"the weight sync after step {step}",
             self.policy_version,
@@ -158,7 +158,7 @@ class SyncGRPODriver:
         )
 
     def step_and_validate(self, step: int) -> dict[str, float]:
-        """Make a step and, where one is due, the validation after it; log and return their metrics."""
+        """Make a step and, when one is due, the validation after it; log and return their metrics."""
         report = self.recovery.completed(
             f"step {step}", self.policy_version, lambda: self.observed_step(step)
         )
@@ -172,13 +172,13 @@ class SyncGRPODriver:
         return metrics
 
     def observed_step(self, step: int) -> StepReport:
-        """Make a step while the observer looks on; add the GPUs' metrics."""
+        """Make a step while the observer records, and return its report with the GPUs' metrics."""
         with self.observer.observing(step):
             report = self.step(step)
         return report.with_metrics(self.observer.gpu_metrics())
 
     def save(self, metrics: Mapping[str, float]) -> None:
-        """Save the run where checkpoints are enabled. ``metrics`` are its latest step's."""
+        """Save the run if checkpoints are enabled. ``metrics`` are those of the latest step."""
         self.checkpoints.save(self.position, metrics, self.groups, self.schedule, self.logger.wandb_run_id)
 
     def step(self, step: int) -> StepReport:
@@ -189,7 +189,7 @@ class SyncGRPODriver:
         """
         grpo, timer = self.cfg.grpo, StageTimer()
         with self.prepare_step(step, timer) as rollout:
-            # One part, unless grpo.overlap=exact: then groups come as they end.
+            # There is one part, unless grpo.overlap=exact: then a part comes whenever groups have ended.
             parts = [self.accumulate(self.estimate(step, part, timer), timer) for part in rollout.parts()]
             estimated = joined(parts, grpo)
             batch, collected = estimated.batch, rollout.collected(estimated.batch)
@@ -210,7 +210,7 @@ class SyncGRPODriver:
         return replace(report, alarms=alarms).with_metrics(tripwire_metrics(results, rollout.sent.canary_gap))
 
     def estimate(self, step: int, batch: KVBatchMeta, timer: StageTimer) -> Estimated:
-        """Score whole groups of a step, mask those samples that shall not train, and estimate advantages."""
+        """Score whole groups of a step, mask samples that shall not train, and estimate advantages."""
         grpo = self.cfg.grpo
         if grpo.overlong_filtering:
             batch = without_truncated(batch)
@@ -233,8 +233,8 @@ class SyncGRPODriver:
         return Estimated(batch, scored, taught, valued)
 
     def accumulate(self, part: Estimated, timer: StageTimer) -> Estimated:
-        """With grpo.overlap=exact, add the gradient of a part's samples of the first update to what the
-        workers hold for it."""
+        """With grpo.overlap=exact, add the gradient of a part's samples in the first update to the gradient
+        that the workers hold."""
         if self.cfg.grpo.overlap is Overlap.off:
             return part
         with timer("policy_training"):
@@ -242,16 +242,16 @@ class SyncGRPODriver:
         return replace(part, accumulation_s=accumulation.compute_s)
 
     def score(self, step: int, batch: KVBatchMeta) -> ScoredBatch:
-        """Compute the log-probs that the loss compares with, under the weights before the first update, and
-        with them the entropies where the step's rollouts are dumped.
+        """Compute the log-probs that the loss compares with, under the weights before the first update; also
+        the entropies, when the step's rollouts are dumped.
 
-        Return the batch as it is where the loss needs none.
+        Return the batch unchanged when the loss needs none.
         """
         columns = scored_in_step(step, self.cfg.loss_fn, self.cfg.rollout)
         return self.policy.compute_logprobs(batch, columns) if columns else ScoredBatch(batch)
 
     def train_policy(self, step: int, batch: KVBatchMeta) -> TrainUpdate:
-        """Train the policy; in the first steps, in which a critic warms up, leave it as it is."""
+        """Train the policy, or leave it unchanged in the first steps, in which a critic warms up."""
         if self.cfg.value is not None and step <= self.cfg.value.warmup_steps:
             return self.policy.skip(batch)
         return self.policy.train(batch, num_accumulated=num_accumulated(self.cfg))
@@ -265,7 +265,8 @@ class SyncGRPODriver:
         return report
 
     def held_out(self, step: int) -> ValidationReport:
-        """Roll out all held-out sets as a step rolls out its prompts, in a partition of their own; report."""
+        """Roll out all held-out sets as a step rolls out its prompts, in a partition of their own, and return
+        the report."""
         grpo, timer = self.cfg.grpo, StageTimer()
         prompts = held_out_prompts(self.validation_sets, step, self.policy_version, grpo)
         with timer("validation"):
@@ -279,10 +280,10 @@ class SyncGRPODriver:
 
     @contextmanager
     def prepare_step(self, step: int, timer: StageTimer) -> Iterator[StepRollout]:
-        """Bring the engines to the policy's weights, begin what may run by now, and hand over the step's own
-        rollout; close its partition on exit, also when a stage raised.
+        """Bring the engines to the policy's weights, begin all rollouts that may run by now, and yield the
+        step's own; close its partition on exit, also when a stage raised.
 
-        ``timer`` measures the whole.
+        ``timer`` measures the whole block.
         """
         with timer("total_step_time"), self.schedule.of_step(step, self.policy_version, timer) as rollout:
             yield rollout

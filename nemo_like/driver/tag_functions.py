@@ -3,7 +3,7 @@
     tags ──▶ without_refused: each of grpo.sample_filters ──▶ sample_mask, outcome
     tags ──▶ with_estimated: grpo.adv_estimator.name      ──▶ advantage, kl_scale
 
-What they raise ends the run with a sentence that says which function it was, at which step, and where in its
+An error in one of them ends the run with a sentence that names the function, the step and the line of its
 file. A function of the user's own has a deadline, since it may wait for something.
 """
 
@@ -68,7 +68,7 @@ def without_refused(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
 
 
 def passing(name: str, batch: KVBatchMeta, cfg: GRPOConfig) -> Sequence[bool]:
-    """Return for each sample whether the filter of this name lets it train."""
+    """Return for each sample whether the filter ``name`` lets it train."""
     num_tokens = batch.tag(NUM_RESPONSE_TOKENS)
     return _in_time(FILTER_KINDS, name, build_filter(name, cfg))(
         RolledOut(
@@ -84,8 +84,8 @@ def passing(name: str, batch: KVBatchMeta, cfg: GRPOConfig) -> Sequence[bool]:
 
 
 def _in_time(kinds: Kinds, name: str, function: Callable[[T], R]) -> Callable[[T], R]:
-    """Return ``function``; where it is the user's own, return one that calls it and raises ValueError when it
-    has not returned by its deadline. It then goes on in a thread, which ends with this process."""
+    """Return ``function``. If it is the user's own, wrap it: the wrapper raises ValueError when the call has
+    not returned by its deadline. The call then goes on in a thread, which ends with this process."""
     if not kinds.is_own(name):
         return function
 
@@ -107,7 +107,8 @@ def _in_time(kinds: Kinds, name: str, function: Callable[[T], R]) -> Callable[[T
 
 
 def _tags(kinds: Kinds, name: str, batch: KVBatchMeta) -> Mapping[str, Sequence[Any]]:
-    """Return what the function declares to read, by name. Raises ValueError where no sample has a tag."""
+    """Return the values of the tags that the function declares to read, by name. Raises ValueError when no
+    sample has one of them."""
     found = {}
     for tag in tags_read_by(kinds.function(name)):
         if not batch.has_tag(tag):
@@ -120,7 +121,7 @@ def _tags(kinds: Kinds, name: str, batch: KVBatchMeta) -> Mapping[str, Sequence[
 
 @contextmanager
 def _telling(what: str, batch: KVBatchMeta) -> Iterator[None]:
-    """Turn what the block raises into RunFailed, which names the function, the step and the line."""
+    """Turn an error of the block into RunFailed, which names the function, the step and the line."""
     try:
         yield
     except Exception as error:

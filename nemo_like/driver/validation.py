@@ -1,4 +1,4 @@
-"""Chooses the held-out problems that a validation asks, and reports on the answers, one set per source."""
+"""Chooses the held-out prompts of a validation, and reports on the answers, one set per source."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class ValidationReport:
 
 @dataclass(frozen=True, slots=True)
 class ValidationSet:
-    """The problems of one source that a validation asks, by their index in the validation dataset."""
+    """The prompts of one source that a validation samples, by their index in the validation dataset."""
 
     name: str
     indices: tuple[int, ...]
 
 
 def validation_sets(sources: Sequence[SourceReport], max_samples: int) -> tuple[ValidationSet, ...]:
-    """Return a set of the first ``max_samples`` problems of every source."""
+    """Return for every source a set of its first ``max_samples`` prompts."""
     sets, start = [], 0
     for source in sources:
         stop = start + min(source.num_prompts, max_samples)
@@ -55,10 +55,10 @@ def held_out_prompts(
 def validation_report(
     rollout: RolloutResult, sets: Sequence[ValidationSet], cfg: GRPOConfig, timing: Mapping[str, float]
 ) -> ValidationReport:
-    """Return metrics over all sets and, where there are several, over each set.
+    """Return metrics over all sets and, when there are several, over each set.
 
-    The rollout's groups are the sets' problems, one set after the other. Samples whose reward failed do not
-    enter how well problems are solved.
+    The rollout's groups are the sets' prompts, one set after the other. Samples whose reward failed do not
+    count in accuracy and rewards.
     """
     batch, size = rollout.batch, cfg.num_val_generations_per_prompt
     metrics = _metrics(batch, cfg)
@@ -104,7 +104,7 @@ def _metrics(batch: KVBatchMeta, cfg: GRPOConfig) -> dict[str, float]:
 
 
 def answers_of(batch: KVBatchMeta) -> list[Answers]:
-    """Return the rewards and answer ids of every problem's samples, without those that were not judged."""
+    """Return the rewards and answer ids of each prompt's samples, without samples that were not judged."""
     problems: dict[object, tuple[list[float], list[int]]] = {}
     for group_id, reward, answer_id, is_judged in zip(
         batch.tag(GROUP_ID),

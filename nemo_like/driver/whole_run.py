@@ -1,8 +1,8 @@
-"""The life of one run, from its directory to how it ended.
+"""Makes one whole run, from opening its directory to reporting how it ended.
 
 run_in ──▶ run_and_report ──▶ run_with_restarts ──▶ run_once
-holds the    has a logger,      starts all          starts the processes, makes the steps that are
-directories  tells the end      processes again     left, exports the policy
+holds the    opens a logger,    starts all          starts the processes, makes the steps that are
+directories  reports the end    processes again     left, exports the policy
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RunEnd:
 
 
 def run_directory(cfg: Config, config_name: str) -> RunDirectory:
-    """Create the run directory, or open that of the run to continue.
+    """Create the run directory, or open the directory of the run to continue.
 
     ``config_name``, with date and time, names it unless logger.run_name does. Raises RunFailed when it cannot
     be written.
@@ -67,12 +67,11 @@ def run_in(
     on_step: OnStep | None = None,
     report: MakeReport | None = None,
 ) -> RunEnd:
-    """Make one whole run in a directory, and say how it ended, also when it failed or was interrupted.
+    """Make one whole run in a directory, and return how it ended, also when it failed or was interrupted.
 
-    ``on_step`` is called after every step; see ``StopRequests.after_step``. ``report`` makes what writes the
-    run's report. Only the main thread may call
-    this. Raises DirectoryInUse when another run holds the directory, RunFailed when it cannot be written, or
-    when it has checkpoints of which none is whole.
+    ``on_step`` is called after every step; see ``StopRequests.after_step``. ``report`` makes the writer of
+    the run's report. Only the main thread may call this. Raises DirectoryInUse when another run holds the
+    directory, and RunFailed when it cannot be written, or has checkpoints but no complete one.
     """
     with _writable(cfg):
         held = HeldDirectories(_written_directories(cfg, directory))
@@ -105,7 +104,8 @@ def _run_and_report(
     report: MakeReport | None,
     warning: str | None,
 ) -> RunEnd:
-    """Make the run in a directory that this process holds, after a ``warning``, and say how it ended."""
+    """Make the run in a directory that this process holds, log ``warning`` first, and return how the run
+    ended."""
     resolved = to_yaml(cfg)
     directory.write_config(resolved)
     checkpoints = run_checkpoints(cfg, directory)
@@ -185,8 +185,8 @@ def _run_with_restarts(
 
 
 def _is_final(error: ClusterError, cfg: Config, directory: RunDirectory) -> bool:
-    """Return whether no restart is to follow: without checkpoints, after a stage's timeout when
-    ``cluster.on_stage_timeout`` is ``stop``, and where the disk is full, on which a start would fail too."""
+    """Return whether no restart shall follow: without checkpoints, after a stage's timeout with
+    ``cluster.on_stage_timeout=stop``, and when the disk is full, so that a new start would fail too."""
     shall_stop = isinstance(error, StageTimeout) and cfg.cluster.on_stage_timeout is TimeoutAction.stop
     is_full = full_directory(error, *_filled_directories(cfg, directory)) is not None
     return shall_stop or not cfg.checkpointing.enabled or is_full
@@ -195,7 +195,7 @@ def _is_final(error: ClusterError, cfg: Config, directory: RunDirectory) -> bool
 def run_checkpoints(cfg: Config, directory: RunDirectory) -> RunCheckpoints:
     """Look for the checkpoints in a run directory.
 
-    Raises CheckpointError when there are checkpoints, and none is whole.
+    Raises CheckpointError when there are checkpoints, and none is complete.
     """
     groups, num_bytes = [POLICY_GROUP], checkpoint_bytes(cfg.policy, model_of(cfg.policy))
     if cfg.value is not None:
@@ -211,7 +211,7 @@ def _run_once(
     checkpoints: RunCheckpoints,
     stop_requests: StopRequests,
 ) -> RunEnd:
-    """Start the processes, make the steps that are left, and export the policy where that is configured.
+    """Start the processes, make the steps that are left, and export the policy if that is configured.
 
     A run that a signal or a deadline stops has no time for an export.
     """
@@ -232,7 +232,7 @@ def _run_once(
 
 
 def _since_checkpoint(cfg: Config, directory: RunDirectory) -> str:
-    """Return how an interrupted run continues, and after which step; empty where it has no checkpoint."""
+    """Return how an interrupted run continues, and after which step; empty without a checkpoint."""
     try:
         last_step = run_checkpoints(cfg, directory).last_step
     except (CheckpointError, OSError):
@@ -249,7 +249,7 @@ def _final_export(cfg: Config, directory: RunDirectory) -> FinalExport | None:
 
 
 def _is_finished(cfg: Config, checkpoints: RunCheckpoints) -> bool:
-    """Return whether an earlier process of this run made the last step, or reached the goal."""
+    """Return whether an earlier process of this run made the last step or reached the goal."""
     if checkpoints.found is None:
         return False
     state = checkpoints.found.state
@@ -257,7 +257,7 @@ def _is_finished(cfg: Config, checkpoints: RunCheckpoints) -> bool:
 
 
 def _written_directories(cfg: Config, directory: RunDirectory) -> list[Path]:
-    """Return every directory that this run writes, and that no other run may write at the same time."""
+    """Return every directory that only this run may write."""
     elsewhere = cfg.checkpointing.checkpoint_dir if cfg.checkpointing.enabled else None
     return [directory.path, *([] if elsewhere is None else [Path(elsewhere).absolute()])]
 

@@ -16,15 +16,15 @@ from nemo_like.rollout.turn_loop import Engine, TurnLoop
 
 @dataclass(frozen=True, slots=True)
 class EndedGroups:
-    """Groups that have ended: their positions among the rollout's prompts, ascending."""
+    """The groups of one part: their positions among the rollout's prompts, ascending, all of them ended."""
 
     positions: Sequence[int]
     is_last: bool
-    is_whole: bool  # the only part
+    is_whole: bool  # whether this part has all groups of the rollout
 
 
 class BegunRollout:
-    """The rollout of ``prompts`` into ``partition``. To be used on one event loop."""
+    """The rollout of ``prompts`` into ``partition``. Use it on one event loop only."""
 
     def __init__(self, prompts: PromptBatch, partition: str) -> None:
         self.prompts, self.partition = prompts, partition
@@ -38,8 +38,8 @@ class BegunRollout:
         self._is_idle.set()
 
     def start(self, loop: TurnLoop, engines: Sequence[Engine], sink: object, load: EngineLoad) -> None:
-        """Have ``loop`` hold the conversations, unless the rollout has failed already; see
-        ``TurnLoop.run``. ``load`` is told when they begin and when they have ended."""
+        """Start ``loop``, which holds the conversations, unless the rollout has already failed; see
+        ``TurnLoop.run``. ``load`` notes when the rollout begins and ends."""
         if self._failure is None:
             self.loop = loop
             self._running = asyncio.get_running_loop().create_task(self._run(engines, sink, load))
@@ -56,17 +56,18 @@ class BegunRollout:
         return EndedGroups(positions, len(self._taken) == len(self.loop.groups), is_whole)
 
     def on_groups(self, results: Sequence[GroupResult]) -> None:
-        """Take the responses of an engine step; those of other rollouts are ignored."""
+        """Take the responses of an engine step; ignore responses of other rollouts."""
         if self._running is not None:
             self.loop.on_groups(results)
 
     def begin_step(self, step: int) -> None:
-        """See ``TurnLoop.begin_step``; a rollout that has not started gets the step's number at its start."""
+        """Call ``TurnLoop.begin_step``, unless the rollout has not started; then its loop learns the step at
+        the start."""
         if self._running is not None:
             self.loop.begin_step(step)
 
     def fail(self, error: BaseException) -> None:
-        """End the rollout with this error, which the wait for its next part raises."""
+        """End the rollout with ``error``, which the wait for its next part raises."""
         if self._running is None:
             self._failure = error
             self._settled.set()
@@ -74,14 +75,14 @@ class BegunRollout:
             self.loop.fail(error)
 
     async def ended(self) -> None:
-        """Wait until nothing is done for this rollout any more; call ``fail`` before."""
+        """Wait until no work for this rollout is left; call ``fail`` before."""
         if self._running is not None:
             await self._running
         await self._is_idle.wait()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Have ``ended`` wait for the block."""
+        """Make ``ended`` wait until this block has been left."""
         self._num_at_work += 1
         self._is_idle.clear()
         try:
@@ -94,7 +95,7 @@ class BegunRollout:
     async def _run(self, engines: Sequence[Engine], sink: object, load: EngineLoad) -> None:
         load.begun()
         try:
-            # What it raises, the wait for the next part raises too.
+            # Its error is suppressed here, because the wait for the next part raises it too.
             with span("generation"), suppress(Exception):
                 await self.loop.run(engines, sink)
         finally:

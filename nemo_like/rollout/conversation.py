@@ -1,7 +1,8 @@
-"""A sample while it grows, turn by turn: token in, token out.
+"""A sample while it grows, turn by turn, in tokens.
 
-The tokens that the policy generated are kept as the engine returned them, and never tokenised again; what
-the environment said is tokenised once and appended. Pure: nothing here waits or calls another process.
+Tokens that the policy generated are kept as the engine returned them, and never tokenised again. An
+observation of the environment is tokenised once and appended. Pure: nothing here waits or calls another
+process.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from nemo_like.environments.interface import (
 )
 from nemo_like.generation.interface import Response
 
-# The columns of images in observations, by those of images in prompts.
+# Maps a column of prompt images to the column of the same values for images in observations.
 _OBSERVED = {PIXEL_VALUES.name: OBSERVED_PIXEL_VALUES.name, IMAGE_GRIDS.name: OBSERVED_IMAGE_GRIDS.name}
 
 
@@ -48,7 +49,7 @@ class EndReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long a conversation may become."""
+    """How many turns and tokens a conversation may have."""
 
     max_turns: int
     max_tokens: int  # prompt, responses and observations together
@@ -56,11 +57,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """Consecutive tokens of a sample that one side wrote: the prompt, a response or an observation.
+    """Consecutive tokens of a sample from one side: the prompt, a response or an observation.
 
     token_ids: [L] int32; logprobs: [L] float32, nats, or None where the policy did not generate the tokens.
-    ``columns`` are the values that came with these tokens, by column: one per token, or one of the sample or
-    prompt.
+    ``columns`` has values that came with these tokens, by column: one value per token, or one for the whole
+    sample or prompt.
     """
 
     token_ids: np.ndarray
@@ -70,7 +71,8 @@ class Passage:
 
 @dataclass(slots=True)
 class Conversation:
-    """A sample's tokens, texts and rewards so far; ``position`` and ``generation`` place it in the batch."""
+    """A sample's tokens, texts and rewards so far; ``position`` and ``generation`` say where it is in the
+    batch."""
 
     example: PromptExample
     prompt_ids: tuple[int, ...]
@@ -79,10 +81,10 @@ class Conversation:
     limits: Limits
     seed: int  # of the first response; later ones derive theirs
     prompt_images: tuple[bytes, ...] = ()  # files
-    prompt_columns: dict[str, Any] = field(default_factory=dict)  # that the engine gave with the prompt
+    prompt_columns: dict[str, Any] = field(default_factory=dict)  # values that the engine gave for the prompt
     passages: list[Passage] = field(default_factory=list)  # after the prompt
     history: list[Exchange] = field(default_factory=list)  # turns that were answered
-    observed_images: list[tuple[bytes, ...]] = field(default_factory=list)  # files, of each such turn
+    observed_images: list[tuple[bytes, ...]] = field(default_factory=list)  # files, per turn of history
     begun: Response | None = None  # the first tokens of a response, which the next request continues
     num_continued: int = 0  # how often a request continued a response
     latest_response: str = ""
@@ -101,20 +103,20 @@ class Conversation:
 
     @property
     def prompt_passage(self) -> Passage:
-        """The prompt's tokens, and the columns of its record."""
+        """The prompt's tokens, with the columns that its record brings."""
         return Passage(np.asarray(self.prompt_ids, dtype=np.int32), None, dict(self.example.columns))
 
     def own_prompt(self, prompt: Passage) -> Passage:
-        """Return ``prompt``, which the samples of a group have in common, with what the engine gave for this
-        sample's."""
+        """Return ``prompt``, which all samples of a group share, with the columns that the engine gave for
+        this sample's prompt."""
         if not self.prompt_columns:
             return prompt
         return Passage(prompt.token_ids, None, {**prompt.columns, **self.prompt_columns})
 
     @property
     def num_known(self) -> int:
-        """How many of the first tokens have what an engine gives for tokens that it reads: all before the
-        last one that it sampled, which it has not read."""
+        """How many tokens from the start have the values that an engine gives for tokens that it has read.
+        The engine has not read the last token that it sampled, nor any later token."""
         if self.begun is not None:
             return self.num_tokens - 1
         observed = 0  # tokens after the latest response
@@ -131,12 +133,12 @@ class Conversation:
 
     @property
     def num_begun(self) -> int:
-        """Tokens of a response that the next request continues."""
+        """The number of tokens of a response that the next request will continue."""
         return 0 if self.begun is None else len(self.begun.token_ids)
 
     @property
     def num_response_tokens(self) -> int:
-        """Tokens that the policy generated."""
+        """The number of tokens that the policy generated."""
         whole = sum(len(passage.token_ids) for passage in self.passages if passage.logprobs is not None)
         return whole + self.num_begun
 
@@ -156,7 +158,7 @@ class Conversation:
 
     @property
     def turn_number(self) -> int:
-        """The number of the latest turn, which no other turn of the rollout has."""
+        """A number for the latest turn that is unique within the rollout."""
         return turn_number(self.position, self.generation, self.num_turns)
 
     @property
@@ -164,31 +166,31 @@ class Conversation:
         return int(self.passages[-1].token_ids[-1])
 
     def images(self) -> tuple[bytes, ...]:
-        """Return the files of all images so far, in their order."""
+        """Return the files of all images so far: the prompt's, then each observation's."""
         return (*self.prompt_images, *chain.from_iterable(self.observed_images))
 
     def token_ids(self) -> tuple[int, ...]:
-        """Return the prompt's and all later tokens, which the next response will continue."""
+        """Return all tokens so far, which the next response will continue."""
         later = (token for passage in self.passages for token in passage.token_ids.tolist())
         begun = () if self.begun is None else self.begun.token_ids.tolist()
         return (*self.prompt_ids, *later, *begun)
 
     def begin_response(self, piece: Response, policy_version: int) -> None:
-        """Keep the first tokens of a response, or further ones, which the next request continues;
-        ``policy_version`` is the oldest that sampled them."""
+        """Append ``piece`` to the response that is not complete yet; the next request continues it.
+        ``policy_version`` is the oldest that sampled the piece."""
         self.begun = self.with_begun(piece)
         self.num_continued += 1
         self._note_version(policy_version)
 
     def with_begun(self, response: Response) -> Response:
-        """Return ``response`` with the tokens before it that were begun."""
+        """Return ``response`` preceded by the tokens that earlier pieces brought."""
         return response if self.begun is None else self.begun.continued(response)
 
     def add_response(self, response: Response, text: str, policy_version: int) -> None:
-        """Append the policy's response and begin a turn with it; ``text`` is the response decoded, and
+        """Append the policy's whole response and begin a turn with it. ``text`` is the response decoded, and
         ``policy_version`` the oldest that sampled it.
 
-        What was begun of a response is in this one; see ``with_begun``.
+        ``response`` includes earlier pieces; see ``with_begun``.
         """
         self.begun = None
         self._add_context(response.context_columns)
@@ -198,9 +200,10 @@ class Conversation:
         self.num_turns += 1
 
     def _add_context(self, columns: Mapping[str, Any]) -> None:
-        """Give the tokens since ``num_known`` the values that came with the response to them.
+        """Store the values that came with a response for the tokens before it, from ``num_known`` on.
 
-        These are the prompt's tokens, or the last one of the response before and the observation after it.
+        For the first response these are the prompt's tokens; later, the last token of the previous response
+        and the observation after it.
         """
         for name, values in columns.items():
             if not self.passages:
@@ -211,7 +214,8 @@ class Conversation:
             observation.columns[name] = values[1:]
 
     def fail(self, failure: Failure, policy_version: int) -> None:
-        """End the conversation without a reward; ``policy_version`` samples the rollout."""
+        """End the conversation without a reward; ``policy_version`` is the version that samples the
+        rollout."""
         self.failure, self.end = failure, EndReason.failed
         self._note_version(policy_version)
 
@@ -219,7 +223,8 @@ class Conversation:
         self.policy_version = version if self.policy_version is None else min(self.policy_version, version)
 
     def turn(self, *, with_tokens: bool = False) -> Turn:
-        """Return what the environment is asked about the latest response, with its token ids or without."""
+        """Return the latest response as a question to the environment, with its token ids if
+        ``with_tokens``."""
         return Turn(
             prompt=self.example.prompt,
             response=self.latest_response,
@@ -236,7 +241,7 @@ class Conversation:
     def add_feedback(self, feedback: Feedback) -> None:
         """Add the environment's answer to the latest response.
 
-        Sets ``end`` when the environment is done or failed, or when a limit lets no other turn follow.
+        Sets ``end`` when the environment is done or failed, or when a limit allows no further turn.
         """
         _add(self.metric_sums, feedback.metrics)
         _add(self.metric_counts, dict.fromkeys(feedback.metrics, 1.0))
@@ -254,15 +259,15 @@ class Conversation:
             self._end_at(EndReason.turn_limit)
 
     def _end_unjudged(self, failure: Failure) -> None:
-        """End the conversation with a turn that has no reward. Where everything abstains from the last turn,
-        a sample has what earlier ones earned, and fails where nothing judged these either."""
+        """End the conversation at a turn without a reward. When the environment abstained, the sample keeps
+        the rewards of earlier turns; it fails when there are none."""
         if failure.kind is FailureKind.abstained and self._is_judged:
             self.end = EndReason.done
         else:
             self.failure, self.end = failure, EndReason.failed
 
     def _end_at(self, limit: EndReason) -> None:
-        """End the conversation at a limit. It has no reward where everything abstained from every turn."""
+        """End the conversation at a limit. It fails when every component abstained in every turn."""
         self.end = limit
         if self.rewards and not self._is_judged:
             named = ", ".join(self.rewards)
@@ -274,7 +279,8 @@ class Conversation:
         return any(value is not None for value in self.rewards.values())
 
     def add_observation(self, text: str, encoded: Encoded) -> None:
-        """Append what the environment said; if that leaves no room for a response, end the conversation."""
+        """Append the environment's observation; end the conversation instead when it leaves no room for a
+        response."""
         if len(encoded.token_ids) >= self.num_tokens_left:
             self._end_at(EndReason.token_limit)
             return
@@ -288,12 +294,12 @@ class Conversation:
         self.history.append(Exchange(self.latest_response, text))
 
     def _latest(self, column: str) -> Any:
-        """Return the latest value of a ragged column, which is empty before the first."""
+        """Return the latest value of a ragged column, or an empty tuple before the first."""
         given = (one.columns[column] for one in reversed(self.passages) if column in one.columns)
         return next(given, ())
 
     def said(self, observation_role: str) -> Prompt:
-        """Return what the next response will continue: the prompt and all turns, as text or as messages."""
+        """Return the prompt and all turns, as text or as messages, which the next response will continue."""
         prompt = self.example.prompt
         if isinstance(prompt, str):
             return prompt + "".join(one.response + one.observation for one in self.history)
@@ -302,7 +308,8 @@ class Conversation:
         return prompt
 
     def transcript(self) -> str:
-        """Return what was said after the prompt, for people to read; several turns name who spoke."""
+        """Return the text after the prompt, for people to read; with several turns each line names the
+        speaker."""
         if not self.history:
             return self.latest_response
         said = [
@@ -313,7 +320,8 @@ class Conversation:
 
     @property
     def _is_out_of_tokens(self) -> bool:
-        """Whether the response was cut short, or left less than one token each to observe and respond."""
+        """Whether the latest response was cut short, or fewer than two tokens are left: one to observe, one
+        to respond."""
         return self.latest_is_truncated or self.num_tokens_left < 2
 
     @property
@@ -327,7 +335,7 @@ def _add(sums: dict[str, float], values: Mapping[str, float]) -> None:
 
 
 def _add_rewards(sums: dict[str, float | None], values: Mapping[str, float | None]) -> None:
-    """Add the components of a turn; one that abstains in every turn stays None."""
+    """Add a turn's reward components to ``sums``; a component that abstains in every turn stays None."""
     for name, value in values.items():
         before = sums.get(name)
         sums[name] = before if value is None else (before or 0.0) + value

@@ -1,7 +1,7 @@
 """Writes what a step sampled as JSON lines for people: conversations, rewards, and each sample's outcome.
 
     put ──▶ remember(batch, conversations)
-    dump ──▶ the driver's ledger (tags) + what is remembered ──▶ rollouts/step_N.jsonl
+    dump ──▶ the driver's ledger (tags) + remembered conversations ──▶ rollouts/step_N.jsonl
     a validation ends ──▶ its batch + its conversations ──▶ rollouts/validation_N.jsonl
 
 Texts stay in the rollout actor; the driver sends tags alone.
@@ -36,10 +36,10 @@ _REWARD_TAGS = tuple(tag.name for tag in (REWARD, SCALED_REWARD, SHAPED_REWARD, 
 
 
 class StepSamples:
-    """The conversations of steps, by sample id, until they are written."""
+    """Keeps the conversations of each step, by sample id, until they are written."""
 
     def __init__(self, texts: TokenTexts) -> None:
-        """``texts`` returns the text of each token by itself."""
+        """Keep nothing yet. ``texts`` returns the text of each token by itself."""
         self._texts = texts
         self._samples: dict[int, dict[str, tuple[Conversation, ProblemPlace]]] = {}  # by step
         self._columns: Sequence[Column] = ()
@@ -54,8 +54,8 @@ class StepSamples:
     ) -> None:
         """Keep the conversations of ``batch``, in its order, until ``write`` is called for the step.
 
-        ``problems`` has one place per group. ``columns`` are those that conversations bring besides tokens
-        and log-probs.
+        ``problems`` says for each group where its prompt is from. ``columns`` are the columns that
+        conversations bring besides tokens and log-probs.
         """
         self._columns = columns
         samples = [(sample, place) for group, place in zip(groups, problems, strict=True) for sample in group]
@@ -68,10 +68,10 @@ class StepSamples:
         ledger: Sequence[KVBatchMeta],
         scores: Mapping[str, Scores] = MappingProxyType({}),
     ) -> None:
-        """Write one line per sample of the ledger, by (group, generation), and forget the
-        conversations of this step and of those before.
+        """Write one line per sample of the ledger, by (group, generation); forget the conversations of this
+        step and of earlier ones.
 
-        ``scores`` is what the trainer wrote of a sample's tokens, by sample id. Raises KeyError for a sample
+        ``scores`` has the trainer's numbers for a sample's tokens, by sample id. Raises KeyError for a sample
         that is not remembered.
         """
         samples = self._samples[step]
@@ -124,7 +124,8 @@ def _conversation(sample: Conversation, columns: Sequence[Column]) -> dict[str, 
 
 
 def _columns_of(sample: Conversation, columns: Sequence[Column]) -> dict[str, Any]:
-    """Return a sample's value of each column; for a column per prompt, the value that this sample brings."""
+    """Return a sample's value of each column; for a column with a value per prompt, the value that this
+    sample brings."""
     passages = [sample.prompt_passage, *sample.passages]
     return {
         column.name: _shown(brought(column, passages)) for column in columns if column.name not in _NOT_DUMPED
@@ -132,7 +133,7 @@ def _columns_of(sample: Conversation, columns: Sequence[Column]) -> dict[str, An
 
 
 def _image(picture: Picture) -> str:
-    """Return where an image is; one that is in the record itself is told by its record."""
+    """Return an image's path, or, when the record itself holds the image, which record that is."""
     return picture.source if isinstance(picture.source, str) else picture.where
 
 

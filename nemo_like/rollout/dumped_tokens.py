@@ -1,4 +1,4 @@
-"""What a dump says of a sample's tokens: their texts, and the numbers that engine and trainer gave them."""
+"""The tokens of a sample in a dump: their texts, and the numbers that engine and trainer gave them."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ _NUM_DIGITS = 5
 
 
 def fetch_scores(plane: DataPlane, ledger: Sequence[KVBatchMeta]) -> dict[str, Scores]:
-    """Fetch what the trainer wrote of the tokens of these samples, by sample id.
+    """Fetch the trainer's numbers for the tokens of these samples, by sample id.
 
-    Samples that were dropped before they were scored have nothing. The partition must be open where a batch
-    has such columns.
+    Samples that were dropped before they were scored have none. The partition must be open where a batch has
+    such columns.
     """
     found: dict[str, Scores] = {}
     for batch in ledger:
@@ -62,10 +62,10 @@ def fetch_scores(plane: DataPlane, ledger: Sequence[KVBatchMeta]) -> dict[str, S
 def dumped_tokens(
     sample: Conversation, tags: Mapping[str, Any], scores: Scores, texts: TokenTexts
 ) -> dict[str, list[Any]]:
-    """Return lists over the tokens after the prompt: ``text`` and every number that there is.
+    """Return lists over the tokens after the prompt: ``text``, and one list for each kind of number.
 
-    A number is null on tokens that the policy did not generate. With a critic, ``advantages`` are what the
-    loss takes: the sample's advantage and the token's own; 0 in a masked sample.
+    A number is null on tokens that the policy did not generate. With a critic, ``advantages`` are the values
+    that the loss uses, the sample's advantage plus the token's own; 0 in a masked sample.
     """
     if not sample.passages:
         return {}

@@ -1,4 +1,4 @@
-"""How busy the engines were: their own clocks, read at the end of each training rollout."""
+"""Measures how busy the engines were, from their own clocks, at the end of each training rollout."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from nemo_like.observability.metrics import Metric, mean, summed
 
 
 class EngineLoad:
-    """Measures what share of the time the engines did what, from one training rollout's end to the next's."""
+    """Measures what share of the time the engines idled, paused or drained, from the end of one training
+    rollout to the end of the next."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """``now`` returns the time in seconds."""
+        """Start the clock; ``now`` returns the time in seconds."""
         self._now = now
         self._read_s = now()
         self._before: dict[str, EngineStats] = {}
@@ -35,11 +36,11 @@ class EngineLoad:
         self._all_ended_s = self._now()
 
     async def metrics(self, engines: Sequence[ActorHandle]) -> dict[str, Metric]:
-        """Return the shares since the last call, each a mean over the engines, and the seconds for which no
-        rollout was under way, since the next one was not to begin yet.
+        """Return the shares since the last call, each a mean over the engines, and for how many seconds no
+        rollout was under way because the next one was not to begin yet.
 
-        An engine that is new has no shares yet. Where engines draft, also how many tokens of their drafts
-        were kept since the last call.
+        A new engine has no shares yet. With draft models, also return how many draft tokens were kept since
+        the last call.
         """
         all_stats: list[EngineStats] = await asyncio.gather(*(one.submit("stats") for one in engines))
         stats = {engine.name: one for engine, one in zip(engines, all_stats, strict=True)}
@@ -63,9 +64,10 @@ class EngineLoad:
 
 
 def _draft_metrics(stats: Sequence[tuple[EngineStats | None, EngineStats]]) -> dict[str, Metric]:
-    """Return how many tokens of their drafts the engines kept; none where they made none.
+    """Return what share of their draft tokens the engines kept, and how many tokens a draft gave; empty
+    without drafts.
 
-    stats: of each engine those of the last call, None for a new one, and the present ones.
+    stats: for each engine its statistics at the last call, None for a new engine, and its present ones.
     """
     none = EngineStats(policy_version=0, generation_s=0.0, num_generated_tokens=0)
     pairs = [(before or none, now) for before, now in stats]

@@ -1,6 +1,6 @@
 """Asks every environment one question before the first step, so that a run ends early if one cannot judge.
 
-first problem of a source ──▶ Turn whose response is the reference answer ──▶ environment ──▶ any reward
+first prompt of a source ──▶ Turn whose response is the reference answer ──▶ environment ──▶ any reward
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ async def check_environments(
     judges: Mapping[str, Judge],
     encode: Callable[[str], Sequence[int]],
 ) -> None:
-    """Ask each environment with ``check_at_start`` about the first problem of its first source.
+    """Ask each environment with ``check_at_start`` about the first prompt of its first source.
 
-    ``sources`` are those of training, then those of validation; ``encode`` returns a text's tokens. How high
-    a reward is does not matter. Raises EnvironmentCheckFailed, listing every environment that gave none.
+    ``sources`` has the sections of training and validation, in this order; ``encode`` returns a text's
+    tokens. The reward may have any value. Raises EnvironmentCheckFailed, listing every environment that gave
+    none.
     """
     first: dict[str, tuple[str, PromptExample]] = {}
     for section, read in sources:
@@ -45,7 +46,7 @@ async def check_environments(
 def _first_examples(
     section: Sequence[DatasetConfig], read: Sources
 ) -> Iterator[tuple[DatasetConfig, str, PromptExample]]:
-    """Yield the first problem of every source, after the source and its name."""
+    """Yield the first prompt of every source, after the source and its name."""
     start = 0
     for source, report in zip(section, read.reports, strict=True):
         yield source, source_name(source), read.problems[start]
@@ -60,7 +61,7 @@ async def _problem(
     example: PromptExample,
     encode: Callable[[str], Sequence[int]],
 ) -> str:
-    """Ask the environment, and return what is wrong with it; an empty text when it gives a reward."""
+    """Ask the environment; return an error text when it gives no reward, else an empty text."""
     ids = tuple(encode(example.answer)) if judge.wants_tokens else ()
     question = first_question(example, max_turns=cfg.env[env].max_turns, response_ids=ids)
     (feedback,) = await judge.step([question])

@@ -29,7 +29,7 @@ from nemo_like.rollout.conversation import Conversation, Passage
 
 @dataclass(frozen=True, slots=True)
 class FlatBatch:
-    """What ``DataPlane.put`` takes: N = sum of chunk_sizes samples, ordered by (prompt, generation)."""
+    """The arguments of ``DataPlane.put``: N = sum of chunk_sizes samples, ordered by (prompt, generation)."""
 
     columns: dict[str, ColumnData]
     lengths: list[int]  # tokens per sample: prompt, responses and observations
@@ -40,12 +40,13 @@ class FlatBatch:
 def flatten(
     groups: Sequence[Sequence[Conversation]], columns: Sequence[Column] = (), *, first_group: int = 0
 ) -> FlatBatch:
-    """Lay out every sample's tokens one after the other; ``groups`` are those of some prompts of a rollout.
+    """Lay out every sample's tokens one after the other; ``groups`` has the conversations of some of a
+    rollout's prompts.
 
-    The group of the rollout's first prompt has the number ``first_group``. ``columns`` are those that
-    passages bring besides the log-probs; a passage that brings no value gets ``nothing``.
+    The group of the rollout's first prompt has the number ``first_group``. ``columns`` are the columns that
+    passages bring besides the log-probs; a passage without a value gets ``nothing``.
 
-    Columns: input_ids int32; response_mask uint8, 1 on what the policy generated; generation_logprobs
+    Columns: input_ids int32; response_mask uint8, 1 on tokens that the policy generated; generation_logprobs
     float32, nats, 0 elsewhere. Tags: group_id, is_judged (false where the environment failed), reward (0
     there), num_prompt_tokens, num_response_tokens (generated ones), num_turns, is_truncated, policy_version.
     Raises ColumnMismatch for a value that does not fit its column.
@@ -96,10 +97,10 @@ def flatten(
 
 
 def brought(column: Column, passages: Sequence[Passage]) -> Any:
-    """Return a sample's value of a column that its passages bring; the prompt is the first passage.
+    """Return a sample's value of a column, from its passages; the first passage is the prompt.
 
-    A column per token has the values of all passages, one after the other; any other has the latest value.
-    ``nothing`` stands where none was brought. Raises ColumnMismatch for a value that does not fit.
+    A column per token joins the values of all passages; any other column has the latest value. ``nothing``
+    stands where no passage has a value. Raises ColumnMismatch for a value that does not fit.
     """
     if column.layout is Layout.per_token:
         return np.concatenate([_given(column, passage) for passage in passages])
@@ -115,7 +116,8 @@ def _given(column: Column, passage: Passage) -> Any:
 
 
 def _first_that_has(column: Column, samples: Sequence[Sequence[Passage]]) -> Sequence[Passage]:
-    """Return the passages of the first sample that brings a value, or of the first sample where none does."""
+    """Return the passages of the first sample that has a value of the column, or of the first sample when
+    none has."""
     having = (one for one in samples if any(column.name in passage.columns for passage in one))
     return next(having, samples[0])
 
@@ -123,7 +125,8 @@ def _first_that_has(column: Column, samples: Sequence[Sequence[Passage]]) -> Seq
 def _batch_of(
     column: Column, rows: Sequence[Sequence[Passage]], groups: Sequence[Sequence[Conversation]]
 ) -> ColumnData:
-    """Return a column of the whole batch; a prompt's value is that of its first sample that brings one."""
+    """Return a column's values for all groups. A column per prompt takes the value of the first sample of
+    each group that has one."""
     if column.per_prompt:
         ends = list(accumulate(map(len, groups), initial=0))
         of_groups = [rows[start:stop] for start, stop in pairwise(ends)]

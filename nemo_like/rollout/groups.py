@@ -1,4 +1,4 @@
-"""The groups of keys that rollouts read."""
+"""The config groups that rollouts read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nemo_like.tripwires.options import DebugConfig
 
 
 class RolloutGroups(TaskGroups, Protocol):
-    """What ``SyncRolloutActor`` has to know of a configuration."""
+    """The config groups that ``SyncRolloutActor`` reads."""
 
     @property
     def grpo(self) -> GRPOConfig: ...

@@ -13,11 +13,11 @@ from nemo_like.rollout.conversation import Conversation
 def messages_of(sample: Conversation, observation_role: str) -> list[dict[str, Any]]:
     """Return the conversation as a list of ``{"role": ..., "content": ...}``, in the form of records.
 
-    A prompt of text is a message of the user; messages of a prompt have all of their fields. Responses are
-    the assistant's, with the calls of tools that they make; observations are of ``observation_role``. With
+    A prompt of text is a message of the user; messages of a prompt keep all of their fields. Responses are
+    messages of the assistant, with their tool calls; observations have the role ``observation_role``. With
     images, the content is a list of parts: ``{"type": "text", "text": ...}`` and ``{"type": "image", ...}``.
-    An image of the prompt has its ``path``, or, where the record holds the image itself, says in ``record``
-    which record that is; one of an observation has the ``bytes`` of its file.
+    An image of the prompt has its ``path``, or, when the record itself holds the image, the name of the
+    record in ``record``; an image of an observation has the ``bytes`` of its file.
     """
     prompt, pictures = sample.example.prompt, list(map(_of_prompt, sample.example.images))
     messages: list[dict[str, Any]] = []
@@ -36,8 +36,7 @@ def messages_of(sample: Conversation, observation_role: str) -> list[dict[str, A
 
 
 def _add_response(messages: list[dict[str, Any]], response: str) -> None:
-    """Add what the policy said: to the message with which the prompt ends where that is the assistant's, else
-    as a message of its own."""
+    """Append a response: to the prompt's last message if that is the assistant's, else as a new message."""
     if messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": response})
         return
@@ -53,7 +52,7 @@ def _of_prompt(picture: Picture) -> dict[str, str]:
 
 
 def _content(text: str, images: Sequence[dict[str, Any]]) -> str | list[dict[str, Any]]:
-    """Return a text as it is, or, with images, as parts; ``text`` has a mark for each of them."""
+    """Return a text as it is, or, with images, as parts; ``text`` has one mark for each image."""
     if not images:
         return text
     first, *texts = text.split(IMAGE_MARK)

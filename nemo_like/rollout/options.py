@@ -1,4 +1,4 @@
-"""The keys of rollouts, ``rollout``: what is written of them, recorded and replayed."""
+"""The keys of rollouts, ``rollout``: dumps, recordings, replays and journals."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nemo_like.config.keys import Key
 
 @dataclass(kw_only=True, slots=True)
 class RolloutConfig:
-    """What is kept of the rollouts, and two kinds of runs: one without engines, and one that trains
+    """Which files rollouts write, and two special runs: ``replay`` needs no engines, ``generate_only`` trains
     nothing."""
 
     dump_period: Annotated[
@@ -65,7 +65,7 @@ class RolloutConfig:
     ]
 
 
-# The folder of a run's directory in which its journal is.
+# The folder of a run's directory that has its journal.
 JOURNAL_FOLDER = "journal"
 
 

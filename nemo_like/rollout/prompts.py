@@ -1,6 +1,6 @@
-"""What the driver asks of a rollout and what it gets back: prompts by index, never their text.
+"""The driver's requests to a rollout and their results: prompts by index, never their text.
 
-The seeds with which responses are sampled follow from the same numbers.
+The seeds of the responses are computed from the same numbers.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from nemo_like.observability.metrics import Metric
 
 
 class RolloutMode(Enum):
-    """What a rollout is for, and with it the dataset that its prompts are from."""
+    """The purpose of a rollout, which decides the dataset of its prompts."""
 
     training = "training"
     validation = "validation"
 
     @property
     def stage(self) -> Stage:
-        """The stage whose deadline such a rollout has."""
+        """The stage whose deadline a rollout of this mode has."""
         return Stage.generation if self is RolloutMode.training else Stage.validation
 
 
-# What every source holds, in the order of the configuration.
+# The report of every source, in the order of the configuration.
 SourceReports = Mapping[RolloutMode, tuple[SourceReport, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutParts:
-    """What a rollout actor found at its start: the data, and the columns that its parts write."""
+    """The data that a rollout actor found at its start, and the columns that each part of a rollout
+    writes."""
 
     sources: SourceReports
     declarations: tuple[Declaration, ...]
@@ -47,9 +48,9 @@ class RolloutParts:
 class PromptBatch:
     """The prompts of a rollout, as indices into the mode's dataset.
 
-    ``step`` and the number of each group enter the sampling seeds. Every token must be sampled by the weights
-    of a version from ``policy_version``, which the engines have when the rollout begins, to
-    ``newest_version``, with which training begins on the samples.
+    ``step`` and the number of each group enter the sampling seeds. Every token must be sampled by weights of
+    a version from ``policy_version``, which the engines have when the rollout begins, to ``newest_version``,
+    with which training on the samples begins.
     """
 
     mode: RolloutMode
@@ -58,12 +59,12 @@ class PromptBatch:
     indices: tuple[int, ...]
     num_generations: int
     first_group: int = 0  # number of the first prompt's group within the step; refills count on
-    num_steps_ahead: int = 0  # training steps that come between the begin of the rollout and its own
+    num_steps_ahead: int = 0  # training steps between the rollout's begin and its own step
 
     @property
     def newest_version(self) -> int:
-        """The version of the weights when the rollout's own step begins to train: each step before it counts
-        the version up by one."""
+        """The version of the weights when the rollout's own step begins to train: each step before it
+        increases the version by one."""
         return self.policy_version + self.num_steps_ahead
 
     def __len__(self) -> int:
@@ -71,41 +72,43 @@ class PromptBatch:
 
     @property
     def name(self) -> str:
-        """What tells the rollout from others: "training/12/0" is that of step 12 from group 0 on."""
+        """The unique name of the rollout: "training/12/0" is the rollout of step 12 from group 0 on."""
         return f"{self.mode.name}/{self.step}/{self.first_group}"
 
 
 @dataclass(frozen=True, slots=True)
 class WantedGroups:
-    """Which groups the next part of a rollout is to have: those at ``positions`` among its prompts, or, where
-    none are named, all that have ended when they are ``at_least`` so many."""
+    """The groups that the next part of a rollout shall have: the groups at ``positions`` among its prompts,
+    or, without positions, all ended groups once there are ``at_least`` of them."""
 
     at_least: int
     positions: tuple[int, ...] = ()
 
     def num_ended(self, num_taken: int, num_groups: int) -> int:
-        """Return how many groups of a rollout must have ended, where none are named and the parts before had
-        ``num_taken``."""
+        """Return how many groups of a rollout must have ended when no positions are given and earlier parts
+        had ``num_taken`` groups."""
         return min(num_taken + self.at_least, num_groups)
 
 
 def newest_under_way(step: int, max_staleness: int, settles_after: Callable[[int], bool]) -> int:
     """Return the last step whose rollout may be under way while ``step`` trains: ``max_staleness`` steps
-    later, or an earlier one, where ``settles_after`` says that nothing may be under way after it."""
+    later, or the first step from ``step`` on for which ``settles_after`` says that no later rollout may be
+    under way."""
     last = step + max_staleness
     return next((one for one in range(step, last) if settles_after(one)), last)
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemPlace:
-    """Where a problem is: its source, and its number there, from 0, of those that are short enough."""
+    """Where a prompt is from: its source, and its index there, from 0, among the prompts that are short
+    enough."""
 
     source: str
     index: int
 
 
 def problem_place(index: int, sources: Sequence[SourceReport]) -> ProblemPlace:
-    """Return the place of problem ``index`` of a dataset that has these sources one after the other.
+    """Return where prompt ``index`` of a dataset is from; the dataset has these sources one after the other.
 
     Raises IndexError for an index beyond the last source.
     """
@@ -129,8 +132,8 @@ class FailedReward:
 
 @dataclass(frozen=True, slots=True)
 class RolloutResult:
-    """What a rollout returns, whole or in parts; ``batch`` has ``flatten``'s tags, and rows by (prompt,
-    generation). What is of the whole rollout comes with its last part."""
+    """One part of a rollout; ``batch`` has the tags of ``flatten``, and its samples by (prompt, generation).
+    Numbers that describe the whole rollout come with its last part."""
 
     batch: KVBatchMeta
     metrics: Mapping[str, Metric]
@@ -149,21 +152,22 @@ def response_seeds(
 ) -> tuple[int, ...]:
     """Return consecutive seeds of about 62 bits, for the first responses to the prompt at ``position``.
 
-    torch's generators on CPUs take the last 32 bits of a seed, which are consecutive too. Two groups get
-    disjoint seeds but for hash collisions: among P groups, one happens with a probability of about
-    P**2 * num_generations / 2**63 on GPUs, and at most P**2 * num_generations / 2**32 on CPUs.
+    torch's generators on CPUs use the last 32 bits of a seed, which are consecutive too. Two groups get
+    disjoint seeds but for hash collisions: among P groups, one happens with a probability of about P**2 *
+    num_generations / 2**63 on GPUs, and at most P**2 * num_generations / 2**32 on CPUs.
     """
     first = _hashed(f"{run_seed}/{mode.name}/{step}/{position}") // num_generations * num_generations
     return tuple(range(first, first + num_generations))
 
 
 def turn_seed(first_turn_seed: int, turn: int) -> int:
-    """Derive the seed of a sample's response in a later turn from that of its first; turns count from 1."""
+    """Derive the seed of a sample's response in a later turn from the seed of its first; turns count from
+    1."""
     return _hashed(f"{first_turn_seed}/{turn}")
 
 
 def piece_seed(first_turn_seed: int, turn: int, num_tokens: int) -> int:
-    """Derive the seed with which a sample's response in ``turn`` is continued after ``num_tokens`` tokens."""
+    """Derive the seed that continues a sample's response in ``turn`` after ``num_tokens`` tokens."""
     return _hashed(f"{first_turn_seed}/{turn}/{num_tokens}")
 
 

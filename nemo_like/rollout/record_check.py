@@ -1,4 +1,4 @@
-"""Looks at the columns of every record at the start, so that one that does not fit ends no step later on."""
+"""Checks the columns of every record at the start, so that a value that does not fit stops no later step."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def check_records(
     read: Sources,
     prompt_lengths: Callable[[Sequence[PromptExample]], Sequence[int]],
 ) -> None:
-    """Check every problem's values of the columns that the sources of ``section`` declare.
+    """Check every prompt's values of the columns that the sources of ``section`` declare.
 
-    ``read`` has the problems of these sources. Raises ValueError for the first value that does not fit.
+    ``read`` has the prompts of these sources. Raises ValueError for the first value that does not fit.
     """
     bounds = accumulate((report.num_prompts for report in read.reports), initial=0)
     for source, (start, stop) in zip(section, pairwise(bounds), strict=True):

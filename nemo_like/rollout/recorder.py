@@ -1,4 +1,4 @@
-"""Writes training rollouts to files, and reads them: what one run records, another trains from.
+"""Writes training rollouts to files, and reads them, so that another run can train from them.
 
     recorded/manifest.json        how many prompts and samples a rollout has, and which columns
     recorded/step_12-0.npz        one rollout: columns as they are stored, lengths, chunk sizes, tags, metrics
@@ -36,14 +36,14 @@ _COLUMN_PREFIX = "column/"
 
 @dataclass(frozen=True, slots=True)
 class RecordedRollout:
-    """A rollout as a file holds it: what was put, and the rollout's metrics."""
+    """A rollout from a file: its columns and tags, and its metrics."""
 
     flat: FlatBatch
     metrics: dict[str, Metric]
 
 
 class RolloutRecorder:
-    """Writes the rollouts of a run into a directory, which it makes."""
+    """Writes the training rollouts of a run into a directory, which it makes."""
 
     def __init__(self, directory: Path, manifest: RecordingManifest) -> None:
         self._directory = directory
@@ -52,7 +52,7 @@ class RolloutRecorder:
         write_manifest(directory, manifest)
 
     def write(self, prompts: PromptBatch, flat: FlatBatch, metrics: Mapping[str, Metric]) -> None:
-        """Write the rollout of ``prompts``; its file gets its name only when it is whole."""
+        """Write the rollout of ``prompts``; the file gets its final name only when it is complete."""
         description = {
             "tags": {name: list(values) for name, values in flat.tags.items()},
             "metrics": {
@@ -98,8 +98,8 @@ def read_step(directory: Path, step: int) -> FlatBatch:
 def read_rollout(directory: Path, columns: Sequence[Column], prompts: PromptBatch) -> RecordedRollout:
     """Read the rollout that was recorded for this step and first group, with these columns.
 
-    Raises ValueError when there is none, when it lacks a column, or when it has other numbers of groups or
-    samples than ``prompts`` asks for.
+    Raises ValueError when there is none, when it lacks a column, or when its numbers of groups or samples
+    differ from those of ``prompts``.
     """
     path = directory / rollout_file(prompts.step, prompts.first_group)
     if not path.is_file():
@@ -139,10 +139,10 @@ def read_rollout(directory: Path, columns: Sequence[Column], prompts: PromptBatc
 
 
 def _declared(tags: dict[str, Any]) -> dict[str, Any]:
-    """Return a recording's tags under the names that they have now.
+    """Return a recording's tags under their present names.
 
-    Recordings older than the tag is_judged have sample_mask in its place: no stage had masked a sample yet
-    that was judged.
+    Recordings older than the tag is_judged have sample_mask instead, with the same values: no stage had
+    masked a judged sample yet.
     """
     if SAMPLE_MASK.name not in tags:
         return tags

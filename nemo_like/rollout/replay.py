@@ -30,7 +30,7 @@ from nemo_like.rollout.rollout_columns import recorded_columns, recorded_declara
 
 @dataclass(slots=True)
 class _Begun:
-    """A rollout of which not all groups were handed over yet."""
+    """A rollout that has not handed over all of its groups yet."""
 
     partition: str
     batch: KVBatchMeta | None = None  # once it is put
@@ -50,7 +50,7 @@ class ReplayRolloutActor(DataPlaneUser):
     def attach(self, own_handle: ActorHandle) -> RolloutParts:
         """Read the manifest; return one source with the prompts of one rollout, and the recorded columns.
 
-        There is nothing to validate on. ``own_handle`` is not used, since no engine calls back.
+        A replay has no validation data. ``own_handle`` is not used, since no engine calls back.
         """
         manifest = read_manifest(self._directory)
         self._columns = recorded_columns(manifest)
@@ -67,12 +67,12 @@ class ReplayRolloutActor(DataPlaneUser):
         )
 
     def begin(self, prompts: PromptBatch, partition: str) -> None:
-        """Remember where the recorded rollout of this step goes."""
+        """Remember into which partition the recorded rollout of this step goes."""
         self._begun[prompts.name] = _Begun(partition)
 
     async def next_part(self, prompts: PromptBatch, wanted: WantedGroups) -> RolloutResult:
-        """Return the wanted groups of the recorded rollout of this step, or the first so many of those that
-        are left; raises ValueError when there is none that fits."""
+        """Return the wanted groups of this step's recorded rollout, or else the first ``wanted.at_least``
+        groups that are left. Raises ValueError when no recording fits."""
         if prompts.mode is not RolloutMode.training:
             raise ValueError("a replay has training rollouts only; it cannot validate")
         return await asyncio.to_thread(self._replay, prompts, wanted)
@@ -87,15 +87,15 @@ class ReplayRolloutActor(DataPlaneUser):
         environments: Mapping[str, Sequence[ActorHandle]],
         data_plane: DataPlaneSpec,
     ) -> None:
-        """Put into this data plane from now on; a replay has no engines and no environments."""
+        """Use this data plane from now on; a replay has no engines and no environments."""
         self._move_to(data_plane)
 
     def sample_answers(self) -> list[SampleAnswer]:
-        """Return none, since a replay does not validate."""
+        """Return an empty list, since a replay does not validate."""
         return []
 
     def _replay(self, prompts: PromptBatch, wanted: WantedGroups) -> RolloutResult:
-        """Put the whole rollout at its first part, and hand over the groups that are wanted."""
+        """Put the whole rollout at the first call; return the wanted groups at each call."""
         started_s = time.monotonic()
         begun = self._begun[prompts.name]
         if begun.batch is None:

@@ -11,7 +11,7 @@ from nemo_like.rollout.tasks import TaskGroups, training_sampling, training_task
 def response_limit(cfg: TaskGroups, task: str) -> int:
     """Return the most tokens that the policy can generate in a training sample of a task.
 
-    They are ``max_new_tokens`` for each turn, or for each call of an agent, and never more than a sample can
+    This is ``max_new_tokens`` for each turn, or for each call of an agent, and never more than a sample can
     hold.
     """
     env = cfg.env[task]
@@ -25,8 +25,9 @@ def response_limit(cfg: TaskGroups, task: str) -> int:
 
 
 def task_with_limit_of_a_turn(cfg: TaskGroups, num_tokens: int) -> str | None:
-    """Return a training task of whose turns, or calls of an agent, each may have ``num_tokens`` and a sample
-    more; None where there is none. Such a number for samples was meant for one turn."""
+    """Return a training task whose limit for one turn, or for one call of an agent, is ``num_tokens``
+    although a sample may have more; None when no task is so. A user who gives this number as a limit of
+    samples has taken a turn for a sample."""
     for task in training_tasks(cfg):
         if task not in cfg.env:
             continue
@@ -36,5 +37,6 @@ def task_with_limit_of_a_turn(cfg: TaskGroups, num_tokens: int) -> str | None:
 
 
 def session_limit(policy: PolicyConfig) -> int:
-    """Return how many tokens all branches of an agent's session may have together: those of a micro-batch."""
+    """Return how many tokens all branches of an agent's session may have together: as many as a micro-batch
+    holds."""
     return min(policy.sequence_packing.train_mb_tokens, policy.sequence_packing.logprob_mb_tokens)

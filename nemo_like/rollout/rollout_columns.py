@@ -1,4 +1,4 @@
-"""The columns that the parts of a rollout write.
+"""The columns that each part of a rollout writes.
 
 Standard library only: a run's columns are checked before anything heavy is loaded.
 """
@@ -36,7 +36,8 @@ from nemo_like.rollout.tasks import has_agents, judging_environments, task_envir
 def rollout_declarations(
     cfg: RolloutGroups, environments: Mapping[str, Sequence[Column]]
 ) -> tuple[Declaration, ...]:
-    """Return what each part of a rollout writes; ``environments`` has each environment's columns by name.
+    """Return the columns that each part of a rollout writes; ``environments`` has each environment's columns
+    by name.
 
     Raises ColumnError when two environments that judge the same samples write one column.
     """
@@ -69,19 +70,19 @@ def _check_judges(task: str, written: Mapping[str, Sequence[Column]]) -> None:
 
 
 def engine_columns(cfg: RolloutGroups) -> tuple[Column, ...]:
-    """Return the columns of an engine's results: the log-probs of every ``Response``, and those in its
+    """Return the columns that engines write: the log-probs of every ``Response``, and the values in its
     ``columns``."""
     of_versions = (POLICY_VERSIONS,) if cfg.grpo.max_staleness > 0 else ()
     return (GENERATION_LOGPROBS, *of_versions, *replayed_columns(cfg.policy))
 
 
 def recorded_declarations(directory: str, manifest: RecordingManifest) -> tuple[Declaration, ...]:
-    """Return what a replay writes: all columns that were recorded."""
+    """Return the declaration of a replay: it writes all recorded columns."""
     return (Declaration(f"rollout.replay={directory}", writes=recorded_columns(manifest)),)
 
 
 def recorded_columns(manifest: RecordingManifest) -> tuple[Column, ...]:
-    """Return the columns of a recording; one that does not name them has those that every run has."""
+    """Return the columns of a recording; an old manifest without columns means those of every run."""
     if manifest.columns is None:
         return ROLLOUT_COLUMNS
     return tuple(
@@ -97,7 +98,7 @@ def recorded_columns(manifest: RecordingManifest) -> tuple[Column, ...]:
 
 
 def written_down(columns: Iterable[Column]) -> list[dict[str, Any]]:
-    """Return columns as a manifest keeps them and ``recorded_columns`` reads them."""
+    """Return columns in the form of a manifest, which ``recorded_columns`` reads."""
     return [
         {
             "name": column.name,
@@ -113,9 +114,9 @@ def written_down(columns: Iterable[Column]) -> list[dict[str, Any]]:
 def unfit_values(
     source: DatasetConfig, example: PromptExample, num_tokens: int | None
 ) -> Iterator[ColumnMismatch]:
-    """Yield what is wrong with a problem's values of the columns that its source declares. Without the number
-    of its prompt's tokens, columns with a value for each token are not looked at."""
-    # Only who has values needs numpy.
+    """Yield an error for each value of a prompt that does not fit the column its source declares. Without
+    ``num_tokens``, the length of the prompt, columns with a value per token are skipped."""
+    # Only callers with values need numpy.
     from nemo_like.environments.column_values import column_value
 
     for name, text in source.columns.items():
@@ -129,9 +130,9 @@ def unfit_values(
 
 
 def record_column(name: str, text: str) -> Column:
-    """Return the column of a record's field as ``data.*.columns`` writes it, such as ``float32[2]``.
+    """Return the column that ``data.*.columns`` describes by a text such as ``float32[2]``.
 
-    It has a value per prompt unless it is per token. Raises ValueError when ``text`` is no column.
+    It has a value per prompt unless it is per token. Raises ValueError when ``text`` describes no column.
     """
     match = RECORD_COLUMN.fullmatch(text)
     if match is None:
@@ -145,7 +146,8 @@ def record_column(name: str, text: str) -> Column:
 
 
 def _of_images(cfg: RolloutGroups) -> Iterator[Declaration]:
-    """Yield the columns of images, which a model with a vision tower reads even where a prompt has none."""
+    """Yield the columns of images. A model with a vision tower reads them even where no prompt has an
+    image."""
     if has_vision_tower(cfg.policy.model_name):
         yield Declaration("images", writes=IMAGE_COLUMNS)
 

@@ -33,13 +33,14 @@ class RolloutHandle:
         deadline_s: Callable[[Stage], float],
         inspect: Callable[[PromptBatch, RolloutResult], None],
     ) -> None:
-        """Call ``actor``. ``inspect`` looks at every rollout before ``run`` returns it, and may raise."""
+        """Call ``actor`` with deadlines from ``deadline_s``. ``inspect`` checks every part of a rollout
+        before ``next_part`` returns it, and may raise."""
         self._cluster, self._actor, self._deadline_s = cluster, actor, deadline_s
         self._inspect = inspect
         self._begun: dict[str, Call] = {}  # by the rollouts' names; nobody has waited for these calls yet
 
     def run(self, prompts: PromptBatch, partition: str) -> RolloutResult:
-        """Have the actor roll out these prompts, and wait for all of their samples; raises what ``next_part``
+        """Have the actor roll out these prompts, and wait for all samples; raises what ``next_part``
         raises."""
         self.begin(prompts, partition)
         return self.next_part(prompts, WantedGroups(len(prompts)))
@@ -50,7 +51,7 @@ class RolloutHandle:
         self._begun[prompts.name] = self._actor.submit("begin", prompts, partition)
 
     def begin_step(self, step: int) -> None:
-        """Have samples go on that had to wait for this step; see ``SyncRolloutActor.begin_step``."""
+        """Let samples go on that had to wait for this step; see ``SyncRolloutActor.begin_step``."""
         self._wait("begin_step", step)
 
     def next_part(self, prompts: PromptBatch, wanted: WantedGroups) -> RolloutResult:
@@ -68,7 +69,7 @@ class RolloutHandle:
         return result
 
     def clear(self, batches: Sequence[KVBatchMeta]) -> Sequence[Operation]:
-        """Clear samples that will not train; return, once that is done, the operations that it took."""
+        """Clear samples that will not train, wait, and return the data-plane operations that this took."""
         return self._wait("clear", tuple(batches))
 
     def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
@@ -80,7 +81,7 @@ class RolloutHandle:
         return self._wait("sample_answers")
 
     def move_to(self, actor: ActorHandle) -> None:
-        """Call another actor from now on; forget the rollouts that the one before had begun."""
+        """Call another actor from now on; forget the rollouts that the previous actor had begun."""
         self._begun.clear()
         self._actor = actor
 
@@ -95,7 +96,7 @@ class RolloutHandle:
         environments: Mapping[str, Sequence[ActorHandle]],
         data_plane: DataPlaneSpec,
     ) -> None:
-        """Have the actor use these processes from now on, of which some may be new."""
+        """Have the actor use these processes from now on; some may be new."""
         self._wait_for_actor("reconnect", list(engines), dict(environments), data_plane)
 
     def _wait(self, method: str, *args: Any) -> Any:

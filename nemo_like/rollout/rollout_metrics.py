@@ -1,4 +1,4 @@
-"""The metrics of a rollout's samples, under the names of docs/metrics.md without prefix."""
+"""The metrics of a rollout's samples, named as in docs/metrics.md without the prefix."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nemo_like.rollout.conversation import Conversation, EndReason
 def rollout_metrics(groups: Sequence[Sequence[Conversation]]) -> dict[str, Metric]:
     """Return lengths, ends and failures over all samples, then rewards and failures of each environment."""
     by_env: dict[str, list[Sequence[Conversation]]] = {}
-    for group in groups:  # the samples of a group have one problem
+    for group in groups:  # the samples of a group have one prompt
         by_env.setdefault(group[0].example.env, []).append(group)
     metrics = _overall([sample for group in groups for sample in group])
     for env, of_env in sorted(by_env.items()):
@@ -31,7 +31,7 @@ def _overall(samples: Sequence[Conversation]) -> dict[str, Metric]:
     num_response = [sample.num_response_tokens for sample in samples]
     num_truncated = sum(sample.is_truncated for sample in samples)
     num_out_of_turns = sum(sample.end is EndReason.turn_limit for sample in samples)
-    # One whose reward failed did not end by itself, though no limit ended it either.
+    # A sample whose reward failed did not end by itself, though no limit ended it either.
     num_ended = sum(sample.end is EndReason.done and not sample.is_truncated for sample in samples)
     return {
         "mean_prompt_length": mean(sum(len(sample.prompt_ids) for sample in samples), num_samples),
@@ -48,9 +48,9 @@ def _overall(samples: Sequence[Conversation]) -> dict[str, Metric]:
 
 
 def staleness_metrics(groups: Sequence[Sequence[Conversation]], newest_version: int) -> dict[str, Metric]:
-    """Return by how many policy versions the weights that sampled a token were older than ``newest_version``,
-    with which training on it begins: mean and maximum over all response tokens, and how many tokens are how
-    old."""
+    """Return how stale the response tokens are: by how many policy versions the weights that sampled a token
+    are older than ``newest_version``, with which training begins. Mean and maximum, and a count of tokens per
+    staleness."""
     versions = [
         passage.columns[POLICY_VERSIONS.name]
         for group in groups
@@ -72,16 +72,16 @@ def staleness_metrics(groups: Sequence[Sequence[Conversation]], newest_version: 
 
 
 def continued_metrics(groups: Sequence[Sequence[Conversation]]) -> dict[str, Metric]:
-    """Return how many samples have a response that a later request continued."""
+    """Return the number of samples with a response that needed more than one request."""
     return {"num_continued_samples": summed(sum(one.num_continued > 0 for group in groups for one in group))}
 
 
 def _of_environment(groups: Sequence[Sequence[Conversation]]) -> dict[str, Metric]:
     """Return the metrics of one environment's samples.
 
-    Rewards are means over the judged samples, of a component over those in which it does not abstain, with
-    how far they differ within groups. The environment's own metrics are means over the turns that gave them;
-    failures are counted by kind.
+    Rewards are means over the judged samples; a component's mean leaves out samples in which it abstains. The
+    spread within groups comes with them. The environment's own metrics are means over the turns that gave
+    them; failures are counted by kind.
     """
     samples = [sample for group in groups for sample in group]
     judged = [sample for sample in samples if sample.failure is None]
@@ -113,9 +113,9 @@ def _of_environment(groups: Sequence[Sequence[Conversation]]) -> dict[str, Metri
 
 
 def _spreads(groups: Sequence[Sequence[Conversation]]) -> dict[str, Metric]:
-    """Return, of the reward and of each of its components, the mean standard deviation within a group and the
-    per cent of judged samples whose group has no two different values. A sample in which a component abstains
-    is none of that component's."""
+    """Return, for the reward and for each component, the mean standard deviation within a group, and the per
+    cent of judged samples whose group has only one value. A component's numbers leave out the samples in
+    which it abstains."""
     judged = [[sample.rewards for sample in group if sample.failure is None] for group in groups]
     names = sorted({name for group in judged for rewards in group for name in rewards})
     values = {"": [[total_reward(rewards) for rewards in group] for group in judged]}

@@ -1,4 +1,5 @@
-"""Measures a training rollout for the tripwires, from conversations and requests rather than from columns."""
+"""Measures a training rollout for the tripwires, from its conversations and requests instead of its
+columns."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ _ROUNDING_NATS = 1e-3
 
 
 class HeldRollout(Protocol):
-    """A rollout that has ended; ``TurnLoop`` is one."""
+    """A rollout that has ended. ``TurnLoop`` is one."""
 
     groups: Sequence[Sequence[Conversation]]
     seeds: list[int]
@@ -26,9 +27,9 @@ class HeldRollout(Protocol):
 
 
 def measured_rollout(rollout: HeldRollout, stop_tokens: Mapping[str, Sequence[int]]) -> dict[str, Metric]:
-    """Measure what ``tripwires.rollout_checks`` judges.
+    """Take the numbers that ``tripwires.rollout_checks`` judges.
 
-    ``stop_tokens`` gives, by environment, the tokens that may end a response that is not truncated.
+    ``stop_tokens`` has, by environment, the tokens that may end a response that is not truncated.
     """
     responses = _Responses(rollout.groups)
     num_equal, num_expected = responses.equal_neighbours()
@@ -47,10 +48,10 @@ def measured_rollout(rollout: HeldRollout, stop_tokens: Mapping[str, Sequence[in
 
 
 class _Responses:
-    """All responses of a rollout, packed: those of one sample after the other, turn by turn.
+    """All responses of a rollout, packed: sample after sample, and within a sample turn by turn.
 
-    Samples without one are left out: those that failed before their first, since an image of their prompt
-    cannot be read, and an agent's sessions of which a grammar forced every token.
+    Samples without a response are left out: an image of their prompt could not be read, or a grammar forced
+    every token of an agent's session.
     """
 
     def __init__(self, groups: Sequence[Sequence[Conversation]]) -> None:
@@ -72,13 +73,13 @@ class _Responses:
         self._first = self._last - counts + 1
 
     def num_impossible(self) -> int:
-        """Count the log-probs that are not finite, or above 0."""
+        """Count the log-probs that are not finite or are above 0."""
         is_possible = np.isfinite(self._logprobs) & (self._logprobs <= _ROUNDING_NATS)
         return len(is_possible) - int(is_possible.sum())
 
     def num_unended(self, stop_tokens: Mapping[str, Sequence[int]]) -> int:
-        """Count the responses without a stop token at their end; a sample's last one may be truncated
-        instead. Those of an environment that ``stop_tokens`` lacks may end anywhere."""
+        """Count the responses without a stop token at their end; a sample's last response may be truncated
+        instead. Responses of an environment that ``stop_tokens`` lacks are not counted."""
         final = self._ids[self._ends - 1]
         envs = np.array([sample.example.env for sample in self._samples], dtype=object)
         of_response = np.repeat(envs, self._last - self._first + 1)
@@ -91,7 +92,7 @@ class _Responses:
     def equal_neighbours(self) -> tuple[int, float]:
         """Count pairs of neighbours (samples 0 and 1, 2 and 3, ... of a group) with the same first response.
 
-        Return also the number that their log-probs let expect: the second equals the first with the first's
+        Also return the expected number: the second response equals the first with the first one's
         probability.
         """
         starts = np.cumsum([0, *(len(group) for group in self._groups)])[:-1]

@@ -1,4 +1,4 @@
-"""Turns a sample of a validation into text for people."""
+"""Turns a validation sample into text for people."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from nemo_like.rollout.conversation import Conversation
 
 
 def sample_answer(sample: Conversation, solved_reward: float) -> SampleAnswer:
-    """Return a sample as text, rewritten by its example's ``as_written`` into the way people write.
+    """Return a sample as text, rewritten by its prompt's ``as_written`` into the way people write.
 
-    The texts stay as they are where rewriting would make a wrong answer look like the right one, or the
-    other way round.
+    The texts are not rewritten where this would make a wrong answer look right, or a right one wrong.
     """
     prompt, response = _as_text(sample.example.prompt), sample.transcript()
     answer, as_written = sample.example.answer, sample.example.as_written
@@ -31,8 +30,8 @@ def sample_answer(sample: Conversation, solved_reward: float) -> SampleAnswer:
 
 
 def _as_text(prompt: Prompt) -> str:
-    """Return the prompt; where it is messages, the last one and, unless the response continues that, a line
-    break."""
+    """Return a text prompt, or the last message of a prompt of messages, with a line break unless the
+    response continues that message."""
     if isinstance(prompt, str):
         return prompt
     return as_text(prompt[-1]) if is_begun(prompt) else f"{as_text(prompt[-1])}\n"

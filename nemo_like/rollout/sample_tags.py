@@ -1,4 +1,4 @@
-"""Tags that the rollout derives from responses and rewards: which answers agree, and the reward's components.
+"""Tags computed from responses and rewards: which answers agree, and the reward's components.
 
 Pure: nothing here waits or calls another process.
 """
@@ -23,7 +23,7 @@ _MARKS = (
 def final_answer(response: str) -> str:
     """Return the marked answer (``\\boxed{}``, ``<answer>``, ``####``), or else the whole response.
 
-    Each run of white space becomes one space, and a number with its unit that LaTeX typesets is plain.
+    White space is reduced to single spaces, and a number whose unit LaTeX typesets becomes plain text.
     """
     for mark in _MARKS:
         if found := mark.findall(response):
@@ -41,10 +41,10 @@ def answer_ids(responses: Sequence[str]) -> list[int]:
 def component_tags(
     names: Iterable[str], rewards: Sequence[Mapping[str, float | None]]
 ) -> dict[str, list[float]]:
-    """Return a tag for each reward component of ``names``; ``rewards[i]`` are the components of sample i.
+    """Return a tag for each reward component in ``names``; ``rewards[i]`` has the components of sample i.
 
-    A component that a sample lacks is 0, and one that abstains NaN. Raises ValueError for a name that no
-    sample has, unless all samples lack components altogether.
+    A component that a sample lacks is 0, and a component that abstains is NaN. Raises ValueError for a name
+    that no sample has, unless all samples have no components at all.
     """
     there = sorted({name for components in rewards for name in components})
     for name in names:

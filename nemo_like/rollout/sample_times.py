@@ -1,4 +1,4 @@
-"""The times of a rollout's conversations, as ``rollout_times.jsonl`` keeps them."""
+"""The times of a rollout's conversations, in the form of ``rollout_times.jsonl``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nemo_like.rollout.prompts import PromptBatch
 def times_of(
     prompts: PromptBatch, groups: Sequence[Sequence[Conversation]], started_s: float
 ) -> RolloutTimes:
-    """Return when the samples of a rollout that has ended were asked for and came; ``started_s`` is when it
+    """Return when each response of an ended rollout was requested and came; ``started_s`` is when the rollout
     started, on the monotonic clock."""
     return RolloutTimes(
         step=prompts.step,
@@ -25,8 +25,8 @@ def times_of(
 
 
 def _times_of(sample: Conversation, started_s: float) -> SampleTimes:
-    """Return the times of a sample. An agent's calls, which may be made side by side, are no turns, so that
-    its session has none."""
+    """Return the times of a sample's turns. An agent's session has none: its calls may run side by side and
+    are no turns."""
     if not sample.moments_s:
         return SampleTimes(sample.num_tokens, ())
     lengths = [len(passage.token_ids) for passage in sample.passages if passage.logprobs is not None]

@@ -3,7 +3,7 @@
     prompts ──▶ conversations ──▶ turn loop (engines and environments, by callback)
                                       │
                                       ▼
-      all have ended, or some groups: flatten ──▶ one put ──▶ data plane
+      all groups have ended, or some: flatten ──▶ one put ──▶ data plane
 
 Nothing polls: engines call back, and the rollout waits for groups to end, with a deadline.
 """
@@ -98,7 +98,7 @@ _log = logging.getLogger(__name__)
 
 
 class SyncRolloutActor(DataPlaneUser):
-    """Owns datasets and tokenizer, and holds the rollouts under way; an asyncio actor hosts it."""
+    """Owns the datasets and the tokenizer, and runs the rollouts under way; an asyncio actor hosts it."""
 
     def __init__(
         self,
@@ -109,11 +109,12 @@ class SyncRolloutActor(DataPlaneUser):
         data_plane: DataPlaneSpec,
         run_directory: str,
     ) -> None:
-        """Read the datasets and check their records. ``environments`` has the actors of each environment."""
+        """Read the datasets and check their records. ``environments`` has the actors of each environment by
+        name."""
         self._cfg = cfg
         self._run_directory = Path(run_directory)
         self._recorder: RolloutRecorder | None = None
-        self._columns: tuple[Column, ...] = ()  # what conversations bring besides log-probs
+        self._columns: tuple[Column, ...] = ()  # columns of conversations besides tokens and log-probs
         self._engines = list(engines)
         self._pools = {
             name: EnvironmentPool(actors, keeps_episodes=kind_of(cfg.env[name]).is_hub)
@@ -130,9 +131,9 @@ class SyncRolloutActor(DataPlaneUser):
             RolloutMode.validation: self._read(cfg.data.validation, split="validation"),
         }
         super().__init__(data_plane)
-        self._rollouts: dict[str, BegunRollout] = {}  # those under way, by name
+        self._rollouts: dict[str, BegunRollout] = {}  # rollouts under way, by name
         self._load = EngineLoad()
-        self._step = 0  # the latest that began, with rollout.max_tokens_per_step
+        self._step = 0  # the latest step that began, with rollout.max_tokens_per_step
         self._num_abandoned = 0
         self._num_rollouts = 0  # for training
         self._sink: ActorHandle | None = None
@@ -140,10 +141,10 @@ class SyncRolloutActor(DataPlaneUser):
         self._sample_answers: list[SampleAnswer] = []
 
     async def attach(self, own_handle: ActorHandle) -> RolloutParts:
-        """Take the handle that the engines shall call back, and ask the environments for their columns.
+        """Take the handle that the engines will call back, and ask the environments for their columns.
 
-        Return what the datasets hold, and which columns the rollout writes. Raises RuntimeError when an
-        environment does not start.
+        Return the reports of the data sources, and the columns that the rollout writes. Raises RuntimeError
+        when an environment does not start.
         """
         self._sink = own_handle
         await asyncio.gather(self._meet_environments(), self._start_agents())
@@ -157,7 +158,7 @@ class SyncRolloutActor(DataPlaneUser):
         return RolloutParts(sources, declarations)
 
     async def check_environments(self) -> None:
-        """Ask each environment with ``check_at_start`` about its first problem's reference answer.
+        """Ask each environment with ``check_at_start`` about its first prompt's reference answer.
 
         Raises EnvironmentCheckFailed when one gives no reward.
         """
@@ -186,17 +187,17 @@ class SyncRolloutActor(DataPlaneUser):
                 rollout.fail(error)
 
     def begin_step(self, step: int) -> None:
-        """Let the samples of rollouts under way have the tokens that ``step`` grants them
+        """Grant the samples of rollouts under way their tokens of ``step``
         (``rollout.max_tokens_per_step``)."""
         self._step = step
         for rollout in self._rollouts.values():
             rollout.begin_step(step)
 
     async def next_part(self, prompts: PromptBatch, wanted: WantedGroups) -> RolloutResult:
-        """Wait until the wanted groups have ended; flatten and put them, in rows by (prompt, generation).
+        """Wait until the wanted groups have ended; flatten and put them, ordered by (prompt, generation).
 
-        Raises what failed the rollout: what ``begin`` raised, RuntimeError when an engine reports an error,
-        and Overdue, naming the missing samples, when the deadline of the stage has passed since the first
+        Raises the error that failed the rollout: an error of ``begin``, RuntimeError when an engine reports
+        an error, or Overdue, naming the missing samples, when the stage's deadline has passed since the first
         call for this rollout.
         """
         rollout = self._rollouts[prompts.name]
@@ -229,7 +230,7 @@ class SyncRolloutActor(DataPlaneUser):
         environments: Mapping[str, Sequence[ActorHandle]],
         data_plane: DataPlaneSpec,
     ) -> None:
-        """Use these processes from now on, of which some may be new."""
+        """Use these processes from now on; some may be new."""
         self._engines = list(engines)
         if self._agents is not None:
             self._agents.move_to(self._engines)
@@ -238,7 +239,8 @@ class SyncRolloutActor(DataPlaneUser):
         self._move_to(data_plane)
 
     async def _result(self, rollout: BegunRollout, part: EndedGroups) -> RolloutResult:
-        """Put the groups of a part into the data plane and report on them; the last part on the whole."""
+        """Put the groups of a part into the data plane and return its result; the last part's also describes
+        the whole rollout."""
         prompts, loop = rollout.prompts, rollout.loop
         groups, ended_s = [loop.groups[position] for position in part.positions], time.monotonic()
         failed = _failed_rewards(prompts, groups)
@@ -288,7 +290,8 @@ class SyncRolloutActor(DataPlaneUser):
         return part.is_last and prompts.mode is RolloutMode.training
 
     def on_groups(self, results: Sequence[GroupResult]) -> None:
-        """Take the groups that just finished; an engine calls this. Each rollout takes its own."""
+        """Hand groups that have just finished to the rollouts, each of which picks out its own; an engine
+        calls this."""
         for rollout in self._rollouts.values():
             rollout.on_groups(results)
         if self._agents is not None:
@@ -303,8 +306,8 @@ class SyncRolloutActor(DataPlaneUser):
             self._agents.fail(error)
 
     async def dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
-        """Write ``rollouts/step_N.jsonl``: the conversations of the ledger's samples, with their tags and
-        with what the trainer wrote of their tokens."""
+        """Write ``rollouts/step_N.jsonl``: the conversations of the ledger's samples, with their tags and the
+        trainer's numbers for their tokens."""
         await asyncio.to_thread(self._dump, step, ledger)
 
     def sample_answers(self) -> list[SampleAnswer]:
@@ -355,7 +358,7 @@ class SyncRolloutActor(DataPlaneUser):
         await self._agents.start(host, [one.tool_parser for one in options if one.tool_parser is not None])
 
     def _player(self, env: str, sampling: SamplingSettings) -> AgentPlayer | None:
-        """Return who has the agents of an environment hold conversations; None for other environments."""
+        """Return the player of an agent environment, or None for another environment."""
         cfg = self._cfg.env[env]
         if not kind_of(cfg).calls_policy:
             return None
@@ -403,7 +406,8 @@ class SyncRolloutActor(DataPlaneUser):
     def _conversations(
         self, prompts: PromptBatch, position: int, example: PromptExample, prompt: Encoded
     ) -> list[Conversation]:
-        """Begin the conversations of one prompt's samples, or end them where its images cannot be read."""
+        """Begin the conversations of one prompt's samples; end them at once when an image of the prompt
+        cannot be read."""
         env = self._cfg.env[example.env]
         limits = Limits(
             max_turns=env.max_turns,
@@ -441,12 +445,12 @@ class SyncRolloutActor(DataPlaneUser):
         )
 
     def _with_ends(self, sampling: SamplingSettings) -> SamplingSettings:
-        """Return the settings with the stop tokens of the checkpoint beside those of the configuration."""
+        """Return the settings with the checkpoint's stop tokens added to the configured ones."""
         ends = dict.fromkeys((*self._tokenizer.end_token_ids, *sampling.stop_token_ids))
         return replace(sampling, stop_token_ids=tuple(ends))
 
     def _keep_messages(self, groups: Sequence[Sequence[Conversation]]) -> None:
-        """Give each sample its conversation as a column; one that has no response has nothing to keep."""
+        """Store each sample's conversation as a column; a sample without a response is left out."""
         for sample in (sample for group in groups for sample in group if sample.passages):
             role = self._cfg.env[sample.example.env].observation_role
             sample.passages[-1].columns[MESSAGES.name] = messages_of(sample, role)
@@ -478,8 +482,8 @@ class SyncRolloutActor(DataPlaneUser):
         return flat
 
     def _names_tasks(self, prompts: PromptBatch) -> bool:
-        """Return whether samples get the tag task: an evaluation reports by it, and a teacher's models need
-        it, also of a run that replays."""
+        """Return whether samples get the tag task. An evaluation reports by task; a teacher with several
+        models chooses by task, also in a replay of this run's recording."""
         if self._cfg.evaluation is not None:
             return True
         teacher = self._cfg.teacher
@@ -490,7 +494,7 @@ class SyncRolloutActor(DataPlaneUser):
         return self._cfg.debug.tripwires is not Tripwires.off and prompts.mode is RolloutMode.training
 
     def _measured(self, prompts: PromptBatch, loop: TurnLoop) -> Mapping[str, Metric]:
-        """Measure a training rollout for the tripwires, if it is one that they look at."""
+        """Measure a rollout for the tripwires, if it is for training and a check of it is due."""
         if prompts.mode is not RolloutMode.training:
             return {}
         self._num_rollouts += 1
@@ -498,8 +502,8 @@ class SyncRolloutActor(DataPlaneUser):
         return measured_rollout(loop, self._ends()) if is_watched else {}
 
     def _ends(self) -> dict[str, tuple[int, ...]]:
-        """Return the tokens that end a response, of the environments without stop strings. Agents choose stop
-        strings and limits for each call."""
+        """Return the tokens that end a response, for each environment without stop strings. Agents are left
+        out: they choose stop strings and limits for each call."""
         sampling = {env: training_sampling(self._cfg, env).sampling for env in task_environments(self._cfg)}
         return {
             env: self._with_ends(one).stop_token_ids
@@ -536,7 +540,7 @@ def _recorder(cfg: RolloutGroups, run_directory: Path, columns: Iterable[Column]
 
 
 def _failed_rewards(prompts: PromptBatch, groups: Sequence[Sequence[Conversation]]) -> list[FailedReward]:
-    """Return every sample without a reward, by (prompt, generation)."""
+    """Return every sample without a reward, ordered by (prompt, generation)."""
     return [
         FailedReward(sample.example.env, sample.failure, prompts.indices[sample.position], sample.generation)
         for group in groups
@@ -546,7 +550,7 @@ def _failed_rewards(prompts: PromptBatch, groups: Sequence[Sequence[Conversation
 
 
 def _log_failures(prompts: PromptBatch, failed: Sequence[FailedReward]) -> None:
-    """Log which samples have no reward, and why, to this process's log."""
+    """Log which samples have no reward, and why, in this process's log."""
     for one in failed:
         _log.warning(
             "%s step %d, prompt %d, sample %d, environment %s: %s",

@@ -1,4 +1,4 @@
-"""Rules on environments, and on how the responses of each task are sampled."""
+"""Rules on environments, and on how each task's responses are sampled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
 def task_problems(cfg: TaskGroups) -> Iterator[Problem]:
-    """Yield every problem with the environments, with the data sources that name them and with sampling."""
+    """Yield every problem with the environments, with the data sources that name them, and with sampling."""
     yield from _named_environments(cfg)
     for name, env in used_environments(cfg).items():
         yield from _counts(name, env)
@@ -47,7 +47,7 @@ def task_problems(cfg: TaskGroups) -> Iterator[Problem]:
 
 
 def _unique(*groups: Iterator[Problem]) -> Iterator[Problem]:
-    """Yield each problem once: validation inherits values from training, and their problems with them."""
+    """Yield each problem once: validation inherits sampling values from training, and so their problems."""
     yield from dict.fromkeys(problem for group in groups for problem in group)
 
 
@@ -104,7 +104,8 @@ def _same_distribution(cfg: TaskGroups, training: SourcedSampling) -> Iterator[P
     """Yield a problem when training samples are drawn from another distribution than the trainer scores.
 
     The trainer's log-probs are of the full distribution at one temperature. With top_p, top_k or min_p the
-    engine's are renormalised over the tokens that are left, so that both differ even with equal weights.
+    engine renormalises its log-probs over the tokens that are left, so the two differ even with equal
+    weights.
     """
     values, keys = training.sampling, training.keys
     for name, neutral in _NEUTRAL.items():

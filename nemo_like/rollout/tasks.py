@@ -1,4 +1,4 @@
-"""Data sources, and the settings of each task; a task is a named environment with its data."""
+"""The tasks of a run, their data sources and their settings; a task is a named environment with its data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nemo_like.policy.options import PolicyConfig
 
 
 class TaskGroups(Protocol):
-    """The groups of keys that say which tasks a run has, and how their responses are sampled."""
+    """The config groups that say which tasks a run has, and how their responses are sampled."""
 
     @property
     def data(self) -> DataConfig: ...
@@ -29,7 +29,7 @@ class TaskGroups(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SourcedSampling:
-    """One task's sampling as the configuration has it, and where it comes from.
+    """One task's sampling settings, and the keys that decided them.
 
     ``keys[name]`` is the full configuration key that decided field ``name``.
     """
@@ -39,26 +39,28 @@ class SourcedSampling:
 
 
 def max_prompt_tokens(cfg: TaskGroups) -> int:
-    """Return how many tokens a prompt may have; the run leaves longer ones out."""
+    """Return how many tokens a prompt may have; the run leaves out longer prompts."""
     limit = cfg.data.max_input_seq_length
     return limit or cfg.policy.max_total_sequence_length - cfg.generation.max_new_tokens
 
 
 def task_environments(cfg: TaskGroups) -> dict[str, EnvConfig]:
-    """Return the environments that data sources name, in the order of ``env``; unknown names are left out."""
+    """Return the environments that data sources name, in the order of ``env``, without unknown names."""
     named = {source.env for _, source in data_sources(cfg.data)}
     return {name: env for name, env in cfg.env.items() if name in named}
 
 
 def training_tasks(cfg: TaskGroups) -> list[str]:
-    """Return the names of the environments that the sources of training data name, in the order of these."""
+    """Return the names of the environments of the training data, in the order of its sources."""
     return list(dict.fromkeys(source.env for source in cfg.data.train))
 
 
 def judging_environments(cfg: TaskGroups, task: str) -> dict[str, EnvConfig]:
-    """Return the environments whose actors judge the responses of a task: its own, or, for a weighted sum,
-    its components; with tools of MCP, its own and the judge of the last response. Names that ``env`` lacks
-    are left out."""
+    """Return the environments whose actors judge a task's responses.
+
+    This is the task's own environment; for a weighted sum, its components; for tools of MCP, its own and the
+    judge of the last response. Names that ``env`` lacks are left out.
+    """
     env = cfg.env[task]
     judge = last_judge(env)
     if judge is not None:
@@ -71,22 +73,22 @@ def judging_environments(cfg: TaskGroups, task: str) -> dict[str, EnvConfig]:
 
 
 def used_environments(cfg: TaskGroups) -> dict[str, EnvConfig]:
-    """Return the environments that data sources name, the components of those that are weighted sums, and
-    the judges of those that have tools, in the order of ``env``; unknown names are left out."""
+    """Return the environments that data sources name, the components of weighted sums, and the judges of
+    environments with tools, in the order of ``env``, without unknown names."""
     tasks = task_environments(cfg)
     used = tasks.keys() | {name for task in tasks for name in judging_environments(cfg, task)}
     return {name: env for name, env in cfg.env.items() if name in used}
 
 
 def has_agents(cfg: TaskGroups) -> bool:
-    """Return whether agents call the policy: engines then need a tokenizer, and a rollout an endpoint."""
+    """Return whether agents call the policy; engines then need a tokenizer, and rollouts an endpoint."""
     return any(kind_of(env).calls_policy for env in used_environments(cfg).values())
 
 
 def training_sampling(cfg: TaskGroups, env: str) -> SourcedSampling:
     """Return how a task's training samples are drawn.
 
-    Values come from ``generation``, where ``env.<name>.sampling`` does not give others.
+    Values come from ``generation``, unless ``env.<name>.sampling`` overrides them.
     """
     return _resolve(cfg, [(f"env.{env}.sampling", cfg.env[env].sampling)])
 
@@ -94,8 +96,8 @@ def training_sampling(cfg: TaskGroups, env: str) -> SourcedSampling:
 def validation_sampling(cfg: TaskGroups, env: str) -> SourcedSampling:
     """Return how a task's validation samples are drawn.
 
-    Values are those of training, unless ``generation.validation`` gives others, or
-    ``env.<name>.validation_sampling``, which wins over both.
+    Values are those of training, unless ``generation.validation`` overrides them;
+    ``env.<name>.validation_sampling`` overrides both.
     """
     return _resolve(
         cfg,
@@ -108,7 +110,7 @@ def validation_sampling(cfg: TaskGroups, env: str) -> SourcedSampling:
 
 
 def has_stop_strings(cfg: TaskGroups) -> bool:
-    """Return whether any task's responses may end with a stop string, for which engines need a tokenizer."""
+    """Return whether any task's responses may end with a stop string; engines then need a tokenizer."""
     return any(
         resolve(cfg, env).sampling.stop_strings
         for env in task_environments(cfg)

@@ -1,24 +1,24 @@
-"""``TokenAllowance``: how many tokens the samples of a rollout that runs ahead may have by now.
+"""``TokenAllowance``: how many tokens the samples of a rollout ahead of its step may have by now.
 
 rollout of step 7, begun in step 5, 100 tokens per step:
     step 5   every sample up to token 100
     step 6   up to token 200
-    step 7   as many as it takes
+    step 7   no limit
 """
 
 from __future__ import annotations
 
 
 class TokenAllowance:
-    """Grants the samples of one rollout ``max_tokens_per_step`` tokens for each step that comes before the
-    rollout's own, and in its own as many as they need.
+    """Grants the samples of one rollout ``max_tokens_per_step`` tokens for each step before the rollout's
+    own, and no limit in its own.
 
-    A request for tokens ends at a multiple of ``max_tokens_per_step`` also where more is granted: so what is
-    asked of the engines follows from the tokens alone, and not from when a step began.
+    Every request ends at a multiple of ``max_tokens_per_step``, even when more tokens are granted. So the
+    requests to the engines depend on the tokens alone, not on when a step began.
     """
 
     def __init__(self, max_tokens_per_step: int | None, *, begun_in: int, step: int) -> None:
-        """Begin with what step ``begun_in`` grants a rollout for ``step``.
+        """Grant the tokens of step ``begun_in`` to a rollout for ``step``.
 
         A rollout that begins in its own step has no limit, nor has one without ``max_tokens_per_step``.
         """
@@ -27,7 +27,7 @@ class TokenAllowance:
         self._now = begun_in
 
     def begin_step(self, step: int) -> None:
-        """Grant what ``step`` grants; the steps before it have done so."""
+        """Grant the tokens of ``step``; the steps before it must have been granted."""
         self._now = max(self._now, step)
 
     def is_spent(self, num_tokens: int) -> bool:
@@ -37,5 +37,6 @@ class TokenAllowance:
         return num_tokens >= self._per_step * (self._now - self._begun_in + 1)
 
     def next_piece(self, num_tokens: int) -> int | None:
-        """Return for how many tokens to ask next at most, when a sample has ``num_tokens``; None: any."""
+        """Return the most tokens that a sample's next request may ask for, when it has ``num_tokens``; None:
+        no limit."""
         return None if self._per_step is None else self._per_step - num_tokens % self._per_step

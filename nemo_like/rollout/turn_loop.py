@@ -3,7 +3,7 @@
     requests ──▶ engines ──▶ on_groups (a callback per engine step in which responses finished)
        ▲                         │ decode, in a thread
        │ observation             ▼
-       └──────────────── environment ──▶ rewards; the last one resolves the rollout
+       └──────────────── environment ──▶ rewards; the last reward ends the rollout
 
 Nothing polls. A conversation waits for others only where they share an environment call
 (``env.<name>.batch_size``); its next turn is requested as soon as its observation is there.
@@ -31,21 +31,21 @@ from nemo_like.rollout.token_allowance import TokenAllowance
 
 
 class Engine(Protocol):
-    """What calls a generation engine in an actor; ``ActorHandle`` is one."""
+    """A handle that calls a generation engine in an actor. ``ActorHandle`` is one."""
 
     @property
     def name(self) -> str: ...
 
     def submit(self, method: str, /, *args: Any) -> Any:
-        """Call a method of the engine's actor, and return what can be awaited for the result."""
+        """Call a method of the engine's actor, and return an awaitable of its result."""
 
 
 class Judge(Protocol):
-    """Answers turns; ``EnvironmentPool`` is one."""
+    """Answers turns with feedback. ``EnvironmentPool`` is one."""
 
     @property
     def unanswered(self) -> Sequence[str]:
-        """The names of the actors that have a call to answer."""
+        """The names of the actors that have an unanswered call."""
 
     @property
     def wants_tokens(self) -> bool:
@@ -55,7 +55,7 @@ class Judge(Protocol):
 
 
 class Codec(Protocol):
-    """Converts between token ids and text or images; ``PromptEncoder`` is one."""
+    """Converts between token ids and text or images. ``PromptEncoder`` is one."""
 
     def decode_response(self, token_ids: Iterable[int], stop_token_ids: Collection[int]) -> str: ...
 
@@ -65,25 +65,25 @@ class Codec(Protocol):
 
 
 class Player(Protocol):
-    """Has an agent hold a conversation, from its first call to its reward."""
+    """Lets an agent hold a conversation, from its first call to its reward."""
 
     async def play(self, conversation: Conversation, policy_version: int) -> None: ...
 
     def forget(self, conversations: Sequence[Conversation]) -> None:
-        """Let go of conversations that have ended, or are given up."""
+        """Forget conversations that have ended or were abandoned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """How to hold the conversations of one environment."""
+    """The settings with which the conversations of one environment are held."""
 
     judge: Judge
     sampling: SamplingSettings
     max_turns: int
-    batch_size: int  # at most so many conversations in one environment call
+    batch_size: int  # the most conversations in one environment call
     observation_role: str  # under which a chat template renders observations
     is_said: bool = False  # whether requests have the conversation so far, besides its tokens
-    player: Player | None = None  # of an agent's environment: it makes all requests itself
+    player: Player | None = None  # for an agent's environment: the agent makes all requests itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class _Request:
 
 @dataclass(frozen=True, slots=True)
 class _Answered:
-    """A conversation's response, and the policy versions that sampled it, or its last piece."""
+    """A conversation's complete response, and the policy versions that sampled its last piece."""
 
     conversation: Conversation
     response: Response
@@ -106,7 +106,7 @@ class _Answered:
 
 
 class TurnLoop:
-    """Holds the conversations of one rollout; ``groups[i]`` are those of prompt i."""
+    """Holds the conversations of one rollout; ``groups[i]`` has the conversations of prompt i."""
 
     def __init__(
         self,
@@ -117,10 +117,10 @@ class TurnLoop:
         versions: range,
         allowance: TokenAllowance,
     ) -> None:
-        """Prepare the rollout. Every token must be sampled by the weights of one of ``versions``;
-        ``allowance`` says how many a sample may have by now.
+        """Prepare the rollout, on a running event loop.
 
-        To be called on a running event loop.
+        Every token must be sampled by the weights of one of ``versions``; ``allowance`` says how many tokens
+        a sample may have by now.
         """
         self.groups = groups
         self._rollout_id, self._versions, self._allowance = rollout_id, versions, allowance
@@ -141,13 +141,13 @@ class TurnLoop:
         # For the tripwires.
         self.seeds: list[int] = []  # of all requested responses
         self.weights_digests: set[int | None] = set()  # of the weights that sampled
-        self.num_misplaced_answers = 0  # of the environments, to other turns than those that they came for
+        self.num_misplaced_answers = 0  # answers of environments that name another turn than the one asked
 
     async def run(self, engines: Sequence[Engine], sink: object) -> None:
         """Hold all conversations, and return once every one has ended.
 
-        Engines deliver responses to ``sink``, which calls ``on_groups``. Raises what a request or an
-        environment call raised, or what ``fail`` was given; ``ended_groups`` raises the same.
+        Engines deliver responses to ``sink``, which passes them to ``on_groups``. Raises an error of a
+        request or of an environment call, or the error given to ``fail``; ``ended_groups`` raises the same.
         """
         self._engines, self._sink = engines, sink
         self.started_s = self.generated_s = time.monotonic()
@@ -166,12 +166,12 @@ class TurnLoop:
                 player.forget([one for group in self.groups for one in group])
 
     async def ended_groups(self, taken: Collection[int], wanted: WantedGroups, timeout_s: float) -> list[int]:
-        """Wait until those groups have ended that ``wanted`` names, or so many besides ``taken``, or all that
-        are left; return them in the order of their prompts.
+        """Wait until the groups that ``wanted`` names have ended, or ``wanted.at_least`` groups that are not
+        in ``taken``, or all that are left. Return their positions in ascending order.
 
-        Raises what failed the rollout: also Overdue, which names the unfinished samples and which process
-        owes them, when groups are still missing ``timeout_s`` after the first call. Nobody waits before that
-        for a rollout that is ahead of its step.
+        Raises the error that failed the rollout. Raises Overdue, which names the unfinished samples and the
+        processes that owe them, when groups are missing ``timeout_s`` after the first call. A rollout ahead
+        of its step has no deadline until this first call.
         """
         if self._due is None:
             self._due = asyncio.get_running_loop().time() + timeout_s
@@ -192,14 +192,15 @@ class TurnLoop:
         return sorted(wanted.positions or set(self._ended) - set(taken))
 
     def begin_step(self, step: int) -> None:
-        """Go on with those samples that had to wait for this step."""
+        """Continue the samples that had to wait for this step."""
         self._allowance.begin_step(step)
         held, self._held = self._held, []
         if held and self._failure is None:
             self._start(self._go_on(held))
 
     async def _reached(self, is_reached: Callable[[], bool]) -> None:
-        """Wait until this holds, which may be when a group has ended; raise what failed the rollout."""
+        """Wait until ``is_reached`` returns true, asking again whenever a group ends; raise the error that
+        failed the rollout."""
         while self._failure is None and not is_reached():
             self._changed.clear()
             await self._changed.wait()
@@ -207,9 +208,9 @@ class TurnLoop:
             raise self._failure
 
     def on_groups(self, results: Sequence[GroupResult]) -> None:
-        """Take the responses of one engine step; ignore those that this rollout has not requested.
+        """Take the responses of one engine step; ignore responses that this rollout has not requested.
 
-        An engine may still deliver those of an earlier rollout, which failed.
+        An engine may still deliver responses of an earlier rollout that failed.
         """
         try:
             self._accept(results)
@@ -218,12 +219,12 @@ class TurnLoop:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """End the waits for groups with this error, unless the rollout has failed already."""
+        """End the waits for groups with ``error``, unless the rollout has already failed."""
         self._failure = self._failure or error
         self._changed.set()
 
     def _overdue(self, timeout_s: float) -> Overdue:
-        """Return an error that names the responses that each engine owes, and the rewards still missing."""
+        """Return an error that names the responses that each engine owes, and the missing rewards."""
         responses: dict[str, list[str]] = {}
         for request in self._requested.values():
             for sample in request.conversations:
@@ -270,7 +271,8 @@ class TurnLoop:
             self._start(self._have_judged(answered))
 
     def _check_versions(self, request_id: str, spans: Sequence[VersionSpan]) -> None:
-        """Raise RuntimeError unless only versions of this rollout sampled the responses of a request."""
+        """Raise RuntimeError unless only this rollout's policy versions sampled the responses of a
+        request."""
         for span in spans:
             if span.oldest not in self._versions or span.newest not in self._versions:
                 by = f"{span.oldest}" if span.oldest == span.newest else f"{span.oldest} to {span.newest}"
@@ -306,13 +308,13 @@ class TurnLoop:
         return self._codec.decode_response(response.token_ids, self._tasks[env].sampling.stop_token_ids)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` as a task of its own; when it raises, the rollout fails."""
+        """Run ``work`` as a task of its own; the rollout fails when it raises."""
         task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(self._on_done)
         self._working.add(task)
 
     async def _judge(self, task: Task, conversations: Sequence[Conversation]) -> None:
-        """Ask the environment about these conversations, and request the next turn of those that go on."""
+        """Ask the environment about these conversations, and request the next turn of each that goes on."""
         with_tokens = task.judge.wants_tokens
         feedback = await task.judge.step([one.turn(with_tokens=with_tokens) for one in conversations])
         _mark(conversations)
@@ -326,8 +328,8 @@ class TurnLoop:
         await self._go_on(going_on)
 
     async def _go_on(self, conversations: Sequence[Conversation]) -> None:
-        """Request what these conversations say next, or the rest of what they have begun to say; those that
-        have used up their tokens wait for a later step."""
+        """Request the next response of each conversation, or the rest of a response that is not complete.
+        Conversations that have used up their tokens are held until a later step."""
         requests = []
         for conversation in conversations:
             if self._allowance.is_spent(conversation.num_response_tokens):
@@ -343,7 +345,7 @@ class TurnLoop:
                 self._start(self._play(player, conversation))
 
     async def _play(self, player: Player, conversation: Conversation) -> None:
-        """Have an agent hold a conversation."""
+        """Let an agent hold a conversation."""
         await player.play(conversation, self._versions[0])
         self.generated_s = time.monotonic()
         self._count_ended([conversation])
@@ -356,7 +358,7 @@ class TurnLoop:
                 self._changed.set()
 
     async def _observe(self, conversation: Conversation, observation: Observation, task: Task) -> None:
-        """Add an observation to its conversation, or end the conversation where an image cannot be used."""
+        """Add an observation to its conversation; end the conversation when an image cannot be used."""
         arguments = (
             conversation.example.prompt,
             observation,
@@ -383,10 +385,11 @@ class TurnLoop:
             self.fail(error)
 
     def _first_requests(self, group: Sequence[Conversation]) -> list[_Request]:
-        """Make the requests for a group's first responses.
+        """Return the requests for a group's first responses.
 
-        With one turn, one request asks for all of them, and they come together. With more, each response has
-        a request of its own, and comes as soon as it is finished. A group that has ended already needs none.
+        With one turn, one request asks for all responses, and they come together. With more, each response
+        has a request of its own, and comes as soon as it is finished. A group that has already ended has
+        none.
         """
         if group[0].end is not None or self._tasks[group[0].example.env].player is not None:
             return []
@@ -429,7 +432,7 @@ class TurnLoop:
     async def _submit(self, requests: Sequence[_Request]) -> None:
         """Send the requests to the engines, in one call per engine and sampling settings.
 
-        All turns of a prompt go to the same engine, which may have the earlier ones in its cache.
+        All turns of a prompt go to the same engine, whose cache may hold the earlier turns.
         """
         calls: dict[tuple[int, SamplingSettings], list[GroupRequest]] = {}
         for request in requests:
@@ -447,7 +450,7 @@ class TurnLoop:
 
 
 def _mark(conversations: Iterable[Conversation]) -> None:
-    """Note the present time for each of the conversations."""
+    """Append the present time to the moments of each conversation."""
     now_s = time.monotonic()
     for conversation in conversations:
         conversation.moments_s.append(now_s)

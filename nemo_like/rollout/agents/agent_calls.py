@@ -42,13 +42,13 @@ _BYTES_PER_TOKEN = 96  # of an answer, with the log-prob
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a call asks for, in any API."""
+    """What one call of an agent asks for, whichever API the agent used."""
 
     messages: Sequence[dict[str, Any]] | None = None  # as ``plain_messages`` returns them
     text: str | None = None  # or a prompt of plain text
-    token_ids: tuple[int, ...] | None = None  # or its tokens
-    template: Mapping[str, Any] = field(default_factory=dict)  # the request's own arguments of the template
-    tool_schemas: Sequence[Mapping[str, Any]] = ()  # that the template describes
+    token_ids: tuple[int, ...] | None = None  # or a prompt of tokens
+    template: Mapping[str, Any] = field(default_factory=dict)  # arguments for the template from the request
+    tool_schemas: Sequence[Mapping[str, Any]] = ()  # the template describes them in the prompt
     tools: ToolUse | None = None
     n: int = 1
     max_tokens: int | None = None
@@ -65,13 +65,13 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One response to a call."""
+    """One response to a call, with the tool calls that were read from it."""
 
     index: int
-    text: str  # without what ended it
+    text: str  # without the stop token or stop string that ended it
     parsed: ParsedText
     response: Response
-    call_ids: tuple[str, ...]  # of the calls of tools that it makes
+    call_ids: tuple[str, ...]  # an id for each tool call in the response
     stopped_by: str | None = None  # the agent's stop string that ended it
 
     @property
@@ -84,31 +84,31 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The responses to a call, and how long its prompt was."""
+    """All responses to one call, with the numbers of tokens of prompt and responses."""
 
     name: str
     choices: tuple[Choice, ...]
     num_prompt_tokens: int
-    num_continued: int  # of these, tokens of an earlier call
+    num_continued: int  # prompt tokens that an earlier call already had
     num_response_tokens: int
 
     @property
     def num_bytes(self) -> int:
-        """About how long it is as JSON, with its log-probs."""
+        """An estimate of how many bytes the answer has as JSON, with its log-probs."""
         tops = (choice.response.columns.get(TOP_TOKEN_IDS, np.zeros(0)).size for choice in self.choices)
         return _BYTES_PER_TOKEN * (self.num_response_tokens + sum(tops))
 
 
 @dataclass(eq=False, slots=True)
 class AgentSession:
-    """One agent at work on one sample."""
+    """One agent at work on one sample: its key, its calls so far, and what it did wrong."""
 
     key: str
     restart_key: str
-    name: str  # in the names of its requests, which logs and journals have
+    name: str  # part of its request ids, which logs and journals show
     conversation: Conversation
     sampling: SamplingSettings
-    engine: int  # where all its calls go
+    engine: int  # index of the engine that gets all its calls
     policy_version: int
     tool_parser: str | None
     max_calls: int
@@ -117,50 +117,50 @@ class AgentSession:
     num_requests: int = 0
     num_unanswered: int = 0  # calls under way
     is_open: bool = True
-    cut_off: str | None = None  # how a prompt was longer than the model reads
-    flood: str | None = None  # what it did too much of
-    is_history_foreign: bool = False  # its first request has what the policy never said in it
-    reward: dict[str, float | None] | None = None  # that the agent reported by POST /reward
-    times_asked: dict[bytes, int] = field(default_factory=dict)  # of each prompt
+    cut_off: str | None = None  # the error, if a prompt was longer than the model reads
+    flood: str | None = None  # the limit that the agent exceeded, in words
+    is_history_foreign: bool = False  # its first request contains a response that the policy never gave
+    reward: dict[str, float | None] | None = None  # reported by the agent with POST /reward
+    times_asked: dict[bytes, int] = field(default_factory=dict)  # by the digest of a prompt
 
     @property
     def request_ids(self) -> str:
-        """What the ids of all its requests begin with."""
+        """The beginning that the ids of all requests of this session share."""
         return f"agent/{self.name}/"
 
     def check_open(self, attempt: int) -> None:
-        """Raise BadRequest where the session has ended, or begun anew since this attempt."""
+        """Raise BadRequest when the session has ended, or has begun anew since ``attempt``."""
         if not self.is_open or self.attempt != attempt:
             raise BadRequest("the session has ended", status=410, code="session_ended")
 
     def count_request(self) -> None:
-        """Count one more request. Raises BadRequest for one too many, with a status at which no client asks
-        again."""
+        """Count one more request. Raises BadRequest beyond ``max_calls``, with a status after which no client
+        asks again."""
         self.num_requests += 1
         if self.num_requests > self.max_calls:
             self.flood = f"made more than max_calls={self.max_calls} calls"
             raise BadRequest(f"the agent {self.flood}", status=403, code="max_calls_exceeded")
 
     def begin_again(self) -> None:
-        """Forget what the agent did; calls that are under way will not be recorded."""
+        """Forget everything that the agent did; calls under way will not be recorded."""
         self.attempt += 1
         self.calls, self.num_requests, self.times_asked = SessionCalls(), 0, {}
         self.reward, self.cut_off, self.num_unanswered, self.flood = None, None, 0, None
         self.is_history_foreign = False
 
     def call_after_end(self) -> None:
-        """Note that the agent called although it had ended: its sample has no reward, unless it is on its way
-        to the trainer already."""
+        """Fail the sample because its agent called after it had ended. A sample that was already put into the
+        data plane keeps its reward."""
         if self.conversation.failure is None:
             reason = "the agent called the endpoint after it had ended"
             self.conversation.fail(Failure(FailureKind.malformed, reason), self.policy_version)
 
     def seed(self, token_ids: Sequence[int], seed: int | None, count: int) -> int:
-        """Return the first of ``count`` seeds for a prompt.
+        """Return the first of ``count`` consecutive seeds for a prompt.
 
-        It depends on the sample, the prompt and how often this was asked, and so not on the order in which
-        calls come that are made side by side. A seed that the agent chose takes the place of how often: the
-        samples of a group differ nevertheless.
+        The seed depends on the sample, the prompt, and how often the session has asked this prompt, so that
+        parallel calls get the same seeds in any order. A seed chosen by the agent replaces that count; the
+        samples of a group still differ.
         """
         prompt = hashlib.blake2b(array("q", token_ids).tobytes(), digest_size=8).digest()
         if seed is None:
@@ -174,28 +174,30 @@ class AgentSession:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A call's prompt: what it continues, and what is new."""
+    """The prompt of one call: the earlier call that it continues, and its new text and tokens."""
 
     parent: AgentCall | None
     text: str
     new_ids: tuple[int, ...]
-    history: Digest | None  # of the messages before the one that has the response
-    begun: Mapping[str, Any] = field(default_factory=dict)  # that message, where the prompt begins it
+    history: Digest | None  # of the messages before the response
+    begun: Mapping[str, Any] = field(default_factory=dict)  # the message that the response continues
 
 
 class CallAnswerer:
-    """Answers the calls of all sessions."""
+    """Answers the calls of all sessions: renders the prompt, has an engine sample, and records the
+    response."""
 
     def __init__(
         self, prompts: AgentPrompts, engines: EngineCalls, max_length: int, work: RequestWork
     ) -> None:
-        """``max_length`` is how many tokens the model reads, prompt and response together; prompts are made
-        by ``work``."""
+        """Answer with ``engines``. ``max_length`` is how many tokens the model reads, prompt and response
+        together; ``work`` runs the rendering beside the event loop."""
         self._prompts, self._engines, self._max_length = prompts, engines, max_length
         self._work = work
 
     async def answer(self, session: AgentSession, wanted: Wanted) -> Answered:
-        """Have a call sampled, and record it. Raises BadRequest where it cannot be."""
+        """Have an engine sample the responses to a call, and record them. Raises BadRequest when the call
+        cannot be served."""
         session.check_open(session.attempt)  # it may have ended while the request was read
         session.count_request()
         attempt, name = session.attempt, f"{session.num_requests}"
@@ -225,13 +227,14 @@ class CallAnswerer:
         return Answered(name, choices, len(token_ids), num_continued, num_sampled)
 
     async def count_tokens(self, session: AgentSession, wanted: Wanted) -> int:
-        """Return how many tokens the prompt of a call would have. Raises BadRequest where it cannot be."""
+        """Return how many tokens the prompt of a call would have. Raises BadRequest when it cannot be
+        rendered."""
         _, token_ids, _ = await self._prepared(session, wanted)
         return len(token_ids)
 
     async def _prepared(self, session: AgentSession, wanted: Wanted) -> tuple[_Prompt, tuple[int, ...], bool]:
-        """Return a call's prompt, all of its tokens, and whether it begins a conversation with a response
-        that neither the policy nor the task gave."""
+        """Return a call's prompt, all tokens of the prompt, and whether it begins a new conversation that
+        contains a response written by neither the policy nor the task."""
         calls, limit = session.calls, self._limit(session)
 
         def prepare() -> tuple[_Prompt, tuple[int, ...], bool]:
@@ -243,7 +246,7 @@ class CallAnswerer:
         return await self._work.run(wanted.num_bytes, prepare)
 
     def _limit(self, session: AgentSession) -> int:
-        """Return how many tokens a prompt and its response may have."""
+        """Return how many tokens a prompt and its response may have together."""
         return min(self._max_length, session.conversation.limits.max_tokens)
 
     def _prompt(self, calls: SessionCalls, wanted: Wanted, limit: int) -> _Prompt:
@@ -264,14 +267,16 @@ class CallAnswerer:
         return _Prompt(parent, text, self._prompts.encode(text, before), known[-1])
 
     def _begun_prompt(self, messages: Sequence[dict[str, Any]], template: Mapping[str, Any]) -> _Prompt:
-        """Return a prompt that ends in a message of the assistant, which the response continues. It continues
-        no call, whose response may have an end."""
+        """Return a prompt whose last message is the assistant's and will be continued by the response. The
+        whole prompt is new: an earlier call's response may already have its end token, so it cannot be
+        continued."""
         text = self._prompts.whole(messages, template)
         history = [no_history(template), *histories(template, messages[:-1])][-1]
         return _Prompt(None, text, self._prompts.encode(text), history, messages[-1])
 
     def _text_prompt(self, calls: SessionCalls, wanted: Wanted, limit: int) -> _Prompt:
-        """Return a prompt without a template; it continues the call whose text or tokens it begins with."""
+        """Return a prompt of plain text or tokens, without a template. It continues the longest earlier call
+        whose text or tokens it begins with."""
         if (ids := wanted.token_ids) is not None:
             check_token_ids(ids, self._prompts.tokenizer.num_ids)
             parent = calls.longest(lambda call: ids[: call.num_tokens] == call.token_ids())
@@ -338,9 +343,9 @@ class CallAnswerer:
 
 
 def _has_foreign_response(wanted: Wanted, prompt: Prompt) -> bool:
-    """Return whether messages hold a response that the task's own prompt does not have.
+    """Return whether the messages hold a response that is not in the task's own prompt.
 
-    The message with which they end may be one that the agent begins for the policy.
+    The last message is not looked at: the agent may have begun it for the policy.
     """
     own = [] if isinstance(prompt, str) else plain_messages([as_openai(message) for message in prompt])
     known = {canonical(message) for message in own}
@@ -349,22 +354,27 @@ def _has_foreign_response(wanted: Wanted, prompt: Prompt) -> bool:
 
 
 def _call_id(request: str, place: int, number: int) -> str:
-    """Return the id of a call, which no other of the session has: nine letters and digits, since templates of
-    Mistral refuse others."""
+    """Return an id for a tool call that is unique in the session. It has nine letters and digits, because
+    chat templates of Mistral refuse other ids."""
     digest = hashlib.blake2b(f"{request}/{place}/{number}".encode(), digest_size=8).digest()
     return np.base_repr(int.from_bytes(digest, "big") % 36**9, 36).rjust(9, "0").lower()
 
 
 def _as_one(messages: Sequence[dict[str, Any]], num_known: int) -> tuple[Sequence[dict[str, Any]], int]:
-    """Return messages, of which the first ``num_known`` end with a response, and that number, without what an
-    agent began of the response in a message before it: templates may refuse two such messages."""
+    """Drop the message with which an agent began a response, since templates may refuse two assistant
+    messages in a row.
+
+    The first ``num_known`` messages end with that response. Return the messages that are left, and
+    ``num_known`` for them.
+    """
     if num_known < 2 or messages[num_known - 2]["role"] != "assistant":
         return messages, num_known
     return [*messages[: num_known - 2], *messages[num_known - 1 :]], num_known - 1
 
 
 def assistant_message(said: ParsedText, call_ids: Sequence[str]) -> dict[str, Any]:
-    """Return a response as ``plain_messages`` will find it when the agent sends it back."""
+    """Return a response as a message in the form that ``plain_messages`` gives it when the agent sends it
+    back."""
     message: dict[str, Any] = {"role": "assistant", "content": said.content}
     if said.calls:
         message["tool_calls"] = tool_calls(said, call_ids)
@@ -372,7 +382,7 @@ def assistant_message(said: ParsedText, call_ids: Sequence[str]) -> dict[str, An
 
 
 def tool_calls(said: ParsedText, call_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the calls of tools as OpenAI writes them."""
+    """Return the tool calls of a response in OpenAI's form."""
     return [
         {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
         for call_id, (name, arguments) in zip(call_ids, said.calls, strict=True)

@@ -1,6 +1,6 @@
 """OpenAI's chat completions and completions: their requests, answers and streams.
 
-A stream's events are made when the response is whole: an engine delivers whole responses.
+Engines deliver whole responses, so a stream's events are made once the response is complete.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _INSTEAD = {"functions": "send tools", "function_call": "send tool_choice"}
 
 
 def wanted_chat(body: Mapping[str, Any], tools: ToolUse | None) -> Wanted:
-    """Read a request to /v1/chat/completions. Raises BadRequest where it is malformed."""
+    """Read a request to /v1/chat/completions. Raises BadRequest when it is malformed."""
     refuse_fields(body, _INSTEAD)
     an_object(body, "stream_options")
     limit = whole_number(body, "max_completion_tokens", None, 1)
@@ -54,8 +54,8 @@ def wanted_chat(body: Mapping[str, Any], tools: ToolUse | None) -> Wanted:
 
 
 def wanted_completion(body: Mapping[str, Any], tools: ToolUse | None) -> Wanted:
-    """Read a request to /v1/completions, whose prompt is one text or the tokens of one. Raises BadRequest
-    where it is malformed."""
+    """Read a request to /v1/completions, whose prompt is one text or one list of tokens. Raises BadRequest
+    when it is malformed."""
     refuse_fields(body, {"suffix": "the policy only continues texts"})
     an_object(body, "stream_options")
     prompt = _completion_prompt(body)
@@ -72,7 +72,8 @@ def wanted_completion(body: Mapping[str, Any], tools: ToolUse | None) -> Wanted:
 
 
 def _completion_prompt(body: Mapping[str, Any]) -> str | list[int]:
-    """Return the text or the tokens of the prompt. Raises BadRequest for several, and for anything else."""
+    """Return the prompt as text or as tokens. Raises BadRequest for several prompts and for any other
+    value."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         (prompt,) = prompt
@@ -84,7 +85,7 @@ def _completion_prompt(body: Mapping[str, Any]) -> str | list[int]:
 
 
 def usage(answered: Answered) -> dict[str, Any]:
-    """Return the numbers of tokens as OpenAI's APIs of completions have them."""
+    """Return the numbers of tokens in the form of OpenAI's completion APIs."""
     return {
         "prompt_tokens": answered.num_prompt_tokens,
         "completion_tokens": answered.num_response_tokens,
@@ -94,7 +95,7 @@ def usage(answered: Answered) -> dict[str, Any]:
 
 
 def chat_answer(answered: Answered, body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the answer of /v1/chat/completions."""
+    """Return the JSON answer of /v1/chat/completions."""
     return {
         **_head("chatcmpl", "chat.completion", answered, body),
         "choices": [
@@ -113,7 +114,7 @@ def chat_answer(answered: Answered, body: Mapping[str, Any], tokenizer: Tokenize
 def chat_events(
     answered: Answered, body: Mapping[str, Any], tokenizer: Tokenizer
 ) -> Iterator[dict[str, Any]]:
-    """Yield the events of a streamed chat completion: each choice's role, text, calls and end."""
+    """Yield the events of a streamed chat completion: for each choice its role, text, tool calls and end."""
     head = _head("chatcmpl", "chat.completion.chunk", answered, body)
     for choice in answered.choices:
         message = _message(choice)
@@ -135,7 +136,7 @@ def chat_events(
 
 
 def completion_answer(answered: Answered, body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the answer of /v1/completions."""
+    """Return the JSON answer of /v1/completions."""
     echoed = ""
     if body.get("echo"):
         prompt = _completion_prompt(body)
@@ -171,7 +172,7 @@ def completion_events(
 
 
 def pieces(text: str, size: int = 32) -> list[str]:
-    """Return a text in pieces of at most so many characters."""
+    """Split a text into pieces of at most ``size`` characters."""
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
@@ -220,7 +221,7 @@ def _text_logprobs(response: Response, tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def _tops(response: Response, tokenizer: Tokenizer) -> list[list[dict[str, Any]]]:
-    """Return the most likely tokens in the place of each token of a response."""
+    """Return, for each token of a response, the most likely tokens at its position, with their log-probs."""
     if TOP_TOKEN_IDS not in response.columns:
         return [[] for _ in response.token_ids]
     rows = zip(response.columns[TOP_TOKEN_IDS].tolist(), response.columns[TOP_LOGPROBS].tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Closes connections of the endpoint on which nobody asks anything."""
+"""Closes connections of the agents' endpoint that have been silent for too long."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _LOOKS = 4  # within the time that a connection may be silent
 
 
 class SilenceWatch:
-    """Closes every connection that for some time has no request under way.
+    """Closes every connection that has had no request under way for ``silence_s`` seconds.
 
-    uvicorn closes those that are silent after a response. This also closes those whose first request never
-    came, and those where the header of a request does not end.
+    uvicorn itself closes connections that are silent after a response. This class also closes connections on
+    which the first request never came, and connections on which a request's header does not end.
     """
 
     def __init__(self, server: uvicorn.Server, silence_s: float) -> None:
-        """Begin to watch, on the running event loop; a connection may be silent for ``silence_s``."""
+        """Begin to watch the server's connections, on the running event loop."""
         self._connections: set[Any] = server.server_state.connections
         self._silence_s, self._loop = silence_s, asyncio.get_running_loop()
         # By connection: its latest request, and when it was idle first.
@@ -26,7 +26,7 @@ class SilenceWatch:
         self._timer = self._loop.call_later(silence_s / _LOOKS, self._look)
 
     def stop(self) -> None:
-        """Leave the connections alone from now on."""
+        """Stop watching, and close no more connections."""
         self._timer.cancel()
 
     def _look(self) -> None:

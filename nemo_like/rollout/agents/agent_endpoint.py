@@ -3,8 +3,8 @@
     agent ── key of its session ──▶ /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages
           ── a reward, if it reports one ──▶ /v1/reward
 
-Without a key, or with that of a session that has ended, every call is refused. What a request costs before
-and after it is sampled is done beside the loop (agent_work.py).
+A call without a session's key, or with the key of a session that has ended, is refused. Reading a request and
+writing its answer run in threads beside the loop (agent_work.py).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _MAX_SILENCE_S = 60.0  # of a client that has begun to send a request
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """What a request says."""
+    """The JSON object of a request's body, and how many bytes the body has."""
 
     fields: dict[str, Any]
     num_bytes: int
@@ -71,7 +71,7 @@ Serve = Callable[[AgentSession, Body], Coroutine[Any, Any, Response]]
 
 
 class AgentEndpoint:
-    """Serves the sessions that ``sessions`` holds by key."""
+    """Serves the calls of the sessions in ``sessions``, which maps keys to sessions."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class AgentEndpoint:
             await self._serving
 
     def forget(self, session: AgentSession) -> None:
-        """Drop what was kept for a session that has ended."""
+        """Drop the messages that were kept for a session that has ended."""
         self._kept.pop(session.key, None)
 
     def _app(self) -> Starlette:
@@ -211,7 +211,8 @@ class AgentEndpoint:
         return await self._answer(body, answered, whole, events, _named_events)
 
     async def _wanted_chat(self, session: AgentSession, chat: dict[str, Any], body: Body) -> Wanted:
-        """Read a chat completion; ``body`` is that of the request that it comes from."""
+        """Read a chat completion that was made from a request of any API; ``body`` is the original
+        request."""
         await self._tools.prepare(chat)
 
         def read() -> Wanted:
@@ -230,7 +231,8 @@ class AgentEndpoint:
         events: Callable[[], Iterator[Mapping[str, Any]]],
         lines: Callable[[Iterator[Mapping[str, Any]]], Iterator[str]],
     ) -> Response:
-        """Return the answer to a call, whole or, where the request wants a stream, as ``lines`` of events."""
+        """Return the answer to a call: one JSON object, or a stream of events, written by ``lines``, when the
+        request asks for it."""
         is_stream = bool(body.fields.get("stream"))
 
         def written() -> bytes:
@@ -240,7 +242,8 @@ class AgentEndpoint:
         return Response(content, media_type="text/event-stream" if is_stream else "application/json")
 
     async def _reward(self, session: AgentSession, body: Body) -> Response:
-        """Take the session's reward, as a number or as named numbers; the latest counts."""
+        """Record the session's reward, one number or several named numbers; a later report replaces an
+        earlier one."""
         given = body.fields.get("reward")
         values = given if isinstance(given, dict) else {"reward": given}
         rewards = {str(name): as_number(value) for name, value in values.items() if value is not None}
@@ -252,7 +255,8 @@ class AgentEndpoint:
         return JSONResponse({"ok": True})
 
     async def _restart(self, session: AgentSession, body: Body) -> Response:
-        """Forget what a session's agent did; an agent itself cannot have that."""
+        """Forget what a session's agent did. Only the process that runs the agent has the ``restart_key`` for
+        this call; the agent itself has not."""
         if body.fields.get("restart_key") != session.restart_key:
             raise BadRequest("only who runs an agent begins its session again", status=403, code="forbidden")
         session.begin_again()
@@ -271,15 +275,15 @@ class AgentEndpoint:
         )
 
     async def _model(self, request: Request) -> Response:
-        """Every name is the policy's: calls may give any."""
+        """Describe the model of any name: calls may use any model name, and every name means the policy."""
         return JSONResponse(_model(request.path_params["name"]))
 
 
 async def _unless_gone(request: Request, serving: Coroutine[Any, Any, Response]) -> Response:
     """Return the answer to a request that was read whole, or cancel ``serving`` when the client goes away.
 
-    Clients ask anew after a timeout of their own. What nobody waits for any more is not sampled to its end,
-    and is no call of the session.
+    Clients ask anew after their own timeouts. A cancelled call stops sampling, and is not recorded as a call
+    of the session.
     """
     answer = asyncio.create_task(serving)
     departure = asyncio.ensure_future(request.receive())  # nothing else is left to receive
@@ -294,7 +298,7 @@ async def _unless_gone(request: Request, serving: Coroutine[Any, Any, Response])
 
 
 async def _content(request: Request) -> bytes:
-    """Return a request's body. Raises BadRequest where it is too long, or stops coming."""
+    """Return a request's body. Raises BadRequest when it is too long or stops arriving."""
     length = request.headers.get("content-length", "0")
     content = bytearray()
     if not length.isdecimal() or len(length) > 16 or int(length) > _MAX_BODY_BYTES:
@@ -327,7 +331,7 @@ def _refused(error: BadRequest, path: str) -> Response:
 
 
 def _model(name: str) -> dict[str, Any]:
-    """Return a model as both OpenAI and Anthropic describe one."""
+    """Return the description of a model, with the fields of both OpenAI and Anthropic."""
     return {
         "id": name,
         "object": "model",
@@ -349,5 +353,5 @@ def _named_events(events: Iterator[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _no_signals() -> Any:
-    """Leave signals to the process that hosts the server."""
+    """Leave signal handling to the process that hosts the server."""
     return nullcontext()

@@ -1,4 +1,4 @@
-"""Brings the calls of agents to the engines, and the engines' results back to who waits for them.
+"""Sends the calls of agents to the engines, and hands each result to the call that waits for it.
 
 call ─┐
 call ─┼─ one submit per engine and sampling ──▶ engine ──▶ on_groups ──▶ the futures of the calls
@@ -17,7 +17,7 @@ from nemo_like.rollout.turn_loop import Engine
 
 
 class EngineCalls:
-    """The calls that engines have to answer. To be used on one event loop."""
+    """The agents' calls that engines have yet to answer. Use it on one event loop only."""
 
     def __init__(self, engines: Sequence[Engine], sink: object) -> None:
         self._engines, self._sink = engines, sink
@@ -35,13 +35,14 @@ class EngineCalls:
 
     @property
     def num_waiting(self) -> int:
-        """Calls that no engine has answered yet."""
+        """The number of calls that no engine has answered yet."""
         return len(self._waiting)
 
     async def sample(self, engine: int, request: GroupRequest, sampling: CallSampling) -> GroupResult:
-        """Return what an engine samples for the request; a call that is cancelled leaves the engine.
+        """Have an engine sample the request, and return the result. A call that is cancelled is aborted on
+        the engine.
 
-        Raises BadRequest where the engine refuses it, and what ``fail`` was given.
+        Raises BadRequest when the engine refuses the request, and the error given to ``fail``.
         """
         loop = asyncio.get_running_loop()
         answered = self._waiting[request.request_id] = loop.create_future()
@@ -57,9 +58,11 @@ class EngineCalls:
             self._waiting.pop(request.request_id, None)
 
     async def drop(self, engine: int, beginning: str) -> None:
-        """Refuse the calls whose requests' ids begin so, and return once the engine has let go of them.
+        """Refuse the waiting calls whose request ids start with ``beginning``; return once the engine has
+        aborted them.
 
-        An engine takes no weights, and does not sleep, while it generates.
+        An engine that generates takes no weights and does not sleep, so it must not go on with abandoned
+        calls.
         """
         await self._drop(engine, {name for name in self._waiting if name.startswith(beginning)})
 
@@ -74,14 +77,14 @@ class EngineCalls:
             await self._engines[engine].submit("abort", sent)
 
     def on_groups(self, results: Sequence[GroupResult]) -> None:
-        """Take the results of an engine's step; those of others are ignored."""
+        """Take the results of an engine's step; ignore results of requests that no call waits for."""
         for result in results:
             answered = self._waiting.get(result.request_id)
             if answered is not None and not answered.done():
                 answered.set_result(result)
 
     def fail(self, error: BaseException) -> None:
-        """Raise this error in every call that waits."""
+        """Raise ``error`` in every call that waits."""
         self._queued.clear()
         for answered in self._waiting.values():
             if not answered.done():
@@ -98,7 +101,8 @@ class EngineCalls:
             task.add_done_callback(self._sending.discard)
 
     async def _send(self, engine: int, requests: Sequence[GroupRequest], sampling: CallSampling) -> None:
-        """Submit requests together; where the engine refuses them, each alone, to find the guilty ones."""
+        """Submit requests together. When the engine refuses them, submit each alone, to refuse only the
+        faulty ones."""
         try:
             await self._engines[engine].submit("submit", Columnar(requests), sampling, self._sink)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Anthropic's /v1/messages, in terms of a chat completion."""
+"""Anthropic's /v1/messages, translated from and to a chat completion."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ _INSTEAD = {
 
 
 def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the chat completion that a request to /v1/messages asks for. Raises BadRequest where it is
-    malformed."""
+    """Return a request to /v1/messages as a chat completion. Raises BadRequest when it is malformed."""
     refuse_fields(body, _INSTEAD)
     messages: list[dict[str, Any]] = []
     if system := body.get("system"):
@@ -45,7 +44,7 @@ def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def message_answer(answered: Answered, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer of /v1/messages."""
+    """Return the JSON answer of /v1/messages."""
     (choice,) = answered.choices
     content: list[dict[str, Any]] = []
     if choice.parsed.content:
@@ -73,7 +72,7 @@ def message_answer(answered: Answered, body: Mapping[str, Any]) -> dict[str, Any
 
 
 def message_events(answered: Answered, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a streamed message; ``type`` is also the event's name."""
+    """Yield the events of a streamed message; each event's ``type`` is also its name."""
     whole = message_answer(answered, body)
     begun = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
     yield {"type": "message_start", "message": {**begun, "usage": {**whole["usage"], "output_tokens": 0}}}
@@ -95,7 +94,7 @@ def message_events(answered: Answered, body: Mapping[str, Any]) -> Iterator[dict
 
 
 def _messages(message: Any) -> Iterator[dict[str, Any]]:
-    """Yield a message in OpenAI's form: results of tools are messages of their own there."""
+    """Yield a message in OpenAI's form, in which each tool result is a message of its own."""
     if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
         raise BadRequest(f"a message must have the role user or assistant: {str(message)[:80]!r}")
     content = message.get("content")

@@ -15,9 +15,10 @@ from nemo_like.rollout.agents.agent_session import AgentCall, without_thoughts
 
 
 def plain_messages(messages: Any) -> list[dict[str, Any]]:
-    """Return OpenAI's messages as chat templates read them: content as text, arguments of calls as mappings.
+    """Return OpenAI's messages in the form that chat templates read: content as text, arguments of tool calls
+    as mappings.
 
-    Raises BadRequest for anything that is no such list, and for content other than text.
+    Raises BadRequest when ``messages`` is not such a list, and for content other than text.
     """
     if not isinstance(messages, list) or not messages:
         raise BadRequest("messages must be a list that is not empty")
@@ -69,15 +70,15 @@ def _text(content: Any) -> str:
 
 
 class AgentPrompts:
-    """Renders prompts and reads responses with one tokenizer."""
+    """Renders the prompts of calls and decodes their responses, with one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
     def check_arguments(self, given: Mapping[str, Any]) -> None:
-        """Raise BadRequest where a request brings the chat template an argument that it does not read.
+        """Raise BadRequest for an argument in ``given`` that the chat template does not read.
 
-        What the tokenizer and this package themselves give it, such as another template, is none of these.
+        Arguments that the tokenizer or this package sets itself, such as another template, are refused too.
         """
         known = self.tokenizer.template_arguments if given else frozenset()
         if unread := sorted(given.keys() - known):
@@ -87,11 +88,10 @@ class AgentPrompts:
             )
 
     def check_length(self, messages: Sequence[Mapping[str, Any]], limit: int) -> None:
-        """Raise PromptTooLong where there are more messages than ``limit`` tokens, or more characters than so
-        many tokens can stand for.
+        """Raise PromptTooLong when the messages cannot fit in ``limit`` tokens, judged by their number and
+        their characters.
 
-        Nobody then renders and encodes them to find that out. Thoughts do not count: templates leave them
-        out.
+        This spares rendering and encoding them. Thoughts do not count, because templates leave them out.
         """
         longest = self.tokenizer.longest_token
         num_tokens = max(len(messages), sum(len(one["content"]) for one in messages) // longest)
@@ -105,10 +105,10 @@ class AgentPrompts:
             raise PromptTooLong(num_tokens, limit)
 
     def whole(self, messages: Sequence[Mapping[str, Any]], template: Mapping[str, Any]) -> str:
-        """Return the text of a prompt, which ends as ``Tokenizer.render_prompt`` says; ``template`` is what
-        else the chat template gets, such as tools.
+        """Return the text of a prompt, which ends as ``Tokenizer.render_prompt`` says; ``template`` has the
+        chat template's further arguments, such as tools.
 
-        Raises BadRequest where the chat template refuses it, or leaves out the text of a message.
+        Raises BadRequest when the chat template refuses the messages, or leaves out the text of one.
         """
         try:
             rendered = self.tokenizer.render_prompt(messages, **template)
@@ -126,8 +126,8 @@ class AgentPrompts:
         num_known: int,
         template: Mapping[str, Any],
     ) -> str:
-        """Return what follows the response of ``call`` in a prompt, whose first ``num_known`` messages end
-        with that response, up to the beginning of the next one.
+        """Return the part of a prompt's text that follows the response of ``call``, up to where the next
+        response begins. The first ``num_known`` messages end with the response of ``call``.
 
         Raises BadRequest as ``whole`` does.
         """
@@ -140,12 +140,13 @@ class AgentPrompts:
         return self.tokenizer.after_response(text, call.last_token_id)
 
     def encode_text_prompt(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a prompt that no template rendered, with the special tokens of a prompt."""
+        """Return the tokens of a plain text prompt, with the special tokens that the tokenizer adds to a
+        prompt."""
         return tuple(self.tokenizer.encode_prompt(text))
 
     def encode(self, text: str, before: int | None = None) -> tuple[int, ...]:
-        """Return the tokens of a text, which has its special tokens already; it follows the token ``before``,
-        where there is one."""
+        """Return the tokens of a text that already contains its special tokens. ``before`` is the token that
+        the text follows, if there is one."""
         try:
             text.encode()
         except UnicodeEncodeError as error:  # arguments of calls are JSON in JSON, which may spell such
@@ -157,8 +158,8 @@ class AgentPrompts:
     def text_of(
         self, token_ids: Sequence[int], stop_token_ids: Collection[int], stop_strings: Sequence[str]
     ) -> tuple[str, str | None]:
-        """Return the text of a response without what ended it, a stop token or a stop string, and that stop
-        string."""
+        """Decode a response. Return its text up to the stop token or stop string that ended it, and the stop
+        string or None."""
         text = self.tokenizer.decode_response(token_ids, stop_token_ids)
         ends = [(place, stop) for stop in stop_strings if (place := text.find(stop)) >= 0]
         if not ends:

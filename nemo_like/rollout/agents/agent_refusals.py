@@ -1,4 +1,4 @@
-"""What each API says where it refuses a request, in its own words: harnesses read them. Pure."""
+"""The JSON with which each API refuses a request, in the wording that harnesses look for. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _ANTHROPIC_TYPES = {
     413: "request_too_large",
     500: "api_error",
 }
-# What OpenAI calls a prompt, by path; "prompt" at the others.
+# OpenAI's name of the prompt, by path; at every other path it is "prompt".
 _OPENAI_PROMPTS = {"/v1/chat/completions": "messages", "/v1/responses": "input"}
 
 
 def refusal(error: BadRequest, path: str) -> dict[str, Any]:
-    """Return the JSON with which the API at a path refuses a request."""
+    """Return the JSON with which the API at ``path`` refuses a request."""
     if path.startswith(_ANTHROPIC_PATH):
         kind = _ANTHROPIC_TYPES.get(error.status, "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": _anthropic_message(error)}}

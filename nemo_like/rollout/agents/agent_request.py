@@ -1,4 +1,4 @@
-"""What is read of a request: its body, and fields of the types that the APIs give them. Pure.
+"""Reads a request's body, and its fields with the types that the APIs prescribe. Pure.
 
 bytes ──▶ read_body ──▶ a JSON object ──▶ whole_number, text_of, an_object, objects, ...
             └──────────────────────────────┴──▶ BadRequest, with what was wrong
@@ -21,7 +21,7 @@ _MAX_STOP_STRINGS = 128  # the engine looks for each of them after every token
 
 
 class BadRequest(Exception):
-    """A request that cannot be served; the message says why. ``code`` is OpenAI's name of the error."""
+    """A request that cannot be served; the message says why, and ``code`` is OpenAI's name of the error."""
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request_error") -> None:
         super().__init__(message)
@@ -29,7 +29,7 @@ class BadRequest(Exception):
 
 
 class PromptTooLong(BadRequest):
-    """A prompt that leaves no room for a response in the ``limit`` tokens that the model reads."""
+    """A prompt that leaves no room for a response within ``limit`` tokens."""
 
     def __init__(self, num_tokens: int, limit: int) -> None:
         super().__init__(
@@ -40,10 +40,10 @@ class PromptTooLong(BadRequest):
 
 
 def read_body(content: bytes) -> dict[str, Any]:
-    """Return the JSON object that a body is; an empty one for an empty body.
+    """Return the JSON object of a request's body; an empty body gives an empty object.
 
-    Raises BadRequest for anything else, for an object that is nested too deeply, and for text that is no
-    Unicode.
+    Raises BadRequest for anything but an object, for an object that is nested too deeply, and for text that
+    is not valid Unicode.
     """
     try:
         # By itself, json.loads lets surrogates in UTF-8 pass.
@@ -64,9 +64,11 @@ def read_body(content: bytes) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """Return what JSON says. Python's collector of garbage rests meanwhile: it would find none, and look
-    through the whole process again and again, for twenty times as long as the JSON takes. The interpreter
-    does nothing else in that time."""
+    """Parse JSON with Python's garbage collector off.
+
+    Parsing makes no garbage, yet the collector would scan the whole process again and again and make it
+    twenty times slower. The interpreter runs no other thread meanwhile.
+    """
     try:
         gc.disable()
         return json.loads(text)
@@ -77,8 +79,8 @@ def _parsed(text: str) -> Any:
 def whole_number(
     body: Mapping[str, Any], key: str, default: int | None, least: int | None, most: int | None = None
 ) -> int | None:
-    """Return a field that is a whole number; ``default`` where it is not there. Raises BadRequest for another
-    value."""
+    """Return a field that is a whole number from ``least`` to ``most``, or ``default`` when the field is
+    missing. Raises BadRequest for another value."""
     value = body.get(key)
     if value is None:
         return default
@@ -90,7 +92,8 @@ def whole_number(
 
 
 def stop_strings(body: Mapping[str, Any], key: str = "stop") -> tuple[str, ...]:
-    """Return the texts that end a response. Raises BadRequest for anything else, and for too many."""
+    """Return the texts that end a response. Raises BadRequest for a value of another type and for too many
+    texts."""
     stop = body.get(key) or []
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(one, str) and one for one in stop):
@@ -101,7 +104,7 @@ def stop_strings(body: Mapping[str, Any], key: str = "stop") -> tuple[str, ...]:
 
 
 def text_of(body: Mapping[str, Any], key: str) -> str | None:
-    """Return a field that is text, None where it is not there. Raises BadRequest for another value."""
+    """Return a text field, or None when it is missing. Raises BadRequest for another value."""
     value = body.get(key)
     if not isinstance(value, str | None):
         raise BadRequest(f"{key}={reprlib.repr(value)} must be text")
@@ -109,7 +112,7 @@ def text_of(body: Mapping[str, Any], key: str) -> str | None:
 
 
 def an_object(body: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return a field that is an object, an empty one where it is not there. Raises BadRequest for another
+    """Return a field that is an object, or an empty object when it is missing. Raises BadRequest for another
     value."""
     value = body.get(key)
     if not isinstance(value, dict | None):
@@ -118,7 +121,7 @@ def an_object(body: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def objects(body: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """Return a field that is a list of objects, an empty one where it is not there. Raises BadRequest for
+    """Return a field that is a list of objects, or an empty list when it is missing. Raises BadRequest for
     another value."""
     value = body.get(key)
     if not isinstance(value, list | None) or not all(isinstance(one, dict) for one in value or ()):
@@ -127,14 +130,14 @@ def objects(body: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
 
 
 def refuse_fields(body: Mapping[str, Any], instead: Mapping[str, str]) -> None:
-    """Raise BadRequest for a field that would change what an answer means and is not served; ``instead`` has
-    what to send in place of each."""
+    """Raise BadRequest for a field that is not served although it would change the meaning of the answer.
+    ``instead`` has these fields, each with what to send in its place."""
     for key in instead.keys() & {key for key, value in body.items() if value}:
         raise BadRequest(f"{key} is not served; {instead[key]}", code="unsupported_parameter")
 
 
 def check_token_ids(token_ids: Sequence[int], num_ids: int) -> None:
-    """Raise BadRequest where one is none of the ``num_ids`` that there are."""
+    """Raise BadRequest when a token id is not in the tokenizer's range from 0 to ``num_ids`` - 1."""
     for one in token_ids:
         if not 0 <= one < num_ids:
             raise BadRequest(f"prompt has the token id {reprlib.repr(one)}; ids are 0 to {num_ids - 1}")

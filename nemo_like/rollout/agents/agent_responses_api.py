@@ -1,6 +1,6 @@
-"""OpenAI's /v1/responses, in terms of a chat completion.
+"""OpenAI's /v1/responses, translated from and to a chat completion.
 
-A response is kept by its id until the session ends, so that a later request can continue it.
+The messages of a response are kept by its id until the session ends, so that a later request can continue it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from nemo_like.rollout.agents.agent_calls import Answered, tool_calls
 from nemo_like.rollout.agents.agent_chat_api import MODEL, pieces
 from nemo_like.rollout.agents.agent_request import BadRequest, an_object, objects, refuse_fields, text_of
 
-# What would change what the policy reads, or when it answers.
+# Fields that would change the prompt or the time of the answer, with what to send in their place.
 _INSTEAD = {
     "conversation": "send input, with previous_response_id or all of the conversation",
     "prompt": "the endpoint has no stored prompts; send instructions and input",
@@ -22,8 +22,8 @@ _INSTEAD = {
 
 
 def as_chat(body: Mapping[str, Any], kept: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, Any]:
-    """Return the chat completion that a request to /v1/responses asks for; ``kept`` are the messages of
-    earlier responses by id. Raises BadRequest where it is malformed."""
+    """Return a request to /v1/responses as a chat completion; ``kept`` has the messages of earlier responses
+    by id. Raises BadRequest when it is malformed."""
     refuse_fields(body, _INSTEAD)
     messages: list[dict[str, Any]] = []
     if body.get("instructions"):
@@ -49,7 +49,7 @@ def as_chat(body: Mapping[str, Any], kept: Mapping[str, Sequence[dict[str, Any]]
 
 
 def response_answer(answered: Answered, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer of /v1/responses."""
+    """Return the JSON answer of /v1/responses."""
     (choice,) = answered.choices
     output: list[dict[str, Any]] = []
     if choice.parsed.content:
@@ -101,13 +101,13 @@ def response_answer(answered: Answered, body: Mapping[str, Any]) -> dict[str, An
 
 
 def response_events(answered: Answered, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the events of a streamed response; ``type`` is also the event's name."""
+    """Yield the events of a streamed response; each event's ``type`` is also its name."""
     events = _events(response_answer(answered, body))
     yield from ({**event, "sequence_number": number} for number, event in enumerate(events))
 
 
 def response_id(answered: Answered) -> str:
-    """Return the id by which a later request can continue a response."""
+    """Return the id that a later request sends to continue this response."""
     return f"resp_{answered.name}"
 
 
@@ -138,7 +138,7 @@ def _events(whole: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:
-    """Return the input in the form of a chat completion's messages."""
+    """Return the input as messages of a chat completion."""
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
@@ -172,7 +172,8 @@ def _messages(given: Any) -> list[dict[str, Any]]:
 
 
 def _reasoning(thoughts: list[str]) -> dict[str, str]:
-    """Take what was thought before a message or call, as a field of it."""
+    """Take the thoughts collected so far out of ``thoughts``, as a field of the message or call that they led
+    to."""
     text = "\n".join(thoughts)
     thoughts.clear()
     return {"reasoning_content": text} if text else {}

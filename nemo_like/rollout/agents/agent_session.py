@@ -1,11 +1,11 @@
-"""What the calls of one agent become: trees, whose paths are the branches of its sample. Pure.
+"""The calls of one agent, as trees whose paths are the branches of its sample. Pure.
 
     call 1 ──▶ call 2 ──▶ call 3        one branch: the agent only added to the conversation
                   └─────▶ call 4        a second one: another branch, in which calls 1 and 2 are context
     call 5 ──▶ call 6                   a third one: a sub-agent, or a history that was edited
 
-A call whose history is that of an earlier call with its response continues its tokens. Tokens that were
-generated are never tokenised again, and each trains in exactly one branch.
+A call continues the tokens of an earlier call when its messages begin with that call's messages and response.
+Tokens that were generated are never tokenised again, and each trains in exactly one branch.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from nemo_like.generation.interface import Response
 # A digest of a history: the tools, and all messages up to one.
 Digest = bytes
 
-# What models write around their thoughts. Clients cut these out of a text, or write them anew.
+# The marks that models write around their thoughts. Clients cut thoughts out of a text, or write them anew.
 _BEGINS_THOUGHT, _ENDS_THOUGHT = re.compile("<think(?:ing)?>"), re.compile("</think(?:ing)?>")
 
 
 @dataclass(eq=False, slots=True)
 class AgentCall:
-    """One response of the policy, and what was new in its prompt."""
+    """One response of the policy, and the tokens that its prompt has beyond the parent call."""
 
     number: int  # in the order in which the responses came, from 0
-    parent: AgentCall | None  # whose tokens it continues
-    new_ids: tuple[int, ...]  # of its prompt, after the parent's response; of a root the whole prompt
-    new_text: str  # what these tokens say
+    parent: AgentCall | None  # the call whose tokens this one continues
+    new_ids: tuple[int, ...]  # prompt tokens after the parent's response; without a parent, the whole prompt
+    new_text: str  # the text of new_ids
     response: Response
     text: str  # of the response
     policy_version: int
@@ -47,12 +47,12 @@ class AgentCall:
 
     @property
     def num_tokens(self) -> int:
-        """How many ``token_ids`` there are."""
+        """The length of ``token_ids()``."""
         return sum(len(call.new_ids) + len(call.response.token_ids) for call in self.path())
 
     @property
     def last_token_id(self) -> int:
-        """The token with which the response ends."""
+        """The last token of the response."""
         return int(self.response.token_ids[-1])
 
     def whole_text(self) -> str:
@@ -69,7 +69,7 @@ class AgentCall:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A call on the path of a branch, which trains its response or has it as context."""
+    """A call on the path of a branch. The branch either trains its response or has it as context only."""
 
     call: AgentCall
     trains: bool
@@ -85,11 +85,12 @@ class SessionCalls:
     def known(
         self, history: Sequence[Digest], messages: Sequence[Mapping[str, Any]]
     ) -> tuple[AgentCall | None, int]:
-        """Return the call that these messages continue, and how many of them are in that call's tokens; None
-        and 0 where they continue none. ``history[i]`` is the digest of i + 1 messages.
+        """Return the call that these messages continue, and how many of the messages that call's tokens
+        contain; None and 0 when they continue no call. ``history[i]`` is the digest of the first i + 1
+        messages.
 
-        Of responses that differ in their thoughts alone it is the latest that was sent back with its own,
-        else the latest.
+        Several calls may have responses that differ in their thoughts alone. Then it is the latest call whose
+        response was sent back with its own thoughts, else the latest.
         """
         for place in range(len(history) - 1, -1, -1):
             if calls := self._by_history.get(history[place]):
@@ -107,8 +108,9 @@ class SessionCalls:
         history: Digest | None,
         policy_version: int,
     ) -> AgentCall:
-        """Add a response. ``new`` are the tokens and the text of the prompt after the parent's response,
-        ``response`` is the response with its text; ``history`` is the digest of all messages with it."""
+        """Add a call and return it. ``new`` has the tokens and the text of the prompt after the parent's
+        response, ``response`` the response and its text; ``history`` is the digest of all messages including
+        the response."""
         (new_ids, new_text), (tokens, text) = new, response
         call = AgentCall(len(self.calls), parent, new_ids, new_text, tokens, text, policy_version)
         self.calls.append(call)
@@ -119,16 +121,16 @@ class SessionCalls:
         return call
 
     def know(self, history: Digest, call: AgentCall) -> None:
-        """Have prompts with this history, too, continue ``call``."""
+        """Let prompts with this history, too, continue ``call``."""
         self._by_history.setdefault(history, []).append(call)
 
     def longest(self, is_beginning: Callable[[AgentCall], bool]) -> AgentCall | None:
-        """Return the call with the most tokens for which this holds, or None."""
+        """Return the call with the most tokens among the calls for which ``is_beginning`` holds, or None."""
         found = [call for call in self.calls if is_beginning(call)]
         return max(found, key=lambda call: call.num_tokens, default=None)
 
     def branches(self) -> list[list[Step]]:
-        """Return the paths from roots to leaves, in the order of the first call that each trains."""
+        """Return the paths from roots to leaves, ordered by the first call that each path trains."""
         branches = []
         trained: set[int] = set()
         for leaf in (call for call in self.calls if not call.children):
@@ -139,11 +141,11 @@ class SessionCalls:
 
 
 def canonical(message: Mapping[str, Any]) -> str:
-    """Return what of a message decides whether two are the same.
+    """Return a text that is equal for two messages exactly when they count as the same.
 
-    Clients add empty fields, write the arguments of a call in other ways, and give calls other ids. What the
-    assistant thought they move to a field of its own, write in other words, or leave out; they strip texts,
-    and leave out one of blanks beside a call.
+    Clients add empty fields, reformat the arguments of tool calls, and change the ids of calls. They move
+    thoughts to a field of their own, reword them, or leave them out. They strip texts, and drop a blank text
+    beside a tool call. None of this changes the returned text.
     """
     calls = [
         (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()
@@ -157,8 +159,8 @@ def canonical(message: Mapping[str, Any]) -> str:
 def without_thoughts(text: str) -> str:
     """Return what the assistant said without its thoughts, and without blanks around the rest.
 
-    Templates may begin a thought themselves, so that a text has its end alone; a thought without an end is
-    no thought, since clients leave out its mark at most.
+    Templates may begin a thought themselves, so that the text has only the closing mark. A thought without a
+    closing mark counts as text: clients drop at most its mark.
     """
     *ended, last = _ENDS_THOUGHT.split(text)
     parts = [_BEGINS_THOUGHT.split(part)[0] for part in ended if _BEGINS_THOUGHT.search(part)]
@@ -167,8 +169,8 @@ def without_thoughts(text: str) -> str:
 
 
 def histories(context: Any, messages: Sequence[Mapping[str, Any]]) -> list[Digest]:
-    """Return the digest of each beginning of ``messages``, the shortest first; ``context`` is what else the
-    chat template reads, such as tools."""
+    """Return the digest of each beginning of ``messages``, the shortest first; ``context`` has the chat
+    template's other arguments, such as tools."""
     return list(_chained(no_history(context), messages))
 
 
@@ -179,7 +181,7 @@ def no_history(context: Any) -> Digest:
 
 
 def extended(history: Digest, message: Mapping[str, Any]) -> Digest:
-    """Return the digest of a history with one more message."""
+    """Return the digest of a history after one more message."""
     return next(iter(_chained(history, [message])))
 
 

@@ -1,4 +1,5 @@
-"""Tools and structured outputs of a call, by vLLM's tool parsers: what may be sampled, and what it calls.
+"""Tools and structured outputs of a call, by vLLM's tool parsers: the mask for sampling, and the tool calls
+in a response.
 
 vLLM's modules take ten seconds to load. They are loaded in a thread, when a run has agents.
 """
@@ -30,19 +31,19 @@ class ToolUse:
     parser: Any  # None without tools
     request: Any  # vLLM's ChatCompletionRequest
     structured_outputs: str | None  # as ``CallSampling`` has it
-    allowed: frozenset[str] | None = None  # the tools that may be called, where not all of the prompt's may
+    allowed: frozenset[str] | None = None  # tools that may be called; None: all tools of the prompt
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedText:
-    """A response's text, and the calls of tools in it: name and arguments, as text."""
+    """A response's text, and its tool calls, each a name and arguments as text."""
 
     content: str | None
     calls: tuple[tuple[str, str], ...] = ()
 
 
 class AgentTools:
-    """Reads tools and structured outputs for the tool parsers that environments name."""
+    """Reads tools and structured outputs of requests, with the tool parsers that environments name."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -57,7 +58,8 @@ class AgentTools:
             self._loading = asyncio.get_running_loop().create_task(work)
 
     async def check(self, parser: str) -> None:
-        """Raise ValueError when vLLM has no such tool parser, or none for this tokenizer."""
+        """Raise ValueError when vLLM has no such tool parser, or when the parser does not work with this
+        tokenizer."""
         _, parsers = await self._modules()
         try:
             parsers.get_tool_parser(parser)(self._tokenizer.hf_tokenizer)
@@ -66,14 +68,15 @@ class AgentTools:
             raise ValueError(f"tool_parser={parser}: {error}; vLLM has {known}") from error
 
     async def prepare(self, body: Mapping[str, Any]) -> None:
-        """Wait for vLLM's modules where ``of_request`` will need them."""
+        """Wait until vLLM's modules are loaded, if ``of_request`` will need them for ``body``."""
         if _has_tools_or_mask(body):
             await self._modules()
 
     def of_request(self, body: Mapping[str, Any], parser: str | None) -> ToolUse | None:
-        """Return the tools and the mask of a chat completion, which was prepared; None where it has neither.
+        """Return the tools and the mask of a chat completion, or None when it has neither. Call ``prepare``
+        before.
 
-        May be called in any thread. Raises BadRequest where they are not as OpenAI's API has them.
+        May be called in any thread. Raises BadRequest when tools or mask do not follow OpenAI's API.
         """
         if not _has_tools_or_mask(body):
             return None
@@ -81,7 +84,7 @@ class AgentTools:
         return self._read_once(json.dumps([parser, own], sort_keys=True))
 
     def _read(self, asked: str) -> ToolUse:
-        """Read tools and mask; ``asked`` has the name of the tool parser and the fields of the request."""
+        """Read tools and mask; ``asked`` is JSON with the tool parser's name and the request's fields."""
         assert self._loading is not None
         protocol, parsers = self._loading.result()
         parser, own = json.loads(asked)
@@ -105,11 +108,11 @@ class AgentTools:
 
 
 def parsed(text: str, use: ToolUse | None) -> ParsedText:
-    """Return what a response says, and which tools it calls.
+    """Return the text of a response, and its tool calls.
 
-    A response is text throughout where the arguments of a call are no JSON object, which harnesses take for
-    granted, or where it calls a tool that the request does not allow. Beside calls, text of blanks is none:
-    many clients leave it out of what they send back, and some servers refuse it.
+    The whole response counts as text when it calls a tool that the request does not allow, or when arguments
+    of a call are not a JSON object, since harnesses expect one. Blank text beside tool calls is dropped: many
+    clients leave it out of the history that they send back, and some servers refuse it.
     """
     if use is None or use.parser is None:
         return ParsedText(text)
@@ -142,11 +145,11 @@ def _has_tools_or_mask(body: Mapping[str, Any]) -> bool:
 
 
 def narrowed(own: Mapping[str, Any]) -> tuple[Mapping[str, Any], frozenset[str] | None]:
-    """Return the fields of a request whose tool_choice allows some of its tools, with these alone, and their
-    names; the fields as they are and None for another tool_choice.
+    """Return a request's fields with only the tools that its tool_choice of type allowed_tools allows, and
+    the names of these tools. For another tool_choice, return the fields unchanged and None.
 
-    The prompt has all tools all the same: that is what this choice is for. Raises BadRequest where it is
-    malformed, or allows a tool that there is not.
+    The prompt still describes all tools. Raises BadRequest when the choice is malformed, or allows a tool
+    that the request lacks.
     """
     choice = own.get("tool_choice")
     if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
@@ -168,8 +171,8 @@ def _load() -> tuple[Any, Any]:
 
 
 def _structured_outputs(request: Any, parser: Any) -> str | None:
-    """Return what may be sampled: calls in the parser's own form where the tools must be called, or as the
-    request says."""
+    """Return the mask for sampling as JSON: the parser's own form of tool calls where it has one, else the
+    mask that the request asks for. None: no mask."""
     tag = None
     if parser is not None:
         # Tools that must be called get arguments of their schemas, also where they are not declared strict.
@@ -192,8 +195,8 @@ def _structured_outputs(request: Any, parser: Any) -> str | None:
 
 
 def _with_few_spaces(tag: Any) -> Any:
-    """Return a structural tag in whose JSON no two spaces follow each other: a policy that is bad at JSON
-    would fill its response with them."""
+    """Return a structural tag whose JSON allows no two spaces in a row: a policy that is bad at JSON would
+    fill its response with them."""
     if isinstance(tag, list):
         return [_with_few_spaces(part) for part in tag]
     if not isinstance(tag, dict):
@@ -203,8 +206,8 @@ def _with_few_spaces(tag: Any) -> Any:
 
 
 def _is_plain_json(use: ToolUse) -> bool:
-    """Whether tools must be called and the parser has no form of its own for that: then a list of calls, or
-    the arguments of the one tool, are sampled as JSON."""
+    """Return whether tools must be called although the parser has no form of its own for that. Then a list of
+    calls, or the arguments of the one tool, is sampled as JSON."""
     is_forced = use.request.tool_choice not in ("auto", "none", None)
     return is_forced and use.parser.supports_required_and_named
 

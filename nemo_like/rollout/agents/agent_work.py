@@ -1,4 +1,4 @@
-"""Does what a request costs beside the event loop, so that no request holds up the calls of others.
+"""Runs the work of requests in threads beside the event loop, so that no request holds up others.
 
 small requests ──▶ one thread          a large one waits for large ones alone
 large requests ──▶ another thread      one that takes too long is given up
@@ -23,44 +23,47 @@ _T = TypeVar("_T")
 _SMALL_BYTES = 2**18  # some 60,000 tokens, which take a tenth of a second
 _MAX_CPU_S = 20.0
 _CALLS_PER_LOOK = 251  # at the clock
-_TEMPLATE = "<template>"  # the file of what Jinja compiles from a text
+_TEMPLATE = "<template>"  # the file name that Jinja gives compiled templates
 _OWN_FILES = str(Path(__file__).parents[1])
 
 
 class RequestWork:
-    """Two threads for the work of requests. To be used on one event loop."""
+    """Two threads for the work of requests: one for small requests, one for large ones. Use it on one event
+    loop only."""
 
     def __init__(self, max_cpu_s: float = _MAX_CPU_S) -> None:
-        """A piece of work may take ``max_cpu_s`` seconds of a processor's time: a machine that is busy with
-        other things makes no request fail."""
+        """Start no thread yet. Each piece of work may take ``max_cpu_s`` seconds of processor time; time
+        during which the machine runs other processes does not count."""
         self._max_cpu_s = max_cpu_s
         self._small = ThreadPoolExecutor(1, "agents-small")
         self._large = ThreadPoolExecutor(1, "agents-large")
 
     async def run(self, num_bytes: int, work: Callable[..., _T], *args: Any) -> _T:
-        """Return what ``work(*args)`` returns; ``num_bytes`` is how much it reads or writes.
+        """Run ``work(*args)`` in a thread and return its result; ``num_bytes`` is how much it reads or
+        writes.
 
-        Raises what it raises, and BadRequest where it takes too long.
+        Raises what ``work`` raises, and BadRequest when it takes too long.
         """
         thread = self._small if num_bytes <= _SMALL_BYTES else self._large
         limited = partial(_within, self._max_cpu_s, work, *args)
         return await asyncio.get_running_loop().run_in_executor(thread, limited)
 
     def close(self) -> None:
-        """End the threads once they have done what they are at."""
+        """End each thread after its current work."""
         for thread in (self._small, self._large):
             thread.shutdown(wait=False, cancel_futures=True)
 
 
 class _OutOfTime(BaseException):
-    """Work took too long. No Exception, which code in between might take for an error of a template."""
+    """Work took too long. It is no Exception, so that code in between does not take it for an error of a
+    template."""
 
 
 def _within(max_cpu_s: float, work: Callable[..., _T], *args: Any) -> _T:
-    """Do the work in this thread for so long at most.
+    """Run the work in this thread, for ``max_cpu_s`` seconds of processor time at most.
 
-    Nothing can end a thread from outside. Python calls the function of ``sys.setprofile`` at every call in
-    this thread, and so in every loop of a template, and raises there what it raises.
+    A thread cannot be ended from outside. Python calls the function given to ``sys.setprofile`` at every call
+    in this thread, so also in every loop of a template, and an error that the function raises ends the work.
     """
     end, num_calls, is_over = time.thread_time() + max_cpu_s, 0, False
 
@@ -84,8 +87,8 @@ def _within(max_cpu_s: float, work: Callable[..., _T], *args: Any) -> _T:
 
 
 def _may_stop(frame: FrameType) -> bool:
-    """Whether work may end at a call in this frame: where a template or this package goes on. Code of others
-    may hold a lock, which it could not give back."""
+    """Return whether work may be ended at a call in this frame: only while a template or this package runs.
+    Other code may hold a lock that it could not release."""
     caller = frame.f_back
     if caller is not None and caller.f_code.co_filename == _TEMPLATE:
         return True

@@ -1,9 +1,9 @@
-"""Has agents hold conversations: opens a session for each, asks its environment to run the agent, and makes
-rows of tokens of what the agent called.
+"""Lets agents hold conversations: opens a session for each, asks its environment to run the agent, and turns
+the agent's calls into tokens of the conversation.
 
     conversation ──▶ session, with a key ──▶ environment: runs the agent ──▶ its reward ─┐
                         ▲ calls, answered by the endpoint                                ▼
-                        └──────── agent                         rows of tokens, rewarded
+                        └──────── agent                        conversation with tokens and reward
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _OF_CALLS = (FORCED, TOP_TOKEN_IDS, TOP_LOGPROBS)
 
 
 class AgentRunner(Protocol):
-    """Runs agents; an environment's pool is one."""
+    """Runs agents. The pool of an agent environment is one."""
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class AgentPlayer:
-    """The ``Player`` of one environment."""
+    """The ``Player`` of one agent environment: it lets an agent hold each conversation."""
 
     agents: Agents
     runner: AgentRunner
@@ -61,7 +61,8 @@ class AgentPlayer:
     max_tokens: int  # of a session, all branches together
 
     async def play(self, conversation: Conversation, policy_version: int) -> None:
-        """Have an agent hold the conversation, and end it with what the agent called and earned."""
+        """Let an agent hold the conversation; end it with the tokens of the agent's calls and with the
+        reward."""
         session = self.agents.open(conversation, self.options, self.sampling, policy_version)
         try:
             turn = replace(conversation.turn(), agent=self.agents.access(session))
@@ -77,13 +78,13 @@ class AgentPlayer:
 
 
 class Agents:
-    """The agents of a rollout actor, and the endpoint that they call. To be used on one event loop."""
+    """All agents of a rollout actor, and the endpoint that they call. Use it on one event loop only."""
 
     def __init__(
         self, tokenizer: Tokenizer, engines: Sequence[Engine], sink: object, max_length: int
     ) -> None:
-        """``max_length`` is how many tokens the model reads; engines deliver to ``sink``, which calls
-        ``on_groups``."""
+        """Prepare the endpoint. ``max_length`` is how many tokens the model reads; engines deliver results to
+        ``sink``, which passes them to ``on_groups``."""
         self._sessions: dict[str, AgentSession] = {}
         self._engines = EngineCalls(engines, sink)
         self._tools, self._work = AgentTools(tokenizer), RequestWork()
@@ -92,7 +93,8 @@ class Agents:
         self._base_url = ""
 
     async def start(self, host: str, tool_parsers: Sequence[str]) -> None:
-        """Serve at ``host``. Raises ValueError for a tool parser that vLLM lacks."""
+        """Serve at ``host``, and check that vLLM has these tool parsers. Raises ValueError for one that it
+        lacks."""
         self._base_url = await self._endpoint.start(host)
         for parser in tool_parsers:
             await self._tools.check(parser)
@@ -103,15 +105,15 @@ class Agents:
         self._work.close()
 
     def move_to(self, engines: Sequence[Engine]) -> None:
-        """Use these engines from now on, of which some may be new."""
+        """Use these engines from now on; some may be new."""
         self._engines.move_to(engines)
 
     def on_groups(self, results: Sequence[GroupResult]) -> None:
-        """Take the results of an engine's step; those of others are ignored."""
+        """Take the results of an engine's step; ignore results that no agent waits for."""
         self._engines.on_groups(results)
 
     def fail(self, error: BaseException) -> None:
-        """End all sessions, and raise this error in every call that waits."""
+        """End all sessions, and raise ``error`` in every call that waits."""
         for session in self._sessions.values():
             session.is_open = False
         self._sessions.clear()
@@ -124,8 +126,8 @@ class Agents:
         sampling: SamplingSettings,
         policy_version: int,
     ) -> AgentSession:
-        """Open a session for a conversation. All its calls go to one engine, which has the earlier ones in
-        its cache; those of the other samples of its prompt go there too."""
+        """Open a session for a conversation. All samples of a prompt share one engine, so that its cache
+        holds their earlier calls."""
         key = f"sk-{secrets.token_hex(16)}"
         session = self._sessions[key] = AgentSession(
             key=key,
@@ -141,20 +143,21 @@ class Agents:
         return session
 
     def access(self, session: AgentSession) -> AgentAccess:
-        """Return how the agent of a session reaches it."""
+        """Return the URL and the keys with which an agent reaches its session."""
         return AgentAccess(self._base_url, session.key, session.restart_key)
 
     def close_session(self, session: AgentSession) -> None:
-        """Refuse all calls of a session from now on."""
+        """Refuse all further calls of a session."""
         session.is_open = False
         self._endpoint.forget(session)
 
     async def drop_calls(self, session: AgentSession) -> None:
-        """Have the engine let go of what it still samples for a session that has ended."""
+        """Abort the requests that the engine still samples for a session that has ended."""
         await self._engines.drop(session.engine, session.request_ids)
 
     def forget(self, conversations: Sequence[Conversation]) -> None:
-        """Forget the sessions of conversations that have ended; calls to them are as with a wrong key."""
+        """Forget the sessions of conversations that have ended; later calls with their keys are refused as
+        unknown."""
         ended = {id(one) for one in conversations}
         gone = [key for key, session in self._sessions.items() if id(session.conversation) in ended]
         for key in gone:
@@ -162,7 +165,7 @@ class Agents:
 
 
 def _end(session: AgentSession, feedback: Feedback, credit: Credit, max_tokens: int) -> None:
-    """End a session's conversation: with the tokens of its branches, and with the reward or the failure."""
+    """End a session's conversation: give it the tokens of its branches, and the reward or the failure."""
     conversation = session.conversation
     branches = session.calls.branches()
     if branches:
@@ -193,7 +196,7 @@ def _end(session: AgentSession, feedback: Feedback, credit: Credit, max_tokens: 
 
 
 def _keep_one_branch(conversation: Conversation) -> None:
-    """Drop all but the first branch of a sample that does not train."""
+    """Drop all branches but the first from a sample that will not train."""
     is_start = [BRANCH_STARTS.name in passage.columns for passage in conversation.passages]
     if any(is_start):
         conversation.passages = conversation.passages[: is_start.index(True)]
@@ -202,9 +205,10 @@ def _keep_one_branch(conversation: Conversation) -> None:
 def _failure(
     session: AgentSession, failed: Failure | None, rewards: Mapping[str, float | None]
 ) -> Failure | None:
-    """Return why a session has no reward; ``failed`` is how its agent failed, None where it came to its end.
+    """Return why a session has no reward, or None when it has one. ``failed`` is the agent's own failure, or
+    None.
 
-    What the endpoint refused it comes first: most agents raise at that.
+    A refusal by the endpoint comes first, since most agents raise an error when they are refused.
     """
     then = "" if failed is None else f"; then: {failed.reason}"
     if session.flood is not None:
@@ -229,12 +233,12 @@ def _failure(
 
 
 def _last(branches: Sequence[Sequence[Step]]) -> Sequence[Step]:
-    """Return the branch with the session's last call."""
+    """Return the branch that contains the session's last call."""
     return max(branches, key=lambda branch: max(step.call.number for step in branch))
 
 
 def _take_branches(session: AgentSession, branches: Sequence[Sequence[Step]]) -> None:
-    """Give the conversation the tokens of its branches, one after the other."""
+    """Set the conversation's tokens to those of the branches, one after the other."""
     conversation, calls = session.conversation, session.calls.calls
     conversation.prompt_ids = branches[0][0].call.new_ids
     conversation.passages = []
@@ -256,7 +260,8 @@ def _take_branches(session: AgentSession, branches: Sequence[Sequence[Step]]) ->
 
 
 def _start_of(branch: Sequence[Step]) -> Passage:
-    """Return the prompt of a further branch, whose first token is marked."""
+    """Return the prompt of a second or later branch, with its first token marked in the column of branch
+    starts."""
     ids = np.asarray(branch[0].call.new_ids, np.int32)
     starts = np.zeros(len(ids), np.uint8)
     starts[0] = 1
@@ -264,8 +269,8 @@ def _start_of(branch: Sequence[Step]) -> Passage:
 
 
 def _passages(step: Step) -> Iterator[Passage]:
-    """Yield the tokens of a response: those that the policy chose, apart from those that a mask forced, which
-    are context as the prompt is."""
+    """Yield the tokens of a response as passages. Tokens that a mask forced are passages of their own without
+    log-probs, so they are context, not trained."""
     response = step.call.response
     forced = response.columns.get(FORCED, np.zeros(len(response.token_ids), np.uint8))
     columns = {name: values for name, values in response.columns.items() if name not in _OF_CALLS}
