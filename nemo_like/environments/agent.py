@@ -1,8 +1,8 @@
-"""Runs agents: functions, classes with tools, and commands that call the policy at an endpoint.
+"""Runs agents: functions, classes with tools, and commands, which call the policy at an endpoint.
 
-    task, base URL, key ──▶ agent ──▶ a reward, or None where it reported one to the endpoint
+    task, base URL, key ──▶ agent ──▶ a reward, or None if it reported one to the endpoint
 
-Each agent has ``timeout_s``. One that raises, hangs or is malformed costs its own sample.
+Each agent has ``timeout_s``. An agent that raises, hangs or answers badly costs only its own sample.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ from nemo_like.environments.shared_options import AgentOptions
 from nemo_like.environments.tool_loop import play_with_tools
 from nemo_like.environments.user_code import feedback_of
 
-# ``agent(task, base_url, api_key)``: what it returns, or awaits, is its reward.
+# ``agent(task, base_url, api_key)`` returns its reward, directly or as an awaitable.
 Agent = Callable[[Mapping[str, Any], str, str], Any]
 
 _RESTART_TIMEOUT_S = 30.0
 _MAX_SHOWN_CHARACTERS = 2000
 _MAX_IDLE_CONNECTIONS = 16
-_MAX_THREADS = 4096  # those of sessions under way, and those that hang
+_MAX_THREADS = 4096  # for sessions under way and for sessions that hang
 
 
 def agent(options: AgentOptions) -> AgentEnvironment:
-    """Make the environment; configs/env/agent.yaml explains its options. Raises ValueError when there is no
-    such function, class or sandbox."""
+    """Make the environment; configs/env/agent.yaml explains its options. Raises ValueError when the function,
+    class or sandbox does not exist."""
     return AgentEnvironment(options)
 
 
 class AgentEnvironment:
-    """Runs an agent for each turn, which comes before there is any response."""
+    """Runs one agent for each turn. Such a turn has no response yet: the agent asks the policy for all of
+    them."""
 
     def __init__(self, options: AgentOptions) -> None:
         """Load the agent. Raises ValueError when it cannot be loaded, RuntimeError when a command cannot be
@@ -61,9 +62,10 @@ class AgentEnvironment:
             self._run = partial(self._with_tools if inspect.isclass(loaded) else self._called, loaded)
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
-        """Return one feedback per turn, in order; a failed one where the agent fails."""
+        """Run the agents of the turns side by side and return one feedback per turn, in order; a failed one
+        when the agent fails."""
         self._num_playing += len(turns)
-        # The agents of this process call the endpoint by clients that nobody here has made.
+        # The agents of this process call the endpoint by clients of their own, which would use a proxy.
         bypass_proxies({urlsplit(turn.agent.base_url).hostname or "" for turn in turns if turn.agent})
         try:
             return list(await asyncio.gather(*(self._played(turn) for turn in turns)))
@@ -92,7 +94,7 @@ class AgentEnvironment:
 
     @property
     def _run_name(self) -> Callable[..., Any]:
-        """What messages about a wrong reward call the agent."""
+        """A function whose name is the agent's, for messages about a wrong reward."""
 
         def agent() -> None: ...
 
@@ -100,7 +102,7 @@ class AgentEnvironment:
         return agent
 
     async def _called(self, function: Agent, turn: Turn, access: AgentAccess) -> Any:
-        """Call a function; one that is not async runs in a thread of its own."""
+        """Call the user's function; a function that is not async runs in a thread of its own."""
         arguments = (task_of(turn), access.base_url, access.api_key)
         call = partial(function, *arguments, **self._options.arguments)
         if inspect.iscoroutinefunction(function):
@@ -116,7 +118,7 @@ class AgentEnvironment:
         return await answer if inspect.isawaitable(answer) else answer
 
     async def _with_tools(self, kind: Callable[..., Any], turn: Turn, access: AgentAccess) -> Any:
-        """Have a class's methods called as tools."""
+        """Make the user's class and let the policy call its methods as tools."""
         return await play_with_tools(
             partial(kind, **self._options.arguments),
             task_of(turn),
@@ -126,8 +128,8 @@ class AgentEnvironment:
         )
 
     def _end_if_clogged(self) -> None:
-        """End the process, which its server then replaces, once nobody plays and threads hang that were given
-        up: nothing else ends a thread."""
+        """End this process when no agent runs but abandoned threads still hang, since nothing else ends a
+        thread. The environment's server then starts a new process."""
         self._abandoned = {one for one in self._abandoned if not one.is_set()}
         if self._abandoned and not self._num_playing:
             asyncio.get_running_loop().call_later(1.0, self._exit_if_idle)
@@ -145,7 +147,7 @@ def _in_thread(call: Callable[[], Any], is_done: threading.Event) -> Any:
 
 
 async def _begin_again(access: AgentAccess) -> None:
-    """Have the endpoint forget what an earlier process called for this session."""
+    """Have the endpoint forget the calls that an earlier process made in this session."""
     headers = {"Authorization": f"Bearer {access.api_key}"}
     proof = {"restart_key": access.restart_key}
     answer = await _client().post(f"{access.base_url}/session/restart", headers=headers, json=proof)
@@ -154,7 +156,7 @@ async def _begin_again(access: AgentAccess) -> None:
 
 @cache
 def _client() -> httpx.AsyncClient:
-    """Return the process's client of the endpoint, which has no certificate to verify: making another client
-    for each session would take longer than many sessions do."""
+    """Return the process's one client of the endpoint: making a client for each session would take longer
+    than many sessions. The endpoint is plain HTTP, so no certificate is loaded."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_IDLE_CONNECTIONS)
     return httpx.AsyncClient(trust_env=False, verify=False, timeout=_RESTART_TIMEOUT_S, limits=limits)

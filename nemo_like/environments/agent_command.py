@@ -1,9 +1,9 @@
-"""Runs agents that are commands: each in a process of its own, in a sandbox, with a folder of its own.
+"""Runs agents that are commands: each in its own process, in a sandbox, with its own folder.
 
 task as JSON ──▶ stdin │ command │ stdout ──▶ the last line: the reward as JSON, unless it was reported
                          │ OPENAI_BASE_URL
                          ▼
-in a sandbox: 127.0.0.1 there ──▶ Unix socket ──▶ this process ──▶ the endpoint; nothing else is reached
+in a sandbox: 127.0.0.1 there ──▶ Unix socket ──▶ this process ──▶ the endpoint; no other network
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class CommandFailed(Exception):
 
 
 def task_of(turn: Turn) -> dict[str, Any]:
-    """Return what an agent gets of a problem: its prompt, as text or as messages with all of their fields,
-    the reference answer, and the record's other fields."""
+    """Return the task that an agent gets: the prompt, as text or as messages with all of their fields, the
+    reference answer, and the record's other fields."""
     return {"prompt": as_record(turn.prompt), "answer": turn.answer, "data": dict(turn.data)}
 
 
@@ -59,7 +59,8 @@ class CommandRunner:
     """Runs one command for each session."""
 
     def __init__(self, options: AgentOptions) -> None:
-        """Check that commands can be started so. Raises RuntimeError, with the remedy, where they cannot."""
+        """Check that commands can be started with these options. Raises RuntimeError, with the remedy, when
+        they cannot."""
         limits = ProgramLimits(options.timeout_s, options.memory_mib, options.max_processes)
         is_real = options.sandbox is SandboxMode.required
         self._sandbox = Sandbox(limits, tuple(options.readable_paths), is_real)
@@ -67,9 +68,9 @@ class CommandRunner:
         check_sandbox(self._sandbox)
 
     async def run(self, turn: Turn, access: AgentAccess) -> Any:
-        """Run the command to its end and return its reward, None where it printed none.
+        """Run the command to its end and return the reward that it printed, or None when it printed nothing.
 
-        Raises Flooded, CommandFailed, and TimeoutError of who waits for it.
+        Raises Flooded, CommandFailed, and the TimeoutError of a caller's deadline.
         """
         task = json.dumps(task_of(turn), default=str).encode()
         async with AsyncExitStack() as opened:
@@ -93,14 +94,14 @@ class CommandRunner:
                 code = await process.wait()
             finally:
                 ending.cancel()
-                # Also when it has ended by itself: what it started is in its process group.
+                # Also when it has ended by itself: processes that it started are in its process group.
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 # A process counts as ended once its pipes are read to their ends, by one reader each.
                 for read in reads:
                     read.cancel()
                 await asyncio.gather(*reads, return_exceptions=True)
-                # Without a sandbox, what left the process group lives on, and may hold the pipes open.
+                # Without a sandbox, a process that left the group lives on, and may hold the pipes open.
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_END_TIMEOUT_S):
                         await asyncio.gather(_drain(process.stdout), _drain(process.stderr))
@@ -109,7 +110,7 @@ class CommandRunner:
             sys.stderr.write(complained[-_SHOWN_CHARACTERS:])
             sys.stderr.flush()
         if ending.done() and not ending.cancelled():
-            ending.result()  # raises what kept the time from being watched
+            ending.result()  # raises the error that ended the watch
             limit = f"options.timeout_s={self._options.timeout_s:g} s"
             reason = f"the processes of the agent's command used {limit} of CPU time together"
             raise CommandFailed(reason, FailureKind.timed_out)
@@ -121,14 +122,15 @@ class CommandRunner:
         return _reward(said)
 
     async def _end_when_used_up(self, process: int, group: ControlGroup | None) -> None:
-        """Kill the command once its processes have used the time of a session as CPU time."""
+        """Kill the command once its processes have used ``timeout_s`` of CPU time together."""
         await until_cpu_is_used_up(process, group, self._options.timeout_s)
         with suppress(ProcessLookupError):
             os.killpg(process, signal.SIGKILL)
 
     @asynccontextmanager
     async def _place(self, access: AgentAccess) -> AsyncIterator[CommandPlace | None]:
-        """Let a command in a sandbox reach the endpoint, by a Unix socket that leads there."""
+        """Yield the socket and port by which a command in a sandbox reaches the endpoint; None without a
+        sandbox."""
         if not self._sandbox.is_real:
             yield None
             return
@@ -153,7 +155,8 @@ class CommandRunner:
                 server.close()
 
     def _environment(self, own: Mapping[str, str], access: AgentAccess) -> dict[str, str]:
-        """Return a command's variables: those of its place, the endpoint's, and those of the options."""
+        """Return a command's environment variables: the sandbox's, the endpoint's, and the configured
+        ones."""
         url = access.base_url
         if self._sandbox.is_real:
             url = f"http://127.0.0.1:{_INNER_PORT}/v1"
@@ -169,7 +172,7 @@ class CommandRunner:
         return {**variables, **no_proxy(variables, [urlsplit(url).hostname or ""])}
 
     async def _read(self, stream: asyncio.StreamReader | None) -> str:
-        """Read a stream to its end. Raises Flooded when it is longer than it may be."""
+        """Read a stream to its end. Raises Flooded when it is longer than ``max_output_kib``."""
         assert stream is not None
         content, limit = bytearray(), self._options.max_output_kib * 1024
         while chunk := await stream.read(_CHUNK_BYTES):
@@ -180,7 +183,8 @@ class CommandRunner:
 
 
 def _reward(said: str) -> Any:
-    """Return the reward in the last line that was printed; None where nothing was."""
+    """Return the reward in the last printed line, or None when nothing was printed. Raises CommandFailed for
+    a line that is no JSON."""
     last = said.strip().rpartition("\n")[2].strip()
     if not last:
         return None
@@ -195,14 +199,14 @@ def _reward(said: str) -> Any:
 
 
 async def _drain(stream: asyncio.StreamReader | None) -> None:
-    """Read a stream to its end and drop what it has."""
+    """Read a stream to its end and drop its content."""
     assert stream is not None
     while await stream.read(_CHUNK_BYTES):
         pass
 
 
 async def _give(process: asyncio.subprocess.Process, content: bytes) -> None:
-    """Write the task; a command need not read it."""
+    """Write the task to the command's input; the command need not read it."""
     assert process.stdin is not None
     with suppress(ConnectionError):
         process.stdin.write(content)
@@ -218,7 +222,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def _first_end(*works: Any) -> None:
-    """Wait until one of these has ended, then end the others."""
+    """Wait until one of ``works`` has ended, then cancel the rest."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Whether this machine can make sandboxes."""
+"""Finds out whether this machine can make sandboxes with bubblewrap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TRIAL_TIMEOUT_S = 30.0
 
 @cache
 def bubblewrap_failure() -> str:
-    """Return why bubblewrap cannot make a sandbox here, and what to do; empty when it can."""
+    """Return why bubblewrap cannot make a sandbox here, and the remedy; empty when it can."""
     if shutil.which("bwrap") is None:
         return (
             "needs the program bwrap, which is not installed; on Debian, Ubuntu and Fedora it is the package "

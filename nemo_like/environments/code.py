@@ -25,14 +25,14 @@ _BLANKS = " \t"
 class CodeEnvironment:
     """Rewards a response with the share of tests that its program passes, as the component ``passed``.
 
-    Tests are either a program that calls the response's functions, which counts as one test and must reach
-    its end, or a list of ``{"input": ..., "output": ...}``: each is a run whose output must be the same but
-    for spaces at the ends of lines and empty lines at the end. Metrics: ``is_sandboxed``, and
-    ``returned_object``, 1 where a function returned something else than plain data.
+    Tests are either one test program that calls the response's functions and must reach its end, which counts
+    as one test, or a list of ``{"input": ..., "output": ...}``. Each entry of a list is a run, whose output
+    must be the same but for spaces at the ends of lines and empty lines at the end. Metrics:
+    ``is_sandboxed``, and ``returned_object``, 1 when a function returned something else than plain data.
     """
 
     def __init__(self, options: CodeOptions) -> None:
-        """Check the sandbox. Raises RuntimeError when the one that the options require cannot be had."""
+        """Check the sandbox. Raises RuntimeError when the options require a sandbox that cannot be made."""
         limits = ProgramLimits(options.timeout_s, options.memory_mib, options.max_processes)
         is_real = options.sandbox is SandboxMode.required
         self._sandbox = Sandbox(limits, tuple(options.readable_paths), is_real)
@@ -94,8 +94,8 @@ class CodeEnvironment:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of what was printed. A form feed, and what else ``str.splitlines`` takes for an end of
-    a line, is a part of its line."""
+    """Return the lines of an output. Only line feeds end a line; form feeds and other breaks of
+    ``str.splitlines`` are part of it."""
     lines = [line.rstrip(_BLANKS) for line in text.replace("\r\n", "\n").split("\n")]
     while lines and not lines[-1]:
         lines.pop()

@@ -1,4 +1,4 @@
-"""Converts what a record or an environment gives as a column's value into what the data plane takes."""
+"""Converts a column's value, from a record or an environment, into the form that the data plane stores."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def column_value(column: Column, value: Any, num_tokens: int) -> Any:
     [*inner_shape] otherwise. A ragged value becomes a list of arrays or torch tensors in their own dtypes; an
     object stays as it is. Floats are rounded to the dtype.
 
-    Raises ColumnMismatch for a value of another shape, or that the dtype cannot hold, as integers cannot hold
-    a fraction; NotFinite for one that is not finite, or too large for the dtype.
+    Raises ColumnMismatch for a value of another shape, or a value that the dtype cannot hold, as integers
+    cannot hold a fraction; NotFinite for a value that is not finite, or too large for the dtype.
     """
     if column.layout is Layout.objects:
         return value
@@ -43,7 +43,8 @@ def column_value(column: Column, value: Any, num_tokens: int) -> Any:
 
 
 def nothing(column: Column, num_tokens: int) -> Any:
-    """Return what stands where nobody gave a value: zeros; no arrays if ragged; None for an object."""
+    """Return the value of a column that was not given one: zeros; an empty list if ragged; None for an
+    object."""
     if column.layout is Layout.objects:
         return None
     if column.layout is Layout.ragged:
@@ -53,7 +54,8 @@ def nothing(column: Column, num_tokens: int) -> Any:
 
 
 def _ragged(column: Column, value: Any) -> Any:
-    """Convert a value to an array, or keep a torch tensor; raise ColumnMismatch for a dtype of no column."""
+    """Convert a value to an array, or keep a torch tensor; raise ColumnMismatch for a dtype that columns do
+    not have."""
     tensor = value if type(value).__module__.startswith("torch") else _array(column, value)
     dtype = str(tensor.dtype).removeprefix("torch.")
     if isinstance(tensor, np.ndarray) and not tensor.dtype.isnative:

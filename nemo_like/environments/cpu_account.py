@@ -1,9 +1,9 @@
-"""What the processes of a program have of the CPUs: how much they used, and whether they wait for more.
+"""Measures how much CPU time a program's processes have used, and whether they wait for a CPU.
 
-A program's processes are all those below the one that was started. Where a control group is delegated to
-this process (cgroup v2, https://docs.kernel.org/admin-guide/cgroup-v2.html), the program gets one of its own,
-which counts the CPU time of every process that was ever in it. Elsewhere the processes are looked at again
-and again in /proc; what lived and ended between two looks, without anybody waiting for it, is missed.
+A program's processes are the one that was started and all below it. When a control group is delegated to this
+process (cgroup v2, https://docs.kernel.org/admin-guide/cgroup-v2.html), the program gets a group of its own,
+which counts the CPU time of every process that was ever in it. Otherwise the processes are read from /proc at
+intervals; a process that lives and ends between two reads, without a parent waiting for it, is missed.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _unremoved: set[Path] = set()
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What processes have of the CPUs at one time."""
+    """The CPU use of some processes at one time."""
 
-    cpu_s: float  # that they used so far, together
-    is_waiting: bool  # one of their threads runs, or would if it had a CPU
+    cpu_s: float  # used so far, by all processes together
+    is_waiting: bool  # whether a thread runs, or waits for nothing but a CPU
 
 
 @dataclass(slots=True)
 class ProcessTrees:
-    """The processes ``roots`` and all below them, as /proc shows them."""
+    """The processes ``roots`` and all processes below them, as /proc shows them."""
 
     roots: Sequence[int]
-    _own_s: dict[int, float] = field(default_factory=dict)  # by process, what it had used when last seen
+    _own_s: dict[int, float] = field(default_factory=dict)  # by process: its CPU time when last seen
 
     def look(self) -> Look:
         alive_s, is_waiting = 0.0, False
@@ -58,18 +58,18 @@ class ProcessTrees:
                     folder = f"/proc/{process}/task/{thread}"
                     is_waiting = is_waiting or _stat(f"{folder}/stat")[_STATE] == _RUNNABLE
                     found += map(int, _read(f"{folder}/children").split())
-        # Children that ended count as times of who waited for them, or as they were when last seen.
+        # A child that ended counts in the process that waited for it, or else as it was when last seen.
         return Look(max(alive_s, sum(self._own_s.values())), is_waiting)
 
 
 class ControlGroup:
-    """A control group of its own for one program."""
+    """The control group of one program."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def entered(self, command: Sequence[str]) -> list[str]:
-        """Return a command that enters the group and then is ``command``."""
+        """Return a command that enters the group and then becomes ``command``."""
         return [*_ENTER, str(self._path / "cgroup.procs"), *command]
 
     def cpu_s(self) -> float:
@@ -80,9 +80,9 @@ class ControlGroup:
 
 @contextmanager
 def control_group() -> Iterator[ControlGroup | None]:
-    """Make a control group for the block; None where this process may make none.
+    """Make a control group for the block; yield None when this process may not make one.
 
-    What is in it at the end of the block is killed.
+    Processes that are still in the group at the end of the block are killed.
     """
     parent = _delegated()
     if parent is None:
@@ -93,7 +93,7 @@ def control_group() -> Iterator[ControlGroup | None]:
     path = _new_path(parent)
     try:
         path.mkdir()
-    except OSError:  # there may be no more of them than the machine's owner allows
+    except OSError:  # the machine's owner may limit their number
         yield None
         return
     try:
@@ -106,7 +106,8 @@ def control_group() -> Iterator[ControlGroup | None]:
 
 @cache
 def _delegated() -> Path | None:
-    """Return this process's own control group where it may make others below it, and move processes there."""
+    """Return this process's own control group if it may make groups below it and move processes into them,
+    else None."""
     mounts = [line.split() for line in _read("/proc/self/mountinfo").splitlines()]
     mounted = [mount[4] for mount in mounts if "cgroup2" in mount[mount.index("-") :]]
     own = [line[3:] for line in _read("/proc/self/cgroup").splitlines() if line.startswith("0::")]
@@ -121,7 +122,7 @@ def _delegated() -> Path | None:
     try:
         group = ControlGroup(trial)
         group.cpu_s()
-        # Rights do not say all: a group may be one that takes no processes.
+        # Rights alone do not suffice: a group may take no processes.
         command = group.entered(["true"])
         subprocess.run(command, check=True, stderr=subprocess.DEVNULL, timeout=_TRIAL_TIMEOUT_S)
         return path
@@ -137,14 +138,14 @@ def _new_path(parent: Path) -> Path:
 
 
 def _remove_left_behind(parent: Path) -> None:
-    """Remove the groups of processes that were killed before they could."""
+    """Remove the groups that killed processes left behind."""
     for path in parent.glob("program-*-*"):
         if not os.path.exists(f"/proc/{path.name.split('-')[1]}"):
             _remove(path)
 
 
 def _remove(path: Path) -> None:
-    """Remove a group, or leave that to who makes the next one: a process in it may not have ended yet."""
+    """Remove a group. If a process in it has not ended yet, the next ``control_group`` tries again."""
     try:
         path.rmdir()
         _unremoved.discard(path)

@@ -44,7 +44,7 @@ def endpoint_problems(name: str, envs: Mapping[str, EnvConfig]) -> Iterator[Prob
 
 
 def api_key_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
-    """Yield a problem where the environment variables of this machine lack the API key of a judge."""
+    """Yield a problem when this machine's environment variables lack the API key of a judge."""
     variable = env.options.get("api_key_variable")
     if variable is not None and not os.environ.get(str(variable)):
         yield Problem(

@@ -1,4 +1,4 @@
-"""What environments bring to the problems of a source: the problems themselves, and tools of responses."""
+"""Prompts that environments make for a data source, and the tools that their responses may call."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from nemo_like.environments.options import ENVIRONMENT_KINDS, EnvConfig
 from nemo_like.environments.registry import kind_of, options_of
 from nemo_like.environments.shared_options import EPISODE_KEY, HubOptions
 
-# Seeds so far apart that training and validation share no problem. Tasks of a taskset are counted instead.
+# Seeds so far apart that training and validation share no prompt. Tasks of a taskset are counted instead.
 _DEFAULT_SEEDS: dict[Split, int] = {"train": 0, "validation": 1_000_000_000}
 
 
 class EnvironmentProblems:
-    """The ``EnvironmentData`` of a configuration's environments. What is asked of packages is kept."""
+    """The ``EnvironmentData`` of a configuration's environments. It lists the tools of an environment only
+    once."""
 
     def __init__(self, env: Mapping[str, EnvConfig]) -> None:
         self._env = env
         self._tools: dict[str, tuple[Mapping[str, Any], ...]] = {}
 
     def problems(self, cfg: DatasetConfig, split: Split) -> HubProblems:
-        """Return the problems that the package of the source's environment makes.
+        """Return the prompts that the package of the source's environment makes.
 
         Raises ValueError when its kind makes none, or the package cannot make them.
         """
@@ -50,13 +51,13 @@ class EnvironmentProblems:
         return HubProblems(made, f"env.{cfg.env} (kind={env.kind})")
 
     def settings(self, cfg: DatasetConfig) -> Mapping[str, Any]:
-        """Return the kind of the source's environment, and those of its options that choose its problems."""
+        """Return the kind of the source's environment, and the options that decide which prompts it makes."""
         env = self._env[cfg.env]
         options: HubOptions = options_of(env)
         return {"kind": env.kind} | {name: getattr(options, name) for name in options.of_problems}
 
     def tools(self, env: str) -> tuple[Mapping[str, Any], ...]:
-        """Return the tools that the options of an environment bring; none for kinds without tools.
+        """Return the tools of an environment; empty for kinds without tools.
 
         Raises ValueError when a server does not list them.
         """
@@ -73,18 +74,18 @@ class EnvironmentProblems:
 
 
 class HubProblems:
-    """Problems that a package made."""
+    """Prompts that a hub's package made."""
 
     def __init__(self, made: Sequence[Mapping[str, Any]], origin: str) -> None:
-        """Keep the problems; ``origin`` says for errors what made them."""
+        """Keep the prompts; ``origin`` names their maker in errors."""
         self._made, self._origin = made, origin
 
     def __len__(self) -> int:
         return len(self._made)
 
     def __getitem__(self, index: int) -> PromptExample:
-        """Return problem ``index``. Raises IndexError outside 0 .. len - 1, and ValueError for messages of
-        another form."""
+        """Return prompt ``index``. Raises IndexError outside 0 .. len - 1, and ValueError for malformed
+        messages."""
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} among {len(self)}")
         problem, where = self._made[index], f"{self._origin}, problem {index}"

@@ -1,8 +1,8 @@
 """The main function of the child process that runs an environment; its calls interleave on one event loop.
 
 The first call brings the EnvConfig and is answered with the columns of feedback; each later call brings turns
-and is answered with feedback. The process ends when its parent does, and with it everything that the
-environment started. What a conversation keeps between turns (``state``) leaves the process as a pickle and
+and is answered with feedback. The process ends when its parent does, and ends all processes that the
+environment started. The ``state`` that a conversation keeps between turns leaves the process as a pickle and
 comes back as one, so that other processes need not be able to load it.
 """
 
@@ -36,7 +36,7 @@ class _Host:
         return self._columns
 
     async def step(self, turns: Sequence[Turn]) -> list[Feedback]:
-        """Return one feedback per turn, checked and fit to be sent."""
+        """Return one feedback per turn, checked and ready to be sent."""
         given = list(await self._environment.step([_with_state(turn) for turn in turns]))
         if len(given) != len(turns):
             raise ValueError(f"the environment gave {len(given)} answers to {len(turns)} turns")

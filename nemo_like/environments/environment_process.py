@@ -1,9 +1,8 @@
 """Runs an environment's code: in a child process that can be replaced, or, if harmless, in this process.
 
-The child process is our own. pebble's ``ProcessPool`` keeps deadlines too, but gives a process one call at a
-time: 16 calls that wait for 0.2 s take 3.4 s instead of 0.3. And with pebble, a process that a reward started
-in a session of its own outlives the deadline and the pool, and a busy process outlives a server that is
-killed.
+We do not use pebble's ``ProcessPool``. It keeps deadlines too, but gives a process one call at a time: 16
+calls that wait for 0.2 s take 3.4 s instead of 0.3. And with pebble, a process that a reward started in its
+own session outlives the deadline and the pool, and a busy process outlives a killed server.
 """
 
 from __future__ import annotations
@@ -23,7 +22,8 @@ from nemo_like.environments.registry import build_environment, kind_of, written_
 class Worker(Protocol):
     """Runs one environment; calls may interleave.
 
-    ``columns`` are those that its feedback may bring; the caller checks that the feedback's values fit them.
+    ``columns`` are the columns that its feedback may bring; the caller checks that the feedback's values fit
+    them.
     """
 
     columns: tuple[Column, ...]
@@ -35,14 +35,15 @@ class Worker(Protocol):
         """Return one feedback per turn. Raises TimeoutError, CallRaised or ChildDied."""
 
     async def close(self) -> None:
-        """End the worker with everything that it started, and return once it is gone.
+        """End the worker with all processes that it started, and return once they are gone.
 
-        Calls under way and later ones raise ChildDied.
+        Calls under way and later calls raise ChildDied.
         """
 
 
 async def start_worker(cfg: EnvConfig) -> Worker:
-    """Start a worker and return it once it is ready. Raises RuntimeError when it cannot be built."""
+    """Start a worker and return it once it is ready. Raises RuntimeError when the environment cannot be
+    built."""
     if kind_of(cfg).is_harmless:
         return _SameProcessWorker(cfg)
     worker = ProcessWorker()
@@ -75,7 +76,8 @@ class _SameProcessWorker:
 
 
 class ProcessWorker:
-    """The parent's side of ``environment_main``, whose ``guardian`` ends all that the environment started."""
+    """The parent's side of ``environment_main``, whose ``guardian`` ends all processes that the environment
+    started."""
 
     def __init__(self) -> None:
         self._child: Child
@@ -106,5 +108,5 @@ class ProcessWorker:
         return await self._child.call(turns, timeout_s=timeout_s).returned()
 
     async def close(self) -> None:
-        # The guardian ends everything that the environment started, or does not: where it was stopped itself.
+        # The guardian ends all processes that the environment started, unless it was stopped itself.
         await asyncio.to_thread(self._child.close)

@@ -1,4 +1,4 @@
-"""Checks what an environment's code answered, so that a malformed answer costs its sample and no other."""
+"""Checks the answers of an environment's code, so that a malformed answer costs only its own sample."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.column_values import NotFinite, column_value
 from nemo_like.environments.interface import ABSTAINED_SHARE, UNNUMBERED, Failure, FailureKind, Feedback
 
-# The largest float32: advantages of a training batch are float32, and squares of such fit into float64.
+# The largest float32: advantages of a training batch are float32, whose squares fit into float64.
 _LARGEST = 3.4028234663852886e38
 _MAX_SHOWN_CHARACTERS = 80
-# Names that the rollout's own metrics of every environment have, under env/<name>/.
+# Names of the rollout's own metrics for every environment, under env/<name>/.
 _TAKEN_METRICS = (
     *("reward", "reward_std", "baseline_reward"),
     *("num_samples", "num_failed_rewards", "failed_reward_share", ABSTAINED_SHARE),
@@ -36,13 +36,13 @@ class Malformed(Exception):
 def checked(
     answer: object, columns: Sequence[Column] = (), num_tokens: int = 0, turn_number: int = UNNUMBERED
 ) -> Feedback:
-    """Return the answer as plain ``Feedback`` of Python's own numbers; a failed one for a malformed answer.
+    """Return the answer as plain ``Feedback`` with Python's own numbers; a failed one for a malformed answer.
 
     Numbers may be Python's, numpy's, or anything without dimensions that has ``item``; they must be finite
     and fit into float32. Feedback with ``is_done=False`` needs an observation, which comes back as text with
     ``<image>`` for each of its images; files of images are read. Values of columns must fit ``columns``,
-    which the environment declares, and a response of ``num_tokens``. ``turn_number`` is that of the turn,
-    which the feedback gets.
+    which the environment declares, and a response of ``num_tokens``. The feedback gets ``turn_number``, the
+    number of the turn.
     """
     try:
         return _plain(answer, columns, num_tokens, turn_number)
@@ -51,8 +51,8 @@ def checked(
 
 
 def as_number(value: Any) -> float | None:
-    """Return any real number, numpy's scalars and arrays without dimensions included, as a float; None for
-    everything else."""
+    """Return any real number as a float, including numpy's scalars and arrays without dimensions; None for
+    any other value."""
     if getattr(value, "ndim", None) == 0 and callable(getattr(value, "item", None)):
         value = value.item()
     if not isinstance(value, numbers.Real):
@@ -88,7 +88,7 @@ def _plain(answer: object, columns: Sequence[Column], num_tokens: int, turn_numb
 
 
 def _observation(answer: Feedback) -> tuple[str | None, tuple[Picture, ...]]:
-    """Return the observation's text, or None, and its images, whose files are read here, where the
+    """Return the observation's text, or None, and its images. Image files are read here, where the
     environment runs: the rollout may be on another machine."""
     where, given = "the observation", answer.observation
     try:
@@ -114,9 +114,10 @@ def _failure(failure: object) -> Failure:
 
 
 def _rewards(values: object, *, is_done: bool) -> dict[str, float | None]:
-    """Return the components of a reward, None for one that abstains.
+    """Return the components of a reward, None for a component that abstains.
 
-    Where all abstain, a turn that ends the conversation raises Malformed; another leaves it to later ones.
+    When all abstain, a turn that ends the conversation raises Malformed; an earlier turn does not, since
+    later turns may judge.
     """
     mapping = values if isinstance(values, Mapping) else {}
     silent: dict[str, float | None] = {name: None for name, value in mapping.items() if value is None}

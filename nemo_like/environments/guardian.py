@@ -1,12 +1,13 @@
-"""Ends everything that an environment's process started, once that process or the run is gone.
+"""Ends all processes that an environment's process started, once that process or the run is gone.
 
-    server ── stdin ──▶ relay ──▶ guardian ──▶ worker ──▶ whatever rewards start
+    server ── stdin ──▶ relay ──▶ guardian ──▶ worker ──▶ processes that rewards start
                         ◀── how the worker ended
 
-The guardian adopts the processes that the worker's processes leave behind, also those that began a session of
-their own. It kills everything below it when the worker ends, or when the server's end of stdin is closed, as
-that of a killed server is. The relay stands between server and guardian because Ray, when it ends an actor,
-kills the actor's children by a signal that nothing survives; the guardian is not one of them. Linux only.
+The guardian adopts the processes that the worker's processes leave behind, also processes that began their
+own session. It kills everything below it when the worker ends, or when the server's end of stdin is closed,
+which also happens when the server is killed. The relay stands between server and guardian because Ray, when
+it ends an actor, kills the actor's children by a signal that cannot be caught; the guardian is not a child of
+the actor. Linux only.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _STDIN, _STDERR = 0, 2
 def run_guarded() -> None:
     """Become the relay, and fork the guardian, which forks the worker; return in the worker alone.
 
-    The worker leads a session of its own. To be called before any thread is started.
+    The worker leads its own session. Call this before any thread is started.
     """
     guardian = os.fork()
     if guardian:
@@ -85,7 +86,7 @@ def _reap(worker: int) -> int | None:
 
 
 def _end_descendants() -> None:
-    """Kill this process's children until there are none; it adopts the children of those that it killed."""
+    """Kill this process's children until there are none; it adopts the children of each killed process."""
     while True:
         for child in psutil.Process().children():
             with suppress(psutil.Error):
@@ -97,7 +98,8 @@ def _end_descendants() -> None:
 
 
 def _end_like(status: int) -> NoReturn:
-    """End this process in the way in which another one ended, whose status ``os.waitpid`` returned."""
+    """End this process with the same exit code or signal as another process, whose status ``os.waitpid``
+    returned."""
     code = os.waitstatus_to_exitcode(status)
     if code >= 0:
         os._exit(code)
@@ -109,7 +111,8 @@ def _end_like(status: int) -> NoReturn:
 
 
 def _leave_log() -> None:
-    """Point standard error to /dev/null: a process that keeps the actor's log there is in its stack dumps."""
+    """Point standard error to /dev/null: a process that keeps the actor's log open there appears in its stack
+    dumps."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
 
 

@@ -1,8 +1,9 @@
-"""Environments of packages that have many: Gymnasium, TextArena, OpenEnv and verifiers.
+"""Environments from packages that offer many: Gymnasium, TextArena, OpenEnv and verifiers.
 
-A package runs in a process of its own, by an interpreter of its own where its requirements do not fit beside
-those of this project (``options.python``). An episode stays in that process between its turns; the state that
-travels with the conversation is its name alone. Where another process is asked, the episode is played again.
+A package runs in its own process, with its own interpreter if its requirements conflict with those of this
+project (``options.python``). An episode stays in that process between its turns; the ``state`` that travels
+with the conversation is only the episode's name. A process that does not have the episode plays it again from
+its history.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from nemo_like.environments.shared_options import EPISODE_KEY, HubOptions
 
 
 class HubEnvironment:
-    """Plays the episodes of one hub, side by side."""
+    """Plays the episodes of one hub side by side."""
 
     def __init__(self, options: HubOptions) -> None:
         """Start the package's process. Raises HubRefused when it cannot be loaded or refuses its options."""
@@ -43,8 +44,8 @@ class HubEnvironment:
         except HubCallFailed as error:
             return Feedback(failure=error.failure)
         except ChildDied:
-            # The environment's server replaces this process too, and asks about each turn alone: so it finds
-            # the one that ended the package.
+            # The environment's server replaces this process too, and asks about each turn alone, and so finds
+            # the turn that ended the package.
             os._exit(1)
         return Feedback(
             outcome["rewards"],

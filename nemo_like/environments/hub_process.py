@@ -17,7 +17,7 @@ from nemo_like.environments.interface import Failure, FailureKind
 from nemo_like.environments.shared_options import HubOptions
 
 _MAIN = Path(__file__).with_name("hubs") / "hub_main.py"
-_TIMEOUT_S = 600.0  # for the start, and for all problems of a source
+_TIMEOUT_S = 600.0  # for the start, and for making all prompts of a source
 
 
 class HubRefused(RuntimeError):
@@ -25,7 +25,7 @@ class HubRefused(RuntimeError):
 
 
 class HubCallFailed(Exception):
-    """A call failed; ``failure`` says how."""
+    """A call failed; ``failure`` says why the sample has no reward."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.reason)
@@ -33,7 +33,8 @@ class HubCallFailed(Exception):
 
 
 def listed_problems(options: HubOptions, size: int, seed: int) -> list[dict[str, Any]]:
-    """Return the problems that a hub makes: prompt, answer and data each; start and end a process for that.
+    """Return the prompts that a hub makes, each with prompt, answer and data; start and end a process for
+    this.
 
     Raises ValueError when the package cannot make them.
     """
@@ -49,7 +50,7 @@ class HubProcess:
     """A hub's process, and the calls that wait for its answers."""
 
     def __init__(self, options: HubOptions, stderr: int | None = None) -> None:
-        """Start the process and wait until the package has taken its options. Raises HubRefused."""
+        """Start the process and wait until the package has accepted its options. Raises HubRefused."""
         command = [sys.executable if options.python is None else options.python, str(_MAIN)]
         own = {name: value for name, value in asdict(options).items() if name != "python"}
         try:
@@ -82,8 +83,8 @@ def _outcome(answer: dict[str, Any]) -> Any:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment variables, with the place of ``child_side`` and the user's own ones for modules,
-    but not those of the packages of this interpreter, which another one must not see."""
+    """Return the environment variables of the hub's process. PYTHONPATH has the folder of ``child_side`` and
+    the user's own folders, but not this interpreter's packages, which another interpreter must not see."""
     own = {sysconfig.get_path(name) for name in ("purelib", "platlib", "stdlib", "platstdlib")}
     places = [path or os.getcwd() for path in sys.path]
     kept = [path for path in places if os.path.isdir(path) and not any(_within(path, one) for one in own)]

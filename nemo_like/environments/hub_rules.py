@@ -1,4 +1,4 @@
-"""Rules on environments of packages that have many (hubs)."""
+"""Rules on environments of hubs: packages that offer many environments."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hub_kind(
     base: Mapping[str, Key],
     problems: Callable[[str, Mapping[str, EnvConfig]], Iterator[Problem]] | None = None,
 ) -> Kind:
-    """Return the description of a hub, with what is alike in all of them."""
+    """Return the description of a hub's kind, with the fields that all hubs share."""
     return Kind(
         about=about,
         reward=reward,
@@ -45,13 +45,13 @@ def hub_kind(
 
 
 def has_interpreter(env: EnvConfig) -> bool:
-    """Return whether the interpreter that has a hub's package is on this machine."""
+    """Return whether the interpreter with a hub's package is on this machine."""
     python = env.options.get("python")
     return python is None or shutil.which(str(python)) is not None
 
 
 def package_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
-    """Yield a problem where this machine has no interpreter with the package of a hub."""
+    """Yield a problem when this machine has no interpreter with the hub's package."""
     options: type[HubOptions] = kind_of(env).options
     python, module = env.options.get("python"), options.module
     key = f"env.{name}.options.python={python}"

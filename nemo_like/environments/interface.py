@@ -1,4 +1,4 @@
-"""What an environment is asked, and what it answers."""
+"""The question to an environment, a ``Turn``, and its answer, a ``Feedback``."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Any, Protocol
 
 from nemo_like.data.interface import Observation, Prompt, PromptExample
 
-# The metric of an environment, env/<name>/abstained_share/<component>: in how many samples one abstained.
+# The metric env/<name>/abstained_share/<component>: the share of samples in which the component abstained.
 ABSTAINED_SHARE = "abstained_share"
 # The share of an agent's sessions that begin with a response which the policy never gave in them.
 UNSAID_SHARE = "unsaid_share"
-# The number of a turn that nobody numbered.
+# The number of a turn without a number.
 UNNUMBERED = -1
-_TURN_BITS = 20  # of a turn's number, which count the turns of its conversation
+_TURN_BITS = 20  # the bits of a turn's number that count the turns of its conversation
 
 
 def turn_number(position: int, generation: int, turn: int) -> int:
-    """Return the number of a turn, which no other turn of a rollout has."""
+    """Return the number of a turn, which is unique within a rollout."""
     return (((position << _TURN_BITS) + generation) << _TURN_BITS) + turn
 
 
 def conversation_of(number: int) -> int:
-    """Return what all turns of a conversation have in common, by the number of one."""
+    """Return the number that all turns of a conversation share, from the number of one turn."""
     return number >> _TURN_BITS
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """An earlier turn: what the policy said, and what the environment told it."""
+    """An earlier turn: the policy's response, and the environment's observation."""
 
     response: str
     observation: str
@@ -38,9 +38,9 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class AgentAccess:
-    """How an agent reaches the policy: an endpoint as OpenAI has it, and the key of its session.
+    """How an agent reaches the policy: the URL of an endpoint with OpenAI's API, and the key of its session.
 
-    ``restart_key`` begins the session again; it is for who runs the agent, and not for the agent.
+    ``restart_key`` begins the session again; the environment that runs the agent has it, the agent has not.
     """
 
     base_url: str
@@ -50,27 +50,27 @@ class AgentAccess:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What an environment is asked about: a conversation that has just got a response."""
+    """The question to an environment: a conversation that has just got a response."""
 
     prompt: Prompt
     response: str  # the latest; decoded text without the closing eos; other special tokens stay visible
     answer: str  # the dataset's reference answer
     is_truncated: bool  # the response ran into a token limit, so it has no end
-    data: Mapping[str, Any] = field(default_factory=dict)  # the problem's own, as the dataset gave it
+    data: Mapping[str, Any] = field(default_factory=dict)  # further fields of the record
     history: tuple[Exchange, ...] = ()  # the turns before, oldest first
     is_last: bool = True  # a limit on turns or tokens lets no other turn follow
-    state: Any = None  # of the feedback to the turn before; None in the first turn
+    state: Any = None  # from the feedback to the previous turn; None in the first turn
     # Token ids of the response, with a closing eos, if the environment has a column per token; else empty.
     response_ids: tuple[int, ...] = ()
-    agent: AgentAccess | None = None  # of an agent's environment, which is asked before there is a response
+    agent: AgentAccess | None = None  # for an agent's environment, which is asked before there is a response
     number: int = field(
         default=UNNUMBERED, compare=False
-    )  # no other turn of the rollout has it; the answer names it
+    )  # unique within the rollout; the feedback repeats it
 
 
 def first_question(example: PromptExample, *, max_turns: int, response_ids: tuple[int, ...] = ()) -> Turn:
-    """Return the turn by which an environment is asked before a run whether it can judge: a problem, with its
-    reference answer as the response."""
+    """Return the turn that checks before a run whether an environment can judge: a prompt with its reference
+    answer as the response."""
     return Turn(
         prompt=example.prompt,
         response=example.answer,
@@ -105,8 +105,8 @@ class Failure:
 
 
 class EnvironmentCheckFailed(Exception):
-    """An environment cannot judge the problem that it was asked before training; the message says what it
-    was asked, what came back and what to change."""
+    """An environment could not judge its first prompt before training; the message has the question, the
+    answer and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Feedback:
 
     Feedback with ``is_done=False`` needs an observation. Numbers may be numpy's. The rewards of a
     conversation's turns are added up by name. A component that is None abstains: it is left out of the sum
-    and of its own mean. Where all abstain there is no reward, and ``feedback.checked`` makes that a failure.
+    and of its own mean. When all abstain there is no reward, and ``feedback.checked`` makes that a failure.
     """
 
     rewards: Mapping[str, float | None] = field(default_factory=dict)  # components; the reward is their sum
@@ -131,7 +131,7 @@ class Feedback:
     # any <image> they come before the text.
     images: Sequence[Any] = ()
     failure: Failure | None = None  # why there is no reward; such a sample must not train
-    turn_number: int = field(default=UNNUMBERED, compare=False)  # that it answers; the server fills it in
+    turn_number: int = field(default=UNNUMBERED, compare=False)  # of the turn; the server fills it in
 
     @classmethod
     def failed(cls, kind: FailureKind, reason: str) -> Feedback:
@@ -140,7 +140,7 @@ class Feedback:
 
     @property
     def said(self) -> Observation:
-        """The observation of feedback that ``feedback.checked`` returned."""
+        """The observation, of feedback that ``feedback.checked`` returned."""
         return Observation(str(self.observation or ""), tuple(self.images))
 
     @property
@@ -155,11 +155,11 @@ def total_reward(components: Mapping[str, float | None]) -> float:
 
 
 class Environment(Protocol):
-    """Judges responses, and in longer conversations answers them.
+    """Judges responses, and answers them in longer conversations.
 
-    An environment keeps nothing of a conversation between calls: that travels in ``Turn.state``, so that any
+    An environment keeps nothing of a conversation between calls: ``Turn.state`` carries it, so that any
     process can answer the next turn, and a turn that failed in a batch can be asked again alone. Its class
-    declares the columns that its feedback brings with ``batch.columns.writes``.
+    declares the columns of its feedback with ``batch.columns.writes``.
     """
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:

@@ -2,9 +2,9 @@
 
     judge        question about the response           ──▶ verdict  ──▶ score   ──▶ reward from 0 to 1
     preference   question about response and reference ──▶ verdicts ──▶ winners ──▶ share of wins
-                 answer, in either order
+                 answer, in both orders
 
-Pairs are asked about in both orders because judges favour a place (arXiv 2306.05685).
+Pairs are asked about in both orders because judges favour the first or the second answer (arXiv 2306.05685).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from nemo_like.environments.per_turn import extract_answer, raised
 from nemo_like.environments.record_needs import answer, needs_nothing
 from nemo_like.environments.shared_options import EndpointOptions
 
-_MAX_SHOWN_CHARACTERS = 300  # of a verdict, and of what a server said
-# What a server that asks for no key is sent, so that the client does not look for one of somebody else.
+_MAX_SHOWN_CHARACTERS = 300  # of a verdict, and of a server's answer
+# The key for a server that asks for none; without it the client would look for one in the environment.
 _NO_KEY = "none"
-# How much of a comparison an answer wins by each verdict, when it is named first.
+# The share of a comparison that the answer named first wins, by verdict.
 _WON_BY_FIRST = {"A": 1.0, "B": 0.0, "C": 0.5}
 
 
@@ -44,11 +44,11 @@ class NoVerdict(Exception):
 
 
 class JudgeEnvironment:
-    """Asks about all turns of a call side by side."""
+    """Asks a judge about all turns of a call side by side."""
 
     def __init__(self, judge: Callable[[Turn], Awaitable[Feedback]], default_reward: float | None) -> None:
-        """Have ``judge`` give the feedback of each turn. Where a verdict cannot be read the feedback is
-        ``default_reward``, or, where that is None, a failure."""
+        """Get the feedback of each turn from ``judge``. When a verdict cannot be read, the reward is
+        ``default_reward``, or the sample fails when that is None."""
         self._judge, self._default_reward = judge, default_reward
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
@@ -67,8 +67,8 @@ class JudgeEnvironment:
 
 
 def judge(options: JudgeOptions) -> JudgeEnvironment:
-    """Make an environment whose reward is the score that the judge gives, mapped linearly so that
-    ``min_score`` gives 0 and ``max_score`` 1.
+    """Make an environment whose reward is the judge's score, mapped linearly so that ``min_score`` gives 0
+    and ``max_score`` gives 1.
 
     Raises ValueError when the environment variable with the API key is not set.
     """
@@ -84,7 +84,7 @@ def judge(options: JudgeOptions) -> JudgeEnvironment:
 
 def preference(options: PreferenceOptions) -> JudgeEnvironment:
     """Make an environment whose reward is the share that the response wins against the reference answer, over
-    both orders; a tie is half a win. The metric ``is_consistent`` is 1 where both orders agree.
+    both orders; a tie is half a win. The metric ``is_consistent`` is 1 when both orders agree.
 
     Raises ValueError when the environment variable with the API key is not set.
     """
@@ -127,9 +127,9 @@ class JudgeEndpoint:
         )
 
     async def verdict(self, question: str) -> str:
-        """Return what the model answers to a question, which is sent as the one message of a user.
+        """Send a question as the single message of a user, and return the model's answer.
 
-        Raises NoVerdict: ``unreachable`` where the server does not answer in time or answers with an error,
+        Raises NoVerdict: ``unreachable`` when the server does not answer in time or answers with an error,
         after ``max_attempts``; ``malformed`` for an answer without text.
         """
         options = self._options
@@ -159,22 +159,23 @@ class JudgeEndpoint:
         return choices[0].message.content
 
     def _reason(self, came_back: str) -> str:
-        """Say what came back from where; never with the API key, which some servers repeat."""
+        """Return a message with the server's answer and address, but never the API key, which some servers
+        repeat."""
         shown = came_back if self._key == _NO_KEY else came_back.replace(self._key, "***")
         where = f"the judge {self._options.model} at {self._options.base_url}"
         return f"{where} gave {shown[:_MAX_SHOWN_CHARACTERS]}"
 
 
 def filled(question: str, values: Mapping[str, str]) -> str:
-    """Return the question with each ``{name}`` of ``values`` replaced, all at once: braces in a value, and
-    any others in the question, stay as they are."""
+    """Return the question with each ``{name}`` of ``values`` replaced, all at once; all other braces, and
+    braces in a value, stay."""
     names = "|".join(map(re.escape, values))
     return re.sub(rf"\{{({names})\}}", lambda match: values[match[1]], question)
 
 
 def prompt_text(prompt: Prompt) -> str:
-    """Return a prompt as a judge reads it: plain text or a single message as it is; several messages one
-    below the other, each after its role and with the calls of tools that it makes."""
+    """Return a prompt as a judge reads it: plain text or a single message unchanged; several messages one
+    below the other, each after its role and with its tool calls."""
     if isinstance(prompt, str):
         return prompt
     if len(prompt) == 1:
@@ -185,7 +186,7 @@ def prompt_text(prompt: Prompt) -> str:
 def reward_of(verdict: str, options: JudgeOptions) -> float:
     """Return the reward of a verdict, from 0 to 1.
 
-    Raises NoVerdict where the pattern finds no number from ``min_score`` to ``max_score``.
+    Raises NoVerdict when the pattern finds no number from ``min_score`` to ``max_score``.
     """
     found = extract_answer(verdict, options.score_pattern)
     if found is None:
@@ -201,9 +202,9 @@ def reward_of(verdict: str, options: JudgeOptions) -> float:
 
 
 def winner_of(verdict: str, pattern: str) -> str:
-    """Return A, B, or C for a tie; the verdict may have them in lower case.
+    """Return A, B, or C for a tie, also when the verdict has them in lower case.
 
-    Raises NoVerdict where the pattern finds none of these.
+    Raises NoVerdict when the pattern finds none of these.
     """
     found = extract_answer(verdict, pattern)
     if found is None:

@@ -1,8 +1,8 @@
-"""What is known of a kind of environment beside what judges: one file for each kind describes it so.
+"""The description of a kind of environment; each kind has a file with one.
 
     kinds/exact_match.py    KIND = Kind(about=..., options=ExactMatchOptions, judge="module:factory", ...)
 
-What knows no kind asks these fields: ``registry.kind_of(env)`` has those of an environment.
+Code that is the same for all kinds reads these fields from ``registry.kind_of(env)``.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from nemo_like.data.interface import PromptExample
     from nemo_like.environments.options import EnvConfig
 
-# Called with a problem; raises ValueError when the environment could not judge it.
+# Called with a prompt and its data; raises ValueError when the environment could not judge a response.
 RecordCheck = Callable[["PromptExample"], None]
 
 
 @dataclass(frozen=True, slots=True)
 class OwnCode:
-    """The option that names a user's own code: a function of a turn, or what makes an ``Environment``."""
+    """The option that names a user's own code: a function of a turn, or a function or class that makes an
+    ``Environment``."""
 
     option: str
     makes_environment: bool
@@ -35,26 +36,27 @@ class OwnCode:
 class Kind:
     """A kind of environment.
 
-    about: what it rewards, in whole sentences, as the head of its file in ``configs/env``.
+    about: its rewards, in whole sentences, as the head of its file in ``configs/env``.
     reward, example: its row in the table of docs/environments.md: its reward, and options as an example.
-    options: the class of ``env.<name>.options``. What builds on ``HubOptions``, ``ModelOptions`` or
-        ``AgentOptions`` is served as a hub, a reward model or an agent is.
+    options: the class of ``env.<name>.options``. A subclass of ``HubOptions``, ``ModelOptions`` or
+        ``AgentOptions`` makes the environment a hub, a reward model or an agent.
     base: the keys of ``EnvConfig`` for which it has other defaults.
-    judge: import path of what makes the ``Environment`` from the options; "" where other environments judge.
-    record_check: import path of what makes a ``RecordCheck`` from the options; None: nothing is checked.
-    problems: yields what is wrong with the environment of a name among all of a configuration, whose options
+    judge: import path of the function or class that makes the ``Environment`` from the options; "" when
+        other environments judge.
+    record_check: import path of a function that makes a ``RecordCheck`` from the options; None: no check.
+    problems: yields the problems with the environment of a name among all of a configuration, whose options
         are of the right types.
-    machine_problems: yields what this machine lacks for the environment of a name.
-    package: a module that the run's interpreter needs, and what pip calls its package.
-    answers: a response may get an observation in place of a reward, so that another turn follows.
-    components: the option with the environments of which it is the sum, by name with their weights.
-    last_judge: the option with the name of the environment that judges the response which ends.
-    tools: import path of what lists the tools of its options, for the chat template.
+    machine_problems: yields a problem for everything that this machine lacks for the environment of a name.
+    package: a module that the run's interpreter needs, and the name of its package for pip.
+    answers: a response may get an observation instead of a reward, so that another turn follows.
+    components: the option that maps the names of other environments, whose sum this kind is, to weights.
+    last_judge: the option with the name of the environment that judges the last response.
+    tools: import path of a function that lists the tools of its options, for the chat template.
     own_code: the user's code that its options name.
     start_remedy: what to do when its first question gets no reward; ``{env}`` is the environment's name.
     is_harmless: too simple to hang or crash, so that it needs no process that can be replaced.
     max_processes: how many processes of one actor may judge side by side, when turns are asked about alone.
-    start_timeout_s: deadline of building it in a new process: of imports, and of what it loads.
+    start_timeout_s: deadline for building it in a new process, with imports and loading.
     """
 
     about: str
@@ -79,7 +81,7 @@ class Kind:
 
     @property
     def is_hub(self) -> bool:
-        """Whether a package plays, in a process that has a conversation's episode."""
+        """Whether a package plays its episodes, in a process that keeps them between turns."""
         return issubclass(self.options, HubOptions)
 
     @property
@@ -89,10 +91,10 @@ class Kind:
 
     @property
     def is_asked_here(self) -> bool:
-        """Whether the machine on which a run begins asks it for problems or tools."""
+        """Whether the machine on which a run begins asks it for prompts or tools."""
         return self.is_hub or self.tools is not None
 
     @property
     def calls_policy(self) -> bool:
-        """Whether an agent calls the policy, where others judge its responses."""
+        """Whether an agent calls the policy; other kinds only judge its responses."""
         return issubclass(self.options, AgentOptions)

@@ -1,4 +1,4 @@
-r"""Numbers and their units as LaTeX typesets them, in plain text: ``50\%`` is ``50%``, ``10\,000`` ``10000``.
+r"""Turns numbers and units from LaTeX into plain text: ``50\%`` becomes ``50%``, ``10\,000`` ``10000``.
 
 A model and a reference answer may write the same quantity in both ways. Only typesetting is taken out, and
 only at a number: units, digits, signs and commas stay as they are.

@@ -1,9 +1,9 @@
-"""Tools of MCP servers, which are programs that the environment starts; responses call them in text.
+"""Tools of MCP servers, programs that the environment starts; responses call them in text.
 
     response with calls     ──▶ each is made in turn ──▶ the observation: their results
     response without a call ──▶ done; ``tool_pool`` has another environment judge it
 
-A server serves all conversations of its actor, so its tools must keep nothing of one.
+A server serves all conversations of its actor, so its tools must keep no state of a conversation.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _END_TIMEOUT_S = 30.0  # for all servers to end; each is killed after a few seco
 
 
 class McpEnvironment:
-    """Makes the calls of responses; the calls of several responses run side by side."""
+    """Makes the tool calls in responses; the calls of different responses run side by side."""
 
     def __init__(self, options: McpOptions) -> None:
-        """Keep the options; the servers are started by the first call."""
+        """Keep the options; the first call starts the servers."""
         self._options = options
         self._pattern = re.compile(options.call_pattern, re.DOTALL)
         self._servers: McpServers | None = None
@@ -67,15 +67,15 @@ class McpEnvironment:
             return self._servers
 
     async def _give_up(self, servers: McpServers) -> None:
-        """End servers of which one has failed, and have the next call start others."""
+        """End all servers, since one has failed; the next call starts new ones."""
         if self._servers is servers:  # no other turn has done so
             self._servers = None
             await servers.end()
 
     async def _called(self, servers: McpServers, call: str) -> tuple[str, bool]:
-        """Make a call; return what the policy sees of its result, and whether the tool took the call.
+        """Make a call; return the result as the policy sees it, and whether the tool accepted the call.
 
-        A call that cannot be made is told to the policy, which wrote it.
+        A malformed call returns an error text for the policy, which wrote it.
         """
         try:
             asked = json.loads(call)
@@ -91,7 +91,7 @@ class McpEnvironment:
 
 
 class McpServers:
-    """The servers of an environment while they run, in a task of their own."""
+    """The running servers of an environment, held open by a task of their own."""
 
     def __init__(self, options: McpOptions) -> None:
         self._options = options
@@ -103,13 +103,14 @@ class McpServers:
 
     @property
     def tools(self) -> tuple[Mapping[str, Any], ...]:
-        """The tools of all servers, as chat templates and the API of OpenAI describe functions."""
+        """The tools of all servers, in the form of OpenAI's API and of chat templates."""
         return tuple(self._tools)
 
     async def start(self) -> None:
         """Start all servers and ask for their tools.
 
-        Raises RuntimeError when two tools have one name, and what a server's start raises.
+        Raises RuntimeError when two tools have the same name, TimeoutError, and the errors of a server's
+        start.
         """
         self._task = asyncio.get_running_loop().create_task(self._run())
         ready = {self._task, self._is_ready}
@@ -121,7 +122,7 @@ class McpServers:
             raise TimeoutError(f"the servers did not list their tools within {_START_TIMEOUT_S:g} s")
 
     async def end(self) -> None:
-        """End all servers; one that does not end within some seconds is left behind."""
+        """End all servers; a server that does not end within some seconds is left behind."""
         if self._is_ready.done():
             self._shall_end.set()
         else:
@@ -129,7 +130,8 @@ class McpServers:
         await asyncio.wait({self._task}, timeout=_END_TIMEOUT_S)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
-        """Call a tool; return its text, and whether it took the call. Raises RuntimeError without servers."""
+        """Call a tool; return its text, and whether it accepted the call. Raises RuntimeError when the
+        servers have ended."""
         client = self._clients.get(name)
         if client is None:
             return f"error: there is no tool {name!r}; there are {', '.join(sorted(self._clients))}", False
@@ -165,7 +167,7 @@ class McpServers:
 
 
 def listed_tools(options: McpOptions) -> tuple[Mapping[str, Any], ...]:
-    """Return the tools of all servers, which are started and ended for that.
+    """Start all servers, list their tools, and end the servers.
 
     Raises ValueError when a server does not start, or does not list its tools.
     """

@@ -1,4 +1,4 @@
-"""Rules on the options that a kind of environment has."""
+"""Rules on the options of an environment's kind."""
 
 from __future__ import annotations
 

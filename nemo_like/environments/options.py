@@ -1,4 +1,4 @@
-"""The keys that every environment has, ``env.<name>``; ``kinds`` has those of each kind."""
+"""The keys that every environment has, ``env.<name>``; each file in ``kinds`` has the keys of one kind."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ ENVIRONMENT_KINDS = Kinds(
 class EnvConfig:
     """The keys that every kind of environment has; each kind's own file builds on this one. A configuration
     gives each environment a name, to which data sources refer, for example `- env@env.arithmetic:
-    arithmetic`.
-    """
+    arithmetic`."""
 
     kind: Annotated[str, Key("see the other files here", kinds=ENVIRONMENT_KINDS)]
     options: Annotated[dict[str, Any], Key("the kind's own", {})]

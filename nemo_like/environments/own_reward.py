@@ -1,11 +1,11 @@
-"""A reward function that a program hands over as an object, such as one of a notebook's cell.
+"""A reward function that a program hands over as an object, such as a function from a notebook's cell.
 
-    program ── pickled_reward ──▶ a file ── saved_reward ──▶ an environment, in a process of its own
+    program ── pickled_reward ──▶ a file ── saved_reward ──▶ an environment, in its own process
 
-No other process could import such a function, so it travels by value. It is called with what its parameters
-name: ``turn`` is the whole ``Turn``, of which ``prompt``, ``response``, ``answer`` and ``is_truncated`` are
-parts; all other names are fields of the row. A function with a parameter ``completions`` is one as TRL has
-them: it is called with lists, and returns a list.
+No other process could import such a function, so it is sent by value. Its parameters' names decide its
+arguments: ``turn`` is the whole ``Turn``; ``prompt``, ``response``, ``answer`` and ``is_truncated`` are its
+fields; all other names are fields of the record. A function with a parameter ``completions`` follows TRL:
+it is called with lists, and returns a list.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nemo_like.data.messages import as_record, is_begun, with_response
 from nemo_like.environments.interface import Environment, FailureKind, Feedback, Turn
 from nemo_like.environments.user_code import feedback_of
 
-# What a parameter may name besides fields of a row.
+# Names of parameters that are no fields of a record.
 OF_A_TURN = ("turn", "prompt", "response", "answer", "is_truncated")
 OF_A_BATCH = ("prompts", "completions", "answer")
 _COMPLETIONS = "completions"
@@ -40,15 +40,15 @@ class UnfitReward(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RewardParameters:
-    """What a reward function is called with, by name."""
+    """The names of a reward function's arguments."""
 
     needed: tuple[str, ...]
     optional: tuple[str, ...]  # they have defaults
-    takes_rest: bool  # **kwargs: also gets every other field of the row
+    takes_rest: bool  # **kwargs: also gets every other field of the record
 
     @classmethod
     def of(cls, reward: Callable[..., Any]) -> RewardParameters:
-        """Read them off the signature. Raises UnfitReward where that is not possible."""
+        """Read the names from the function's signature. Raises UnfitReward when that is not possible."""
         if not callable(reward):
             raise UnfitReward(f"is {type(reward).__name__} and cannot be called; give a function")
         try:
@@ -69,16 +69,16 @@ class RewardParameters:
 
     @property
     def are_lists(self) -> bool:
-        """Whether the function judges a list of responses at once, as those of TRL do."""
+        """Whether the function judges a list of responses at once, as TRL's functions do."""
         return _COMPLETIONS in (*self.needed, *self.optional)
 
     def missing(self, fields: Sequence[str]) -> list[str]:
-        """Return the parameters that neither a turn nor a row with these fields has."""
+        """Return the parameters that are neither of a turn nor among ``fields``, the fields of a record."""
         there = {*(OF_A_BATCH if self.are_lists else OF_A_TURN), *fields}
         return [name for name in self.needed if name not in there]
 
     def chosen(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return those of the values that the function takes. Raises UnfitReward where one is missing."""
+        """Return the values that the function takes. Raises UnfitReward when one is missing."""
         if absent := [name for name in self.needed if name not in values]:
             raise UnfitReward(
                 f"takes {', '.join(map(repr, absent))}, and there are {', '.join(map(repr, values))}"
@@ -88,10 +88,11 @@ class RewardParameters:
 
 
 def pickled_reward(reward: Callable[..., Any]) -> bytes:
-    """Return a reward function, with what it refers to, as the contents of a file.
+    """Return a reward function, with everything that it refers to, as the contents of a file.
 
-    What the calling program itself defines goes by value; modules by name, with the folders in which this
-    process finds them. Raises UnfitReward when the function refers to something that cannot be sent.
+    Functions and classes of the calling program itself are stored by value; modules by name, with the folders
+    in which this process finds them. Raises UnfitReward when the function refers to something that cannot be
+    sent.
     """
     RewardParameters.of(reward)
     try:
@@ -106,7 +107,7 @@ def pickled_reward(reward: Callable[..., Any]) -> bytes:
 
 
 def loaded_reward(path: str) -> Callable[..., Any]:
-    """Return the function that a file of ``pickled_reward`` holds; raise what unpickling it raises."""
+    """Return the function in a file of ``pickled_reward``; raise the errors of unpickling it."""
     folders, function = pickle.loads(Path(path).read_bytes())
     sys.path.extend(folder for folder in folders if folder not in sys.path)
     reward = pickle.loads(function)
@@ -120,12 +121,12 @@ def _columns(path: str) -> tuple[Column, ...]:
 
 @writes_by_arguments(_columns)
 def saved_reward(path: str) -> Environment:
-    """Make the environment that asks the function in the file ``path``, written by ``pickled_reward``."""
+    """Make an environment that calls the function in the file ``path``, written by ``pickled_reward``."""
     return _OwnReward(loaded_reward(path), path)
 
 
 class _OwnReward:
-    """Asks a function about each turn, or, where it takes lists, about all turns of a call at once."""
+    """Calls a function for each turn, or, if it takes lists, for all turns of a call at once."""
 
     def __init__(self, reward: Callable[..., Any], path: str) -> None:
         self._reward, self._parameters = reward, RewardParameters.of(reward)
@@ -134,8 +135,8 @@ class _OwnReward:
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
         """Return one feedback per turn, in order; calls of an async function interleave.
 
-        A function that raises fails its turn. One that takes lists raises here: which turn did it shows when
-        each is asked about alone.
+        A function that raises fails its turn. A function of lists raises here: the server then asks about
+        each turn alone and so finds the turn that raised.
         """
         if self._parameters.are_lists:
             return await self._judged_together(turns)
@@ -162,7 +163,7 @@ class _OwnReward:
 
 
 def told_of_error(error: Exception) -> str:
-    """Return what a reward function raised, and at which of its lines."""
+    """Return a text with the error that a reward function raised, and the line of the function."""
     frames = traceback.extract_tb(error.__traceback__)
     callers = [index for index, frame in enumerate(frames) if frame.filename == __file__]
     called = frames[callers[-1] + 1 :] if callers else []
@@ -171,7 +172,8 @@ def told_of_error(error: Exception) -> str:
 
 
 def _values(turn: Turn) -> dict[str, Any]:
-    """Return what a parameter may name, for one turn; a field of the row does not hide what is the turn's."""
+    """Return all possible arguments for one turn; a field of the record does not replace a field of the
+    turn."""
     return {
         **turn.data,
         "turn": turn,
@@ -183,10 +185,10 @@ def _values(turn: Turn) -> dict[str, Any]:
 
 
 def _lists(turns: Sequence[Turn]) -> dict[str, list[Any]]:
-    """Return what a parameter may name, for several turns; a row without a field has None in its place.
+    """Return all possible arguments for several turns; a record without a field has None in its place.
 
-    After a prompt of messages the completion is a list of one message, as in TRL; where the prompt ends in a
-    message of the assistant, that message is part of the completion, and no part of the prompt.
+    After a prompt of messages the completion is a list of one message, as in TRL; when the prompt ends in a
+    message of the assistant, that message is part of the completion instead of the prompt.
     """
     fields = dict.fromkeys(name for turn in turns for name in turn.data)
     asked = [_prompt_and_completion(turn) for turn in turns]

@@ -1,4 +1,4 @@
-"""Environments that judge each turn by itself, and what they share."""
+"""Environments that judge each turn by itself, and two functions that most of them use."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from nemo_like.environments.interface import FailureKind, Feedback, Turn
 
 
 class PerTurnEnvironment:
-    """An environment that asks a function, plain or async, about each turn."""
+    """An environment that calls a function, plain or async, for each turn."""
 
     def __init__(
         self, judge: Callable[[Turn], Feedback | Awaitable[Feedback]], columns: tuple[Column, ...] = ()
     ) -> None:
-        """Ask ``judge`` about each turn; its feedback may bring ``columns``."""
+        """Call ``judge`` for each turn; its feedback may bring ``columns``."""
         self._judge = judge
         self.columns_written = columns
 
     async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
-        """Return one feedback per turn, in order; a failed one where the function raises."""
+        """Return one feedback per turn, in order; a failed one when the function raises."""
         return [await self._judged(turn) for turn in turns]
 
     async def _judged(self, turn: Turn) -> Feedback:

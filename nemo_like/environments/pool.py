@@ -1,4 +1,4 @@
-"""The rollout's side of the actors of one environment."""
+"""The rollout's handle of the actors of one environment."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from nemo_like.environments.interface import Feedback, Turn, conversation_of
 
 
 class EnvironmentPool:
-    """Spreads calls over an environment's actors: each goes to the one with the fewest turns to answer, or,
-    where actors keep episodes, the turns of a conversation to the one that has its episode."""
+    """Spreads calls over an environment's actors. Each call goes to the actor with the fewest unanswered
+    turns, or, if actors keep episodes, to the actor that has the conversation's episode."""
 
     def __init__(self, actors: Sequence[ActorHandle], *, keeps_episodes: bool = False) -> None:
         self._actors, self._keeps_episodes = tuple(actors), keeps_episodes
@@ -21,11 +21,11 @@ class EnvironmentPool:
         self.columns: tuple[Column, ...] = ()  # that feedback may bring; known once ``meet`` has returned
 
     def move_to(self, actors: Sequence[ActorHandle]) -> None:
-        """Call these actors from now on; they host the same environment as those before."""
+        """Call these actors from now on; they host the same environment as the previous ones."""
         self._actors, self._num_unanswered = tuple(actors), [0] * len(actors)
 
     async def meet(self) -> None:
-        """Ask the first actor which columns the environment declares. Raises what its start raises."""
+        """Ask the first actor which columns the environment declares. Raises the errors of its start."""
         self.columns = await self._actors[0].submit("columns")
 
     @property
@@ -35,7 +35,7 @@ class EnvironmentPool:
 
     @property
     def unanswered(self) -> list[str]:
-        """The names of the actors that have a call to answer."""
+        """The names of the actors that have an unanswered call."""
         pairs = zip(self._actors, self._num_unanswered, strict=True)
         return [actor.name for actor, num_turns in pairs if num_turns]
 

@@ -1,4 +1,4 @@
-"""Runs programs that the policy wrote: for what they print, or for what tests say of their functions."""
+"""Runs programs that the policy wrote, for their output or for the verdict of tests on their functions."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class Verdict:
 
 
 async def run_program(source: str, stdin: str, sandbox: Sandbox) -> ProgramResult:
-    """Run a program and return what it prints, of which about MAX_OUTPUT_BYTES are read.
+    """Run a program and return its output, of which about MAX_OUTPUT_BYTES are read.
 
-    Raises Starved where it had too little of the CPUs for its time.
+    Raises Starved when other processes left it too little CPU time.
     """
     with data_file(stdin) as given, closing(_Pipe()) as printed:
         try:
@@ -59,8 +59,8 @@ async def run_program(source: str, stdin: str, sandbox: Sandbox) -> ProgramResul
 async def passes_beside(source: str, tests: str, sandbox: Sandbox) -> bool:
     """Run the program and then its tests in the same process; return whether the tests reached their end.
 
-    A program can deceive tests with which it shares objects, but not by ending early: the process must give
-    back, after the tests, a random word that came with them. Raises Starved like ``run_program``.
+    A program can deceive tests with which it shares objects, but not by ending early: after the tests, the
+    process must return a random word that came with them. Raises Starved like ``run_program``.
     """
     word = secrets.token_hex()
     with data_file(f"{word}\n{tests}") as given, closing(_Pipe()) as said:
@@ -158,7 +158,7 @@ class Harness:
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """The descriptors that a program has as standard input and output."""
+    """The descriptors of a program's standard input and output."""
 
     stdin: int
     stdout: int
@@ -171,7 +171,7 @@ class _Pipe:
         self.reader, self.writer = os.pipe()
 
     def take_reader(self) -> int:
-        """Return the reader, which the caller closes."""
+        """Return the reader, which the caller must close."""
         taken, self.reader = self.reader, -1
         return taken
 
@@ -186,7 +186,8 @@ class _Pipe:
 
 
 async def _read(descriptor: int) -> bytes:
-    """Read to the end, but about MAX_OUTPUT_BYTES at most; then close, so that no more can be written."""
+    """Read to the end, but about MAX_OUTPUT_BYTES at most; then close the pipe, so that no more can be
+    written."""
     reader, content = asyncio.StreamReader(), bytearray()
     file = os.fdopen(descriptor, "rb", buffering=0)
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
@@ -207,8 +208,8 @@ async def _running(
     limit: TimeLimit,
     helper: subprocess.Popen[bytes] | None = None,
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a program's process for the block, on which ``limit`` is; at its end, kill the process and its
-    process group. The program may wait for what ``helper`` does."""
+    """Run a program's process during the block, under ``limit``; kill the process and its process group at
+    the end. The program may wait for the work of ``helper``."""
     with sandbox.program(mode, source) as start:
         process = await asyncio.create_subprocess_exec(
             *start.command,
@@ -224,7 +225,7 @@ async def _running(
         try:
             yield process
         finally:
-            # Also when the process has ended by itself: what it started is in its process group.
+            # Also when the process has ended by itself: processes that it started are in its process group.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

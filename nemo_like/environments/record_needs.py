@@ -1,4 +1,5 @@
-"""What several kinds of environments need of a problem, so that data that lack it are found before a run."""
+"""Checks of records that several kinds of environments share, so that missing fields are found before a
+run."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from nemo_like.data.interface import PromptExample
 from nemo_like.environments.kind import RecordCheck
 from nemo_like.environments.shared_options import EPISODE_KEY
 
-# How many answers or tests a check parses: each takes milliseconds, and a mistake is usually in all of them.
+# The most answers or tests that a check parses: each takes milliseconds, and a mistake is usually in all.
 NUM_PARSED = 1000
 
 
 def needs_nothing(example: PromptExample) -> None:
-    """Accept every problem."""
+    """Accept every prompt."""
 
 
 def answer(options: Any) -> RecordCheck:
@@ -32,7 +33,8 @@ def episode(options: Any) -> RecordCheck:
 
 
 def field_of(example: PromptExample, key: str, meaning: str) -> Any:
-    """Return a field of a problem, for ``meaning``. Raises ValueError when it is not there."""
+    """Return a further field of a record; ``meaning`` explains the field in errors. Raises ValueError when it
+    is missing."""
     if key not in example.data:
         there = ", ".join(map(repr, sorted(example.data))) or "none besides prompt and answer"
         raise ValueError(f"no field {key!r} ({meaning}), which the environment needs; there are: {there}")

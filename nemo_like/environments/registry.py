@@ -1,4 +1,4 @@
-"""The kind of an environment, its options, and what judges for it; that module is loaded only then."""
+"""Looks up an environment's kind and options, and builds the environment; its module is loaded only then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nemo_like.policy.options import Device
 
 
 def kind_of(env: EnvConfig) -> Kind:
-    """Return what is known of an environment's kind."""
+    """Return the description of an environment's kind."""
     kind: Kind = ENVIRONMENT_KINDS.load(env.kind)
     return kind
 
@@ -28,14 +28,14 @@ def options_of(env: EnvConfig) -> Any:
 
 
 def record_check_of(env: EnvConfig) -> RecordCheck:
-    """Return a function that raises ValueError for a problem that this environment could not judge."""
+    """Return a function that raises ValueError for a prompt that this environment could not judge."""
     path = kind_of(env).record_check
     check: RecordCheck = needs_nothing if path is None else load_by_path(path)(options_of(env))
     return check
 
 
 def build_environment(cfg: EnvConfig) -> Environment:
-    """Build the environment that ``cfg.kind`` names; raise what its constructor raises."""
+    """Build the environment of ``cfg.kind``; raise the errors of its constructor."""
     environment: Environment = load_by_path(kind_of(cfg).judge)(options_of(cfg))
     return environment
 
@@ -43,14 +43,14 @@ def build_environment(cfg: EnvConfig) -> Environment:
 def written_columns(environment: Environment) -> tuple[Column, ...]:
     """Return the columns that an environment's feedback may bring.
 
-    Raises ColumnError when it does not declare them as ``batch.columns.writes`` does.
+    Raises ColumnError when they are not declared with ``batch.columns.writes``.
     """
     return declared_by(type(environment).__name__, environment).writes
 
 
 def component_weights(env: EnvConfig) -> dict[str, float]:
-    """Return the weights of a weighted sum's components by name; {} for other kinds, and where they are no
-    mapping."""
+    """Return the weights of a weighted sum's components by name; {} for other kinds, and when the option is
+    no mapping."""
     option = kind_of(env).components
     components = env.options.get(option) if option is not None else None
     if not isinstance(components, Mapping):
@@ -59,14 +59,14 @@ def component_weights(env: EnvConfig) -> dict[str, float]:
 
 
 def last_judge(env: EnvConfig) -> str | None:
-    """Return the name of the environment that judges the response which ends; None for kinds that do so
-    themselves."""
+    """Return the name of the environment that judges the last response; None for a kind that does so
+    itself."""
     option = kind_of(env).last_judge
     return None if option is None else str(env.options.get(option))
 
 
 def needs_gpu(env: EnvConfig) -> bool:
-    """Return whether each actor of an environment computes on a GPU of its own."""
+    """Return whether each actor of an environment has a GPU to itself."""
     return kind_of(env).loads_model and env.options.get("device") == Device.cuda.value
 
 

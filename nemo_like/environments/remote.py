@@ -4,9 +4,9 @@
                            "history": [{"response": ..., "observation": ...}], "is_last": ..., "state": ...}]}
     200        {"feedback": [{"rewards": {"name": 1.0}, ...}]}, one per turn, in order
 
-An entry of ``feedback`` may have what ``Feedback`` has: ``rewards``, ``observation``, ``images``,
+An entry of ``feedback`` may have the fields of ``Feedback``: ``rewards``, ``observation``, ``images``,
 ``is_done``, ``metrics``, ``state``; or ``failure``, the reason why this sample has no reward. A number alone
-is the reward. An entry that has neither rewards nor an observation fails its sample.
+is the reward. An entry with neither rewards nor an observation fails its sample.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.kinds.http import HttpOptions
 
 _ENTRY = ("rewards", "observation", "images", "is_done", "metrics", "state", "failure")
-_MAX_SHOWN_CHARACTERS = 300  # of what was sent and of what came back
+_MAX_SHOWN_CHARACTERS = 300  # of a request and of an answer
 _TOO_MANY_REQUESTS = 429
 _FIRST_SERVER_ERROR = 500
 
@@ -75,7 +75,7 @@ class HttpEnvironment:
         return f"POST {self._options.url} gave {came_back}; sent was {_shortened(sent)}"
 
     async def _post(self, client: httpx.AsyncClient, content: str) -> httpx.Response:
-        """Post until the answer is not a temporary error, ``max_attempts`` times at most.
+        """Post until the answer is no temporary error, ``max_attempts`` times at most.
 
         Return the last answer. Raises httpx.TransportError when the last attempt got none.
         """
@@ -128,7 +128,8 @@ def _entries(response: httpx.Response, count: int) -> list[Any]:
 
 
 def _feedback(entry: Any) -> Feedback:
-    """Return an entry as feedback whose values are not checked yet; a failed one if it says nothing.
+    """Return an entry as feedback whose values are not checked yet; a failed one when it has no reward and no
+    observation.
 
     Unknown keys are ignored.
     """

@@ -2,7 +2,7 @@
 
     prompt and response ──▶ the model's own chat template and tokenizer ──▶ forward pass per call ──▶ score
 
-Scores do not depend on what shares a pass, except for float rounding.
+Scores do not depend on the other conversations of a pass, except for float rounding.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _ARCHITECTURE = "ForSequenceClassification"
 
 
 class ConversationEncoder:
-    """The tokenizer of a reward model, and how many tokens the model reads."""
+    """Turns conversations into the tokens of a reward model, and knows how many tokens the model reads."""
 
     def __init__(self, options: ModelOptions) -> None:
-        """Load the tokenizer and look at config.json; the weights are not read.
+        """Load the tokenizer and read config.json; the weights are not read.
 
         Raises ValueError when ``model_name`` is no directory with a sequence-classification model of one
         label and a tokenizer with a pad token, or when the model has fewer positions than ``max_length``.
@@ -56,7 +56,7 @@ class ConversationEncoder:
     def encode(self, prompt: Prompt, response: str) -> list[int]:
         """Return the token ids of a conversation that ends with ``response``, as ``rendered`` does.
 
-        Raises ValueError also where there are none, or more than ``max_length``.
+        Raises ValueError also when there are none, or more than ``max_length``.
         """
         ids = self.rendered(prompt, response)
         if not ids:
@@ -71,10 +71,10 @@ class ConversationEncoder:
     def rendered(self, prompt: Prompt, response: str) -> list[int]:
         """Return the token ids of a conversation of any length.
 
-        The chat template renders it, a prompt of plain text being one message of a user. Without a template
+        The chat template renders it; a prompt of plain text counts as a user's message. Without a template
         the response follows the prompt, which must be plain text, and the special tokens that the tokenizer
-        puts around a text are there once. Raises ValueError for messages without a template, and for
-        messages that the template refuses or does not write.
+        puts around a text are there once. Raises ValueError for messages without a template, and for messages
+        that the template refuses or leaves out.
         """
         if self.tokenizer.chat_template is not None:
             messages = (Message("user", prompt),) if isinstance(prompt, str) else prompt
@@ -110,7 +110,7 @@ class ConversationEncoder:
 
 
 def _config(key: str, path: Path) -> Any:
-    """Return what config.json says. Raises ValueError when it is no reward model's."""
+    """Return the content of config.json. Raises ValueError when the checkpoint is no reward model."""
     try:
         config = AutoConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError) as error:
@@ -129,12 +129,13 @@ def _config(key: str, path: Path) -> Any:
 
 
 class RewardModelEnvironment:
-    """Scores the conversations of a call in one forward pass; the score is the component ``score``."""
+    """Scores the conversations of a call in one forward pass; the reward is the component ``score``."""
 
     def __init__(self, options: ModelOptions) -> None:
         """Load the model, without dropout, onto the device.
 
-        Raises ValueError as ``ConversationEncoder`` does, and for a checkpoint without some of the weights.
+        Raises ValueError as ``ConversationEncoder`` does, and for a checkpoint that lacks some of the
+        weights.
         """
         self._encoder = ConversationEncoder(options)
         self._device = torch.device(options.device.value)
@@ -168,8 +169,8 @@ class RewardModelEnvironment:
         return [feedback[index] for index in range(len(turns))]
 
     def _judged(self, rows: Sequence[list[int]]) -> list[Feedback]:
-        """Return the feedback to each row of token ids. When the forward pass of all raises, as for want of
-        memory, each has its own."""
+        """Return the feedback to each row of token ids. When the forward pass of all rows raises, for example
+        for want of memory, each row gets its own pass."""
         if not rows:
             return []
         try:
@@ -192,9 +193,10 @@ def _failed(error: Exception) -> Feedback:
 
 
 def is_rendered(options: ModelOptions) -> RecordCheck:
-    """Render the reference answers as responses, since chat templates refuse or leave out some roles.
+    """Return a check that renders the reference answers as responses, since chat templates refuse or leave
+    out some roles.
 
-    Nothing is checked with a reward model that cannot be used: another check tells why.
+    It checks nothing when the reward model cannot be used: another check reports that.
     """
     try:
         encoder = ConversationEncoder(options)

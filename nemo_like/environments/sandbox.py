@@ -1,13 +1,13 @@
-"""Starts processes that run other people's Python: in a sandbox, or with limits alone.
+"""Prepares processes that run untrusted Python: in a sandbox, or with limits alone.
 
 The sandbox is bubblewrap's. A process in it has mount, process, network, IPC and host-name namespaces of
 its own; sees read-only what Python needs and three small file systems in memory, none of the host's other
 files; has no capability and cannot gain one; is another user than root; and has a filter on its system
 calls (``syscalls.py``). It ends with whoever started it.
 
-When root starts the process, no user namespace is needed, and the process changes to a user id of its own, so
-that what it starts is counted apart. When an ordinary user starts it, it gets a user namespace, in which the
-same holds.
+When root starts the process, no user namespace is needed, and the process changes to an unused user id, so
+that its own processes are counted apart. When an ordinary user starts it, it gets a user namespace, in which
+the same holds.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from nemo_like.observability.exits import how_it_ended
 
 FOLDER_MIB = 64
 SHARED_MEMORY_MIB = 16
-_TEMPORARY = "/tmp"  # of its own, in which what it may read can lie
+_TEMPORARY = "/tmp"  # the sandbox's own; readable paths may lie below it
 _MAX_OPEN_FILES = 128
-# For the process that runs tests: a child for each program tested at the same time, and what tests start.
+# For the process that runs tests: a child for each program tested at the same time, and the tests' processes.
 _MAX_HARNESS_PROCESSES = 64
 # systemd's conventions leave these ids unused.
 _USER_IDS = range(60706, 61184)
@@ -53,27 +53,27 @@ _PROBE_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ProgramLimits:
-    """What a program may use."""
+    """The limits of a program's time, memory and processes."""
 
-    timeout_s: float  # by the clock and of the CPUs, all of its processes together; see ``time_limit``
+    timeout_s: float  # by the clock, and of CPU time by all of its processes; see ``time_limit``
     memory_mib: int  # address space of one process
     max_processes: int  # and threads; only a sandbox counts them
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxStart:
-    """What ``subprocess`` needs to start the process."""
+    """The arguments with which ``subprocess`` starts the process."""
 
     command: Sequence[str]
     pass_fds: Sequence[int]
     cwd: str
     env: dict[str, str]
-    group: ControlGroup | None  # that counts the CPU time of what is started
+    group: ControlGroup | None  # counts the CPU time of the process and all below it
 
 
 @dataclass(frozen=True, slots=True)
 class CommandPlace:
-    """How a command in a sandbox reaches the one server that it may reach."""
+    """How a command in a sandbox reaches the single server that it may reach."""
 
     socket: str  # the host's path of a Unix socket that leads to the server
     port: int  # of 127.0.0.1 in the sandbox, under which the command finds it
@@ -107,8 +107,8 @@ class Sandbox:
 
     @contextmanager
     def command(self, command: Sequence[str], place: CommandPlace | None) -> Iterator[SandboxStart]:
-        """Prepare the start of a command by ``inside/agent_main.py``, in a folder of its own; in a real
-        sandbox that leads it to ``place``."""
+        """Prepare the start of a command by ``inside/agent_main.py``, in its own folder; in a real sandbox
+        the command can reach ``place``."""
         own = {"CPU": math.ceil(self.limits.timeout_s), "NPROC": self.limits.max_processes}
         port, path = (str(place.port), _absent("endpoint")) if place is not None else ("0", "")
         arguments = ["agent_main", port, path, str(len(command))]
@@ -153,7 +153,7 @@ class Sandbox:
                 ]
                 yield SandboxStart(command, [filter_fd], "/", _environment(_absent("program")), None)
             return
-        # Without a namespace, all other processes of the user would count against this limit.
+        # Without a namespace, all other processes of the user would count towards this limit.
         limits.pop("NPROC")
         folder = tempfile.mkdtemp(prefix="program-")
         try:
@@ -165,7 +165,7 @@ class Sandbox:
 
 
 def check_sandbox(sandbox: Sandbox) -> None:
-    """Raise RuntimeError, with the remedy, where processes cannot be started under ``sandbox``."""
+    """Raise RuntimeError, with the remedy, when processes cannot be started under ``sandbox``."""
     if not sandbox.is_real:
         if shutil.which("setpriv") is None:
             raise RuntimeError("programs are started with setpriv; install util-linux")
@@ -204,7 +204,7 @@ def _failure(sandbox: Sandbox) -> str:
 
 @contextmanager
 def data_file(text: str | bytes) -> Iterator[int]:
-    """Yield a descriptor from which ``text`` can be read; it is closed after the block."""
+    """Yield a descriptor from which ``text`` can be read; close it after the block."""
     content = text if isinstance(text, bytes) else text.encode(errors="replace")
     descriptor = os.memfd_create("data")
     try:
@@ -223,8 +223,8 @@ def _environment(folder: str) -> dict[str, str]:
 def _python(
     root: str, arguments: Sequence[str], user: int, limits: dict[str, int], words: Sequence[str]
 ) -> list[str]:
-    """Return the command that runs ``main`` of a module in ``inside``; ``arguments`` begin with its name, and
-    ``words`` come after the limits."""
+    """Return the command that runs ``main`` of a module in ``inside``; ``arguments`` begin with the module's
+    name, and ``words`` come after the limits."""
     module, *own = arguments
     start = (
         f"import sys; sys.path.append(sys.argv[1]); from {_PACKAGE.replace('/', '.')}.{module} import main; "
@@ -264,8 +264,8 @@ def _bubblewrap(readable_paths: Sequence[str], place: CommandPlace | None) -> li
 
 @cache
 def _absent(name: str) -> str:
-    """Return a path of a sandbox's own, below which lies nothing that the machine has: what a sandbox shows
-    of the machine has the same path there."""
+    """Return a path, for use inside a sandbox, that does not exist on this machine: files of the machine keep
+    their paths in a sandbox, so the path is free there."""
     paths = (f"/{name}{'-' * bool(number)}{number or ''}" for number in count())
     return next(path for path in paths if not os.path.lexists(path))
 
@@ -282,14 +282,14 @@ def _readable(readable_paths: Sequence[str]) -> Iterator[str]:
     shown = (os.path.realpath(sys.base_prefix), *_package_folders(), *readable_paths)
     pairs = {path: path for path in shown} | {str(_INSIDE): f"{_absent('runner')}/{_PACKAGE}"}
     for there, here in pairs.items():
-        # Made here, since bubblewrap would make the folders above for its own user alone.
+        # Made here, since bubblewrap would make the parent folders readable for its own user alone.
         for parent in reversed(Path(here).parents[:-1]):
             yield from ("--perms", "0755", "--dir", str(parent))
         yield from ("--ro-bind", there, here)
 
 
 def _remove(folder: str) -> None:
-    """Remove a folder, however deeply a program nested it; what this user may not remove stays."""
+    """Remove a folder, however deeply a program nested it; files that this user may not remove stay."""
     names = (f"{folder}/{secrets.token_hex()}" for _ in count())
     waiting = [folder]
     with suppress(OSError):

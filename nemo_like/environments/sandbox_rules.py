@@ -1,4 +1,4 @@
-"""Rules on what a machine must have to run programs in a sandbox."""
+"""Rules on the programs that a machine needs to run a sandbox."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nemo_like.environments.shared_options import SandboxMode
 
 
 def sandbox_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
-    """Yield a problem where an environment wants a sandbox, and this machine cannot make one."""
-    # The option is read as it is written: the typed options cannot be built where they are wrong.
+    """Yield a problem when an environment wants a sandbox, and this machine cannot make one."""
+    # The untyped option is read: the typed options cannot be built when one of them is wrong.
     is_wanted = env.options.get("sandbox") != SandboxMode.none.value
     if is_wanted and (failure := bubblewrap_failure()):
         yield Problem(

@@ -1,8 +1,8 @@
 """The actor that hosts an environment: it keeps deadlines, and one bad reward costs one sample.
 
 The environment is first asked about a batch of turns as a whole. When that raises, hangs, kills its process
-or gives a wrong number of answers, it is asked about each turn alone, in fresh processes. So the guilty
-samples, and no others, are marked as failed with the reason. A process that hung is ended and replaced.
+or gives a wrong number of answers, it is asked about each turn alone, in fresh processes. So only the guilty
+samples are marked as failed, with the reason. A process that hung is ended and replaced.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from nemo_like.environments.registry import kind_of
 class EnvironmentServer:
     """Answers a rollout's questions with one environment; an asyncio actor hosts it.
 
-    Once its turn has come, a call takes at most 4 x ``timeout_s``, besides the start of processes. When more
-    rewards hang than that allows, the call gives up on the rest, so that the rollout ends in time.
+    A call takes at most 4 x ``timeout_s`` from when it gets a free slot, besides the start of processes. When
+    more rewards hang than that allows, the call fails the rest, so that the rollout ends in time.
     """
 
     def __init__(self, name: str, cfg: EnvConfig) -> None:
@@ -38,7 +38,7 @@ class EnvironmentServer:
         self._slots = asyncio.Semaphore(cfg.max_concurrency)
 
     async def start(self) -> None:
-        """Build the environment before the first call, in a process of its own unless it is harmless.
+        """Build the environment before the first call, in a separate process unless it is harmless.
 
         Raises RuntimeError when the environment cannot be built.
         """
@@ -63,8 +63,8 @@ class EnvironmentServer:
     async def step(self, turns: Sequence[Turn]) -> list[Feedback]:
         """Return one feedback per turn, in order; never raise because of a turn.
 
-        A turn whose reward raises, takes longer than ``env.<name>.timeout_s``, ends its process or is no
-        proper ``Feedback`` has its ``failure`` set.
+        ``failure`` is set for a turn whose reward raises, takes longer than ``env.<name>.timeout_s``, ends
+        its process or is no proper ``Feedback``.
         """
         async with self._slots:
             with breaking_down():
@@ -88,7 +88,8 @@ class EnvironmentServer:
             return Columnar([replace(failed, turn_number=turn.number) for turn in turns])
 
     def _without_secrets(self, feedback: Feedback) -> Feedback:
-        """Return feedback whose failure does not say what the options have from the environment."""
+        """Return feedback whose failure does not show values that the options take from environment
+        variables."""
         if feedback.failure is None:
             return feedback
         reason = without_referred(feedback.failure.reason, self._cfg.options)
@@ -120,7 +121,8 @@ class EnvironmentServer:
             return self._worker
 
     async def _each_alone(self, turns: Sequence[Turn]) -> list[Feedback]:
-        """Ask about each turn alone, in lanes that take turns from one list for 2 x ``timeout_s``."""
+        """Ask about each turn alone: several processes take turns from one list for 2 x ``timeout_s``; the
+        rest fails."""
         given_up = Feedback.failed(
             FailureKind.timed_out, "not judged: the rewards before it took too long, or hung"
         )

@@ -9,15 +9,15 @@ from typing import Annotated, Any, ClassVar
 from nemo_like.config.keys import Key
 from nemo_like.policy.options import Device, Precision
 
-# The field of a problem's data by which an episode of a hub begins.
+# The field of a prompt's data from which a hub begins the episode.
 EPISODE_KEY = "episode"
 
 
 class SandboxMode(Enum):
-    """Where the programs run that are judged, or that judge.
+    """Whether programs that are judged, or that judge, run in a sandbox.
 
-    With ``required`` they run in a sandbox, and a run refuses to start where none can be made. With ``none``
-    they run without one, as the run's user.
+    With ``required`` they do, and a run refuses to start when no sandbox can be made. With ``none`` they run
+    without one, as the run's user.
     """
 
     required = "required"
@@ -45,9 +45,9 @@ class MatchOptions:
 
 @dataclass(kw_only=True, slots=True)
 class EndpointOptions:
-    """A model behind an OpenAI-compatible API, and how it is asked.
+    """A model behind an OpenAI-compatible API, and the question that it is asked.
 
-    ``needed_words`` are what a question must have in braces, and ``other_words`` what it may have.
+    A question must contain ``needed_words`` in braces, and may contain ``other_words``.
     """
 
     needed_words: ClassVar[tuple[str, ...]]
@@ -105,12 +105,12 @@ class EndpointOptions:
 
 @dataclass(kw_only=True, slots=True)
 class HubOptions:
-    """The options of kinds whose package runs in a process of its own.
+    """The options of kinds whose package runs in a separate process.
 
-    ``module`` is the package's, which the interpreter must have; ``adapter`` names the class in ``hubs`` that
-    has the package play, as "module:class". ``of_problems`` are the options that choose the package's
-    problems; others say how it is reached, shown and judged. ``counts_tasks``: problems are numbered, and not
-    made from seeds.
+    ``module`` is the package's module, which the interpreter must have; ``adapter`` names the class in
+    ``hubs`` that adapts the package, as "module:class". ``of_problems`` are the options that decide which
+    prompts the package makes; other options say how it is reached, shown and judged. ``counts_tasks``:
+    prompts have numbers instead of seeds.
     """
 
     module: ClassVar[str]
@@ -146,7 +146,7 @@ class Credit(Enum):
     """Which branches of an agent's session train with its reward."""
 
     session = "session"  # all of them
-    last = "last"  # the one with the last call
+    last = "last"  # the branch with the last call
 
 
 @dataclass(kw_only=True, slots=True)

@@ -1,9 +1,9 @@
-"""The filter on system calls for programs in a sandbox, as the kernel takes it (classic BPF; seccomp(2)).
+"""The filter on system calls for programs in a sandbox, in the kernel's form (classic BPF; seccomp(2)).
 
-The filter denies what an ordinary user may do otherwise and no honest program needs: to make new namespaces,
-whose capabilities bring the next bug of the kernel into reach; to access other processes' memory; to use
-memory that no limit counts (System V and memfd segments); tracing, key rings and io_uring; to ask for less of
-the CPUs, as if others took them; and kinds of sockets that a network namespace does not hold, such as the one
+The filter denies calls that an ordinary user may make but no honest program needs: making new namespaces,
+whose capabilities expose further bugs of the kernel; accessing other processes' memory; using memory that no
+limit counts (System V and memfd segments); tracing, key rings and io_uring; lowering its own CPU priority, as
+if others took the CPUs; and kinds of sockets that a network namespace does not confine, such as sockets
 between a virtual machine and its host.
 """
 
@@ -48,14 +48,15 @@ DENIED = {  # name: (x86_64, aarch64)
     "unshare": (272, 97),
     "userfaultfd": (323, 282),
 }
-# From this number on begins x86_64's second table of the same calls, in which the filter knows no numbers.
+# The first number of x86_64's second table of the same calls, whose numbers the filter does not know.
 _X32 = 0x40000000
 
 _Instruction = tuple[int, int, int, int]  # code, jump when true, jump when false, value
 
 
 def filter_program() -> bytes:
-    """Return the filter for this machine. Raises RuntimeError where its system calls are not known here."""
+    """Return the filter for this machine. Raises RuntimeError when this module does not know its system
+    calls."""
     machine = platform.machine()
     if machine not in ("x86_64", "aarch64"):
         raise RuntimeError(f"system calls of {machine} cannot be filtered")

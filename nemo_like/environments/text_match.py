@@ -24,13 +24,13 @@ def arithmetic(options: NoOptions) -> PerTurnEnvironment:
 
 
 def exact_match(options: ExactMatchOptions) -> PerTurnEnvironment:
-    """Make an environment that gives 1 for the reference answer, spaces around it aside; a number with its
+    """Make an environment that gives 1 for the reference answer, ignoring spaces around it; a number with its
     unit may be typeset by LaTeX or plain."""
     return PerTurnEnvironment(partial(_judge_exact_match, options=options))
 
 
 def f1(options: MatchOptions) -> PerTurnEnvironment:
-    """Make an environment that gives the F1 score of the answer's words against the reference's."""
+    """Make an environment that gives the F1 score of the answer's words against the reference's words."""
     return PerTurnEnvironment(
         lambda turn: Feedback(
             {"f1": f1_score(extract_answer(turn.response, options.answer_pattern) or "", turn.answer)}

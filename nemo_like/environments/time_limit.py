@@ -1,8 +1,8 @@
-"""The time that a program may take, where other programs take the CPUs at the same time.
+"""Limits the time of a program fairly, although other programs take the CPUs at the same time.
 
-A program has ``timeout_s`` of CPU time, all of its processes together, and as much time by the clock. Time in
-which it waits for a CPU that others have does not count, so that who shares a machine does not decide what is
-a wrong answer. Such waiting has an end too, after which nothing can be said about the program.
+A program has ``timeout_s`` of CPU time, all of its processes together, and as much time by the clock. Time
+in which it waits for a CPU that others use does not count, so that a busy machine does not make an answer
+wrong. Such waiting has a limit too, after which nothing can be said about the program.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from contextlib import asynccontextmanager, suppress
 from nemo_like.environments.cpu_account import ControlGroup, ProcessTrees
 
 _PERIOD_S = 0.05  # from one look at the processes to the next
-_SLOW_PERIOD_S = 0.5  # of processes of which only the CPU time matters
-# A later look says that this process itself waited for a CPU.
+_SLOW_PERIOD_S = 0.5  # the same where only the CPU time matters
+# A longer period means that this process itself waited for a CPU.
 _LONGEST_PERIOD_S = 3 * _PERIOD_S
-# So many times the limit may pass by the clock.
+# How many times the limit may pass by the clock.
 PATIENCE = 10.0
 
 
 class Starved(Exception):
-    """A program was ended that had used little of its time, as it waited for a CPU; figures say how long."""
+    """A program was ended after waiting for a CPU most of its time; the message says how long."""
 
 
 class TimeLimit:
@@ -35,12 +35,13 @@ class TimeLimit:
 
     @property
     def is_starved(self) -> bool:
-        """Whether the time by the clock was over, and the program's own was not."""
+        """Whether the program has not used up its own time, neither CPU time nor time by the clock without
+        waiting."""
         return self.cpu_s < self._limit_s and self.passed_s - self.waited_s < self._limit_s
 
     def watch(self, process: int, group: ControlGroup | None, *helpers: int) -> None:
-        """Begin to count: ``process`` is the program, in ``group`` if there is one; it may wait for work of
-        the processes ``helpers``, whose CPU time is not the program's."""
+        """Begin to count the time of ``process``, the program, in ``group`` if there is one. The program may
+        wait for the processes ``helpers``, whose CPU time does not count as the program's."""
         loop = asyncio.get_running_loop()
         own, all_of_them = ProcessTrees([process]), ProcessTrees([process, *helpers])
         began_s = before_s = loop.time()
@@ -84,7 +85,7 @@ async def until_cpu_is_used_up(process: int, group: ControlGroup | None, limit_s
 
 
 def _cpu_s(processes: ProcessTrees, group: ControlGroup | None) -> float:
-    """Return what a program has used of the CPUs, as its group says while there is one."""
+    """Return the CPU time that a program has used, from its control group if there is one."""
     if group is not None:
         with suppress(OSError, KeyError, ValueError):
             return group.cpu_s()
@@ -93,10 +94,10 @@ def _cpu_s(processes: ProcessTrees, group: ControlGroup | None) -> float:
 
 @asynccontextmanager
 async def time_limit(limit_s: float) -> AsyncIterator[TimeLimit]:
-    """Yield a limit, which counts from when its ``watch`` is called.
+    """Yield a limit, which counts from the call of its ``watch`` on.
 
-    Raises TimeoutError when the program's time is over in the block, and Starved when it had to wait for CPUs
-    for too long.
+    Raises TimeoutError when the program's time is over in the block, and Starved when it had to wait too long
+    for CPUs.
     """
     limit: TimeLimit | None = None
     try:

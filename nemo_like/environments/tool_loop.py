@@ -1,4 +1,4 @@
-"""Plays an agent that is a class with tools: its methods are what the policy may call.
+"""Runs an agent that is a class with tools: the policy may call its methods.
 
 reset(task) ──▶ first message ──▶ policy ──▶ calls of tools ──▶ methods ──▶ results ─┐
                                     ▲                                                │
@@ -25,11 +25,11 @@ _OWN = ("reset", "reward")
 async def play_with_tools(
     make: Callable[[], Any], task: Mapping[str, Any], access: AgentAccess, *, tool_choice: str, max_calls: int
 ) -> Any:
-    """Make the object, have the policy call its tools, and return what its ``reward`` returns.
+    """Make the object, have the policy call its tools, and return the result of its ``reward``.
 
-    ``reset(task)``, where the class has it, returns the first message, or None for the task's prompt.
-    ``is_done``, where it is true, ends the conversation; else the first response without a call does, or
-    ``max_calls``. Methods may be async.
+    ``reset(task)``, if the class has it, returns the first message, or None for the task's prompt. The
+    conversation ends when ``is_done`` is true, at the first response without a call, or after ``max_calls``.
+    Methods may be async.
     """
     played = make()
     reset = getattr(played, "reset", None)
@@ -63,7 +63,7 @@ async def play_with_tools(
 
 def tools_of(played: object) -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     """Return the public methods of an object and their schemas, which transformers reads from type hints and
-    docstrings. Raises ValueError for a class without tools, and what transformers raises for a method whose
+    docstrings. Raises ValueError for a class without tools, and the errors of transformers for a method whose
     arguments are not documented."""
     methods = inspect.getmembers(type(played), inspect.isfunction)
     tools = {}
@@ -76,7 +76,7 @@ def tools_of(played: object) -> dict[str, tuple[Callable[..., Any], dict[str, An
 
 
 async def _result(tools: Mapping[str, tuple[Callable[..., Any], Any]], call: Any) -> str:
-    """Call a tool and return its result as text; a mistake of the policy is told to it."""
+    """Call a tool and return its result as text; an error is returned as a text for the policy."""
     name = call.function.name
     if name not in tools:
         return f"error: there is no tool {name!r}; there are {', '.join(tools)}"

@@ -1,4 +1,4 @@
-"""The rollout's side of an environment with tools: another environment judges what needs no tool any more.
+"""The rollout's handle of an environment with tools, where another environment judges the last response.
 
 turns ──▶ the pool with the tools ──▶ a call: its result is the observation
                                └─▶ no call: the pool of options.judge ──▶ reward
@@ -16,7 +16,7 @@ from nemo_like.environments.registry import last_judge
 
 
 class Answering(Protocol):
-    """Answers turns: a pool."""
+    """Answers turns with feedback. A pool is one."""
 
     @property
     def unanswered(self) -> Sequence[str]: ...
@@ -28,7 +28,7 @@ class Answering(Protocol):
 
 
 class ToolPool:
-    """Has tools answer responses that call them, and a judge those that do not."""
+    """Has the tools answer responses that call them, and the judge answer responses that do not."""
 
     def __init__(self, tools: Answering, judge: Answering) -> None:
         self._tools, self._judge = tools, judge
@@ -40,7 +40,7 @@ class ToolPool:
 
     @property
     def unanswered(self) -> list[str]:
-        """The names of the actors that have a call to answer."""
+        """The names of the actors that have an unanswered call."""
         return [*self._tools.unanswered, *self._judge.unanswered]
 
     async def step(self, turns: Sequence[Turn]) -> list[Feedback]:
@@ -49,13 +49,13 @@ class ToolPool:
         over = [place for place, one in enumerate(answers) if one.is_done and one.failure is None]
         judged = await self._judge.step([turns[place] for place in over]) if over else []
         for place, verdict in zip(over, judged, strict=True):
-            # An answer to another turn keeps that turn's number, so that whoever asked finds it.
+            # An answer to another turn keeps that turn's number, so that the caller notices it.
             answers[place] = replace(verdict, metrics={**answers[place].metrics, **verdict.metrics})
         return answers
 
 
 def tool_pools(env: Mapping[str, EnvConfig], judges: Mapping[str, Answering]) -> dict[str, ToolPool]:
-    """Return the pool of each environment with tools, by name, whose own and whose judge's are in
+    """Return, by name, the pool of each environment with tools, if its own pool and its judge's are in
     ``judges``."""
     return {
         name: ToolPool(judges[name], judges[judge])

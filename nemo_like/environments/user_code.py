@@ -19,7 +19,7 @@ from nemo_like.environments.per_turn import PerTurnEnvironment
 def function(options: FunctionOptions) -> Environment:
     """Make an environment that calls ``function(turn, **arguments)`` for each turn.
 
-    The function may be plain or async, and returns what ``feedback_of`` takes. Raises ValueError when there
+    The function may be plain or async; ``feedback_of`` lists what it may return. Raises ValueError when there
     is no such function.
     """
     judge = load_by_path(options.function)
@@ -30,7 +30,7 @@ def function(options: FunctionOptions) -> Environment:
 def custom(options: CustomOptions) -> Environment:
     """Make the environment that ``options.target``, a class or function, returns for its arguments.
 
-    Raises ValueError when there is no such target, or what the target raises.
+    Raises ValueError when there is no such target, and the errors of the target.
     """
     target = load_by_path(options.target)
     environment = target(**options.arguments)
@@ -41,14 +41,14 @@ def custom(options: CustomOptions) -> Environment:
 
 
 async def _judge(judge: Callable[..., Any], arguments: Mapping[str, Any], turn: Turn) -> Feedback:
-    """Call the function and turn what it returns into feedback. Raises TypeError for any other result."""
+    """Call the function and turn its result into feedback. Raises TypeError for a result of another type."""
     answer = judge(turn, **arguments)
     return feedback_of(judge, await answer if inspect.isawaitable(answer) else answer)
 
 
 def feedback_of(judge: Callable[..., Any], answer: object) -> Feedback:
-    """Return what the function ``judge`` returned as feedback: a number, named numbers, a ``Feedback``, or
-    None for a response that it does not judge.
+    """Return a result of the function ``judge`` as feedback: a number, named numbers, a ``Feedback``, or None
+    for a response that it does not judge.
 
     Raises TypeError for anything else.
     """

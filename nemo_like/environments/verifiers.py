@@ -1,4 +1,4 @@
-"""Environments that judge by libraries which know the subject: math-verify and reasoning-gym."""
+"""Environments that judge with libraries for a subject: math-verify and reasoning-gym."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def math_verify(options: MatchOptions) -> PerTurnEnvironment:
 
 
 def reasoning_gym(options: MatchOptions) -> PerTurnEnvironment:
-    """Make an environment that gives the score that the problem's own reasoning-gym dataset gives.
+    """Make an environment that gives the score of the reasoning-gym dataset that the prompt came from.
 
-    ``data["metadata"]`` of a problem is its entry's; ``source_dataset`` in it names the dataset.
+    ``data["metadata"]`` of a prompt is the entry's metadata; ``source_dataset`` in it names the dataset.
     """
     import reasoning_gym  # noqa: F401 - seconds of imports, before the first deadline runs
 
@@ -46,7 +46,8 @@ def _judge_math(turn: Turn, options: MatchOptions) -> Feedback:
 
 
 def reference_expression(reference: str) -> list[Any]:
-    """Return the expressions that math-verify finds in a reference answer; raise ValueError when none."""
+    """Return the expressions that math-verify finds in a reference answer; raise ValueError when there are
+    none."""
     from math_verify import parse
 
     # No deadline of math-verify's own, which uses signals: the server's deadline bounds every call.
@@ -57,14 +58,14 @@ def reference_expression(reference: str) -> list[Any]:
 
 
 def _as_math(reference: str) -> str:
-    """Put a reference without LaTeX delimiters between them, since all of it is the expression."""
+    """Put LaTeX delimiters around a reference without any, since all of it is the expression."""
     reference = _typeset(reference)
     return reference if "$" in reference or "\\boxed" in reference else f"${reference}$"
 
 
 def _typeset(text: str) -> str:
-    """Return a text with its quantities as math-verify reads them alike: its dollar signs are delimiters, and
-    to it ``50\\%`` is no ``50%``, ``10\\,000`` no number, and ``90°`` no angle."""
+    """Return a text whose quantities math-verify reads alike. It takes dollar signs as delimiters, and does
+    not read ``50\\%`` as ``50%``, ``10\\,000`` as a number, or ``90°`` as an angle."""
     plain = plain_numbers(text.replace("\\$", ""))
     return _DEGREE_SIGN.sub(r"^\\circ", plain)
 

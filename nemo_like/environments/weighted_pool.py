@@ -1,8 +1,8 @@
-"""The rollout's side of a weighted sum: several environments judge each turn.
+"""The rollout's handle of a weighted sum: several environments judge each turn.
 
 turns ──▶ the pool of each component, in batches of its own size ──▶ weighted rewards, one per component
 
-A component keeps its own actors, deadlines and concurrency, and may judge for several sums, and alone.
+A component keeps its own actors, deadlines and concurrency, and may judge for several sums, and by itself.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Component:
 
 
 class WeightedPool:
-    """Adds up what several environments give to each turn."""
+    """Adds up the rewards that several environments give to each turn."""
 
     def __init__(self, components: Mapping[str, Component]) -> None:
         """Ask the environments of these names, whose pools are managed elsewhere."""
@@ -42,25 +42,26 @@ class WeightedPool:
 
     @property
     def unanswered(self) -> list[str]:
-        """The names of the actors that have a call to answer."""
+        """The names of the actors that have an unanswered call."""
         return [actor for component in self._components.values() for actor in component.pool.unanswered]
 
     async def step(self, turns: Sequence[Turn]) -> list[Feedback]:
-        """Return one feedback per turn, in order; a failed one where a component fails."""
+        """Return one feedback per turn, in order; a failed one when a component fails."""
         answers = await asyncio.gather(*(_asked(one, turns) for one in self._components.values()))
         return [self._sum(turn, given) for turn, *given in zip(turns, *answers, strict=True)]
 
     def _sum(self, turn: Turn, given: Sequence[Feedback]) -> Feedback:
-        """Return the sum of what the components gave, in their order, to a turn.
+        """Return the weighted sum of the components' feedback to a turn; ``given`` is in the order of the
+        components.
 
-        A component's reward becomes one component of the sum's, under its name and with its weight. What the
-        reward consists of, before the weight, and the component's own metrics become metrics behind its name.
-        A component that abstains is left out; where all do, the sum has no reward.
+        Each component's reward, times its weight, becomes a component of the sum under its name. The parts of
+        that reward before the weight, and the component's own metrics, become metrics with its name in front.
+        A component that abstains is left out; when all do, the sum has no reward.
         """
         rewards: dict[str, float | None] = {}
         metrics: dict[str, float] = {}
         columns: dict[str, Any] = {}
-        # An answer to another turn keeps that turn's number, so that whoever asked finds it.
+        # An answer to another turn keeps that turn's number, so that the caller notices it.
         others = (one.turn_number for one in given if one.turn_number != turn.number)
         turn_number = max(others, default=turn.number)
         for (name, component), one in zip(self._components.items(), given, strict=True):
@@ -75,7 +76,7 @@ class WeightedPool:
             }
             metrics |= {f"{name}/{metric}": value for metric, value in one.metrics.items()}
             columns |= one.columns
-        # A large weight leads beyond float32; and all components may abstain.
+        # A large weight may lead beyond float32; and all components may abstain.
         if (failure := checked(Feedback(rewards)).failure) is not None:
             return Feedback(failure=failure, turn_number=turn_number)
         return Feedback(rewards, metrics=metrics, columns=columns, turn_number=turn_number)
@@ -84,7 +85,7 @@ class WeightedPool:
 def weighted_pools(
     env: Mapping[str, EnvConfig], pools: Mapping[str, EnvironmentPool]
 ) -> dict[str, WeightedPool]:
-    """Return the pool of each weighted sum of ``env`` whose components all have ``pools``."""
+    """Return the pool of each weighted sum in ``env`` whose components all have ``pools``."""
     weights = {name: component_weights(cfg) for name, cfg in env.items()}
     return {
         name: WeightedPool(

@@ -12,7 +12,8 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class GymnasiumHub:
-    """An environment id of Gymnasium's registry; ``module:id`` imports the module that registers it first."""
+    """One environment id of Gymnasium's registry; ``module:id`` imports the module that registers it
+    first."""
 
     def __init__(
         self,
@@ -24,14 +25,14 @@ class GymnasiumHub:
         prompt_template: str,
         observation_template: str,
     ) -> None:
-        """Make the environment once, so that a wrong id or argument is known at the start."""
+        """Make the environment once, so that a wrong id or argument is noticed at the start."""
         self._id, self._arguments = env_id, arguments
         self._pattern, self._actions, self._invalid_reward = action_pattern, actions, invalid_reward
         self._prompt, self._observation = prompt_template, observation_template
         self.made().close()
 
     def made(self) -> Any:
-        """Return a new environment. Raises what Gymnasium raises."""
+        """Return a new environment. Raises the errors of ``gymnasium.make``."""
         return gymnasium.make(self._id, **self._arguments)
 
     async def problems(self, size: int, seed: int) -> list[HubProblem]:
@@ -47,7 +48,7 @@ class GymnasiumHub:
         return GymnasiumEpisode(self, int(problem["seed"]))
 
     def action(self, response: str, space: Any) -> Any:
-        """Return the action that a response names; None where it names none that the space has."""
+        """Return the action that a response names, or None when the space has no such action."""
         found = last_match(self._pattern, response)
         if found is None:
             return None
@@ -63,11 +64,11 @@ class GymnasiumHub:
         return action if action is not None and space.contains(action) else None
 
     def shown(self, observation: str) -> str:
-        """Return an observation as the policy sees it."""
+        """Return an observation in the form that the policy sees."""
         return self._observation.replace("{observation}", observation)
 
     def invalid(self, observation: str) -> TurnOutcome:
-        """Return what comes of a response without an action: nothing happened."""
+        """Return the outcome of a response without a valid action: the state stays as it was."""
         return TurnOutcome(
             self.shown(observation), {"reward": self._invalid_reward}, metrics={"valid_action": 0.0}
         )
@@ -98,7 +99,8 @@ class GymnasiumEpisode:
         self._env.close()
 
     def _as_text(self, observation: Any) -> str:
-        """Return what ``render_mode: ansi`` shows, without colours, or else the observation."""
+        """Return the text that ``render_mode: ansi`` shows, without colours, or else the observation as
+        text."""
         if self._env.render_mode == "ansi":
             return _COLOURS.sub("", str(self._env.render())).strip("\n")
         return observation if isinstance(observation, str) else str(observation)

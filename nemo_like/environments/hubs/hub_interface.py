@@ -1,4 +1,5 @@
-"""What a hub's package is adapted to: problems, and episodes that take responses. Standard library only."""
+"""The interface between a hub's process and its package: prompts, and episodes that take responses. Standard
+library only."""
 
 from __future__ import annotations
 
@@ -20,10 +21,10 @@ class HubFailure(Exception):
 
 @dataclass(frozen=True)
 class HubProblem:
-    """The beginning of an episode: a text, or messages as OpenAI has them."""
+    """The beginning of an episode: a text, or messages in OpenAI's form."""
 
     prompt: str | list[dict[str, Any]]
-    data: dict[str, Any]  # by which ``Hub.open`` finds it again; JSON
+    data: dict[str, Any]  # ``Hub.open`` begins the episode from it; JSON
     answer: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -32,7 +33,7 @@ class HubProblem:
 
 @dataclass(frozen=True)
 class TurnOutcome:
-    """What came of a response."""
+    """The observation, rewards and metrics that follow a response."""
 
     observation: str = ""
     # Named components, added up over the turns; None where one abstains.
@@ -57,10 +58,10 @@ class Hub(Protocol):
     """A package's environments, made from the options of the configuration."""
 
     async def problems(self, size: int, seed: int) -> list[HubProblem]:
-        """Return ``size`` problems that follow from ``seed``, or as many as there are."""
+        """Return ``size`` prompts made from ``seed``, or fewer when there are no more."""
 
     async def open(self, problem: dict[str, Any]) -> Episode:
-        """Begin the episode of a problem's ``data``."""
+        """Begin the episode that ``problem``, the ``data`` of a prompt, describes."""
 
 
 def last_match(pattern: str | None, text: str) -> str | None:
@@ -72,7 +73,8 @@ def last_match(pattern: str | None, text: str) -> str | None:
 
 
 class OwnRandomness:
-    """The state of Python's and numpy's global generators for one episode, which no other episode sees."""
+    """The state of Python's and numpy's global random generators for one episode, separate from other
+    episodes."""
 
     def __init__(self, seed: int) -> None:
         random_before, numpy_before = _states()
@@ -84,7 +86,7 @@ class OwnRandomness:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Use this state in the block; what the block draws stays its own."""
+        """Use this episode's state in the block, keep it afterwards, and restore the previous one."""
         before = _states()
         _restore(*self._states)
         try:

@@ -1,13 +1,13 @@
-"""The process in which the environments of a hub's package run, by an interpreter that may have nothing else.
+"""The process in which a hub's package runs, with an interpreter that may have no other packages.
 
     start     ("module:class", options)                ──▶ null
-    problems  ("problems", {"size": 8, "seed": 0})     ──▶ {"result": [problem, ...]}
+    problems  ("problems", {"size": 8, "seed": 0})     ──▶ {"result": [prompt, ...]}
     step      ("step", {...})                          ──▶ {"result": outcome}
               where a sample cannot be judged          ──▶ {"failed": {kind, reason}}
 
 Calls come in frames of JSON (``child_process/child_side.py``, whose folder is in PYTHONPATH). Standard
-library only, but for the hub's own package. An episode stays here between its turns. One that is not here is
-played again from its problem and its earlier responses, which must lead to the same observations.
+library only, but for the hub's own package. An episode stays here between its turns. An episode that is not
+here is played again from its data and its earlier responses, which must lead to the same observations.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 from child_side import JSON, ParentCalls
 from hub_interface import Episode, Hub, HubFailure
 
-_MAX_EPISODES = 2048  # that stay between turns; of more, the one that waited longest is closed
+_MAX_EPISODES = 2048  # kept between turns; beyond this, the episode that has waited longest is closed
 
 
 class _Played:
-    """An episode, and what was said in it."""
+    """An episode, with the responses and observations so far."""
 
     def __init__(self, episode: Episode) -> None:
         self.episode = episode
@@ -40,19 +40,20 @@ class HubHost:
         self._played: OrderedDict[str, _Played] = OrderedDict()
 
     def start(self, adapter: str, options: dict[str, Any]) -> None:
-        """Build the hub that ``adapter`` names."""
+        """Build the hub that ``adapter`` names, "module:class"."""
         module, _, name = adapter.partition(":")
         self._hub = getattr(importlib.import_module(module), name)(**options)
 
     async def answer(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Return what a method below returns, or that the sample cannot be judged."""
+        """Call the method ``method`` below and return its result, or the failure of the sample."""
         try:
             return {"result": await getattr(self, method)(**arguments)}
         except HubFailure as failure:
             return {"failed": {"kind": failure.kind, "reason": failure.reason}}
 
     async def problems(self, size: int, seed: int) -> list[dict[str, Any]]:
-        """Return ``size`` problems: prompt, answer and data, by which ``step`` opens an episode."""
+        """Return ``size`` prompts, each with prompt, answer and data; ``step`` opens an episode from the
+        data."""
         return [problem.as_json() for problem in await self._hub.problems(size, seed)]
 
     async def step(
@@ -63,9 +64,10 @@ class HubHost:
         response: str,
         is_last: bool,
     ) -> dict[str, Any]:
-        """Give a response to an episode, and return what came of it.
+        """Give a response to an episode, and return the outcome.
 
-        ``history`` has the responses and observations before. Raises HubFailure when a replay goes elsewhere.
+        ``history`` has the earlier responses and observations. Raises HubFailure when playing it again gives
+        other observations.
         """
         before = [(one, observed) for one, observed in history]
         played = self._played.pop(episode, None)
@@ -89,7 +91,7 @@ class HubHost:
         return outcome.as_json()
 
     async def _again(self, problem: dict[str, Any], history: list[tuple[str, str]]) -> _Played:
-        """Open an episode and play its history."""
+        """Open an episode and play its history again."""
         played = _Played(await self._hub.open(problem))
         try:
             for number, (response, observed) in enumerate(history, start=1):

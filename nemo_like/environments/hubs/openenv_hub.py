@@ -1,4 +1,5 @@
-"""Environments of OpenEnv, behind their servers: one connection, and so one session, per episode."""
+"""Environments of OpenEnv, behind their servers: each episode has its own connection, and so its own
+session."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _RESPONSE = "{response}"
 
 
 class OpenEnvHub:
-    """A server of OpenEnv, at an address."""
+    """One server of OpenEnv."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class OpenEnvHub:
             raise
 
     async def sent(self, client: Any, response: str) -> TurnOutcome:
-        """Send a response as an action."""
+        """Send a response as an action, and return the outcome."""
         found = last_match(self._pattern, response)
         try:
             result = await client.step(_filled(self._action, "" if found is None else found))
@@ -94,7 +95,7 @@ class OpenEnvEpisode:
 
 
 def _filled(template: Any, response: str) -> Any:
-    """Return the action: each text of the template with the response in the place of {response}."""
+    """Return the action: the template with the response in place of {response} in every text."""
     if isinstance(template, dict):
         return {key: _filled(value, response) for key, value in template.items()}
     if isinstance(template, list):

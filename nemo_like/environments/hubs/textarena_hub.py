@@ -1,4 +1,4 @@
-"""Games of TextArena: the policy is player 0, and a function of the user's plays the others."""
+"""Games of TextArena: the policy is player 0, and a user's function plays the other players."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MAX_OPPONENT_MOVES = 1000  # in a row
 
 
 class TextArenaHub:
-    """A game by its id in TextArena's registry."""
+    """One game of TextArena's registry."""
 
     def __init__(
         self, env_id: str, arguments: dict[str, Any], num_players: int, opponent: str | None
     ) -> None:
-        """Begin a game once, so that a wrong id or argument is known at the start.
+        """Begin a game once, so that a wrong id or argument is noticed at the start.
 
-        ``opponent``, ``module:function``, returns the move of another player for what that player sees.
+        ``opponent``, ``module:function``, returns another player's move for the text that this player sees.
         """
         self.env_id, self.arguments, self.num_players = env_id, arguments, num_players
         self.opponent: Callable[[str], str] | None = None
@@ -68,7 +68,8 @@ class TextArenaEpisode:
         """Do nothing: a game holds nothing but memory."""
 
     def _until_policy(self) -> str:
-        """Have the other players move until it is the policy's turn; return what it has not seen yet."""
+        """Let the other players move until it is the policy's turn; return the text that the policy has not
+        seen yet."""
         for _ in range(_MAX_OPPONENT_MOVES):
             player, shown = self._env.get_observation()
             new = self._new(player, str(shown))
@@ -82,7 +83,7 @@ class TextArenaEpisode:
         raise HubFailure("raised", f"the policy had no turn in {_MAX_OPPONENT_MOVES} moves")
 
     def _new(self, player: int, shown: str) -> str:
-        """Return what is new of an observation, which in most games begins with all before."""
+        """Return the new part of an observation: in most games it begins with all earlier text."""
         before = self._seen.get(player, "")
         self._seen[player] = shown
         return shown[len(before) :] if shown.startswith(before) else shown

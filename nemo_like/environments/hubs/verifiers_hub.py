@@ -1,4 +1,4 @@
-"""Environments of verifiers, in which the policy has the one seat.
+"""Environments of verifiers that have a single seat, which the policy takes.
 
     the environment's own run() ──▶ the seat: agents.<name>.run(task) or .interaction(task).turn(message)
                                        │ asks for a reply        ▲ the next response
@@ -6,7 +6,7 @@
                             the policy's turn: an observation ───┘
 
 The seat keeps a trace as verifiers' own agents do, and has the task score it. It runs no program: there is no
-harness and no runtime, so tasks that need one, or tools, are refused.
+harness and no runtime, so tasks that need either, or tools, are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class VerifiersHub:
     def __init__(self, env: dict[str, Any]) -> None:
         """Load the environment of verifiers' configuration ``env``.
 
-        Raises ValueError for one with several seats, or whose tasks need what the seat does not have.
+        Raises ValueError for an environment with several seats, or with tasks that need more than messages.
         """
         config = resolve_env_config(env)
         self._env = load_environment(config)
@@ -50,7 +50,7 @@ class VerifiersHub:
         self._tasks: list[Any] = []
 
     async def problems(self, size: int, seed: int) -> list[HubProblem]:
-        """Return the first ``size`` tasks after ``seed``, in the taskset's own order."""
+        """Return the tasks number ``seed`` to ``seed + size - 1`` of the taskset, in its own order."""
         chosen = self._tasks_until(seed + size)[seed:]
         return [
             HubProblem([_as_openai(one, index) for one in _messages(task)], {"index": index})
@@ -73,7 +73,7 @@ class VerifiersHub:
 
 
 def _lacking(task_type: Any, taskset: Any, config: Any) -> Any:
-    """Yield what tasks of this type need besides messages."""
+    """Yield what tasks of this type need beyond messages, in words."""
     if task_type.NEEDS_CONTAINER:
         yield "a container"
     if task_type.toolsets(taskset.config.task) or type(taskset).toolsets(taskset.config):
@@ -94,7 +94,7 @@ def _needs_runtime(function: Any) -> bool:
 
 
 def _messages(task: Any) -> list[Any]:
-    """Return a task's prompt as messages of verifiers. Raises HubFailure for a task that a user begins."""
+    """Return a task's prompt as messages of verifiers. Raises HubFailure for a task whose user begins."""
     data = task.data
     if data.prompt is None:
         raise HubFailure("raised", f"task {data.idx} has no prompt: its user begins, and the policy cannot")
@@ -105,9 +105,9 @@ def _messages(task: Any) -> list[Any]:
 
 
 def _as_openai(message: Any, index: int) -> dict[str, Any]:
-    """Return a message of task ``index`` with all of its fields, and its calls of tools as OpenAI has them.
+    """Return a message of task ``index`` with all of its fields, and its tool calls in OpenAI's form.
 
-    Raises HubFailure for one with an image.
+    Raises HubFailure for a message with an image.
     """
     if not isinstance(message.content, str | None) and any(one.type != "text" for one in message.content):
         raise HubFailure("raised", f"task {index} has an image in its prompt, which is not served")
@@ -126,7 +126,7 @@ def _as_openai(message: Any, index: int) -> dict[str, Any]:
 
 
 class VerifiersEpisode:
-    """One run of the environment, which waits for the policy where it asks the seat."""
+    """One run of the environment, which waits for the policy whenever it asks the seat for a reply."""
 
     def __init__(self, env: Any, seat: str, task: Any) -> None:
         self._env, self._task = env, task
@@ -138,7 +138,8 @@ class VerifiersEpisode:
         self._running: asyncio.Task[None]
 
     async def begin(self) -> None:
-        """Run the environment until it asks for the first reply, whose prompt the policy has."""
+        """Run the environment until it asks for the first reply; the policy already has the prompt of that
+        reply."""
         self._running = asyncio.get_running_loop().create_task(self._run())
         if await self._said() is None:
             raise HubFailure("raised", "the environment ended before it asked for a reply")
@@ -170,12 +171,13 @@ class VerifiersEpisode:
             await self._running
 
     async def reply(self, said: str) -> str | None:
-        """Say something to the policy, and wait for its reply; None when there is no further turn."""
+        """Send a message to the policy, and wait for its reply; None when there is no further turn."""
         self._asked.put_nowait(said)
         return await self._replies.get()
 
     async def _said(self) -> str | None:
-        """Return what the environment says next; None when it has ended. Raises what failed it."""
+        """Return the environment's next message to the seat, or None when it has ended. Raises the
+        environment's error."""
         asked = asyncio.get_running_loop().create_task(self._asked.get())
         await asyncio.wait({asked, self._running}, return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
@@ -202,7 +204,7 @@ class _Agents:
 
 
 class Seat:
-    """What verifiers calls an agent: here, the policy."""
+    """The policy in the role of an agent of verifiers."""
 
     trainable = True
 
@@ -210,7 +212,7 @@ class Seat:
         self._episode = episode
 
     async def run(self, task: Any, **others: Any) -> Any:
-        """Have the policy reply to the task's prompt once; return the scored trace."""
+        """Have the policy reply once to the task's prompt; return the scored trace."""
         async with self.interaction(task, **others) as interaction:
             await interaction.turn()
         return interaction.trace
@@ -228,7 +230,7 @@ class Seat:
 
 
 class SeatInteraction:
-    """One conversation of the seat, as ``verifiers.v1.Interaction``."""
+    """One conversation of the seat, with the interface of ``verifiers.v1.Interaction``."""
 
     def __init__(self, episode: VerifiersEpisode, task: Any) -> None:
         self._episode = episode
@@ -238,7 +240,7 @@ class SeatInteraction:
         self._said = _messages(task)
 
     async def turn(self, message: Any = None) -> Any:
-        """Say ``message``, text or user messages, and return the segment with the policy's reply."""
+        """Send ``message``, a text or user messages, and return the segment with the policy's reply."""
         texts: list[str] = []
         if message is not None:
             new = [UserMessage(content=message)] if isinstance(message, str) else [*message]

@@ -1,4 +1,4 @@
-"""The first process in an agent's sandbox: it leads connections to the endpoint, and runs the command.
+"""The first process in an agent's sandbox: it forwards connections to the endpoint, and runs the command.
 
 command ──▶ 127.0.0.1:port, in the sandbox's own network ──▶ this process ──▶ Unix socket of the host
 """
@@ -21,7 +21,7 @@ _OTHER_FILES = 16  # of this process, at most
 
 def main(port: str, endpoint: str, num_words: str, user_id: str, limits: str, *others: str) -> None:
     """Confine this process, then run the command, whose words are the first ``num_words`` of ``others``; end
-    as it ends."""
+    with the command's exit code or signal."""
     confine(int(user_id), limits)
     command = others[: int(num_words)]
     if endpoint:
@@ -56,8 +56,8 @@ def _serve(listening: socket.socket, endpoint: str) -> None:
 
 
 def _lead(theirs: socket.socket, endpoint: str, room: threading.Semaphore) -> None:
-    """Lead one connection to the endpoint, until either side ends it, and close it: a client that still sends
-    then would wait for room without end."""
+    """Forward one connection to the endpoint until either side ends it, then close it: an open connection
+    would make a client that still sends wait forever."""
     try:
         _lead_both_ways(theirs, endpoint)
     finally:

@@ -1,6 +1,6 @@
-"""Finds the program's functions that tests call, and refuses tests for which calls by value do not suffice.
+"""Finds the program's functions that tests call, and refuses tests that cannot work with calls by value.
 
-It reads the tests alone, before anything runs: whether they are refused must not depend on the program.
+It reads only the tests, before anything runs: whether they are refused must not depend on the program.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from nemo_like.environments.inside.plain_data import PLAIN_TYPES
 from nemo_like.environments.inside.remote_program import RefusedTests
 
-# Modules that show or change objects of the process they run in, or its files; that run what a program
-# returned; or that wait for its coroutines.
+# Modules that show or change objects of their process, or its files; modules that run code which a program
+# returned; and modules that wait for its coroutines.
 _SHARING_MODULES = {
     *(
         "asyncio",
@@ -45,9 +45,9 @@ _CATCHES = (ast.Try, ast.With)
 
 
 def functions_called(tests: str) -> frozenset[str]:
-    """Return the names that tests use and neither they nor Python define: the program's functions.
+    """Return the names that the tests use but neither they nor Python define: the program's functions.
 
-    Raises RefusedTests, naming the line, when values do not suffice for what the tests do with them.
+    Raises RefusedTests, naming the line, when the tests need more than plain values from these functions.
     """
     try:
         tree = ast.parse(tests, "tests")
@@ -85,7 +85,8 @@ def _tables(table: symtable.SymbolTable) -> Iterator[symtable.SymbolTable]:
 
 
 class _Rules:
-    """The rules by which a node of the test program is judged, with what they need of the whole program."""
+    """The rules that each node of the test program must keep, with the names that they need from the whole
+    program."""
 
     def __init__(self, tree: ast.Module, names: frozenset[str]) -> None:
         self._names = names
@@ -102,7 +103,7 @@ class _Rules:
         self._results = self._names_of_results(tree)
 
     def complaints(self, node: ast.AST) -> Iterator[str]:
-        """Yield why this node needs more than values."""
+        """Yield why this node needs more than plain values."""
         if isinstance(node, ast.Import):
             yield from self._sharing_modules(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -122,7 +123,7 @@ class _Rules:
             yield "they await what a function returns"
 
     def _aliases(self, tree: ast.Module) -> set[str]:
-        """Return the parameters and variables by which the tests also name the program's functions."""
+        """Return the parameters and variables of the tests that also name the program's functions."""
         functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         found: set[str] = set()
         for node in ast.walk(tree):
@@ -136,7 +137,7 @@ class _Rules:
         return found
 
     def _names_of_results(self, tree: ast.Module) -> set[str]:
-        """Return the variables that only ever hold what a function of the program returned."""
+        """Return the variables that only ever hold results of the program's functions."""
         stored = Counter(
             node.id
             for node in ast.walk(tree)
@@ -207,9 +208,10 @@ class _Rules:
                 yield f"they pass the function {name} to {ast.unparse(call.func)}"
 
     def _changes_in_place(self, call: ast.AST) -> Iterator[str]:
-        """Yield a complaint if a call whose value nobody keeps must be there to change its argument.
+        """Yield a complaint for a call whose value is not used, and which so must be there to change its
+        argument.
 
-        There is none where an exception may be expected, or where no argument is a variable.
+        There is none when an exception may be expected, or when no argument is a variable.
         """
         assert isinstance(call, ast.Call)
         node: ast.AST | None = call

@@ -8,7 +8,7 @@ A socket on stdin brings a message per program, the time limit in seconds, with 
     verdict   the child writes a line end to it as soon as it has the request, and after the tests' end
               ``{"outcome": ..., "reason": ..., "returned": ...}``
 
-The process ends when the socket is closed, as when the process that asks has ended.
+The process ends when the socket is closed, which also happens when the asking process ends.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _judge_and_exit(cpu_s: float, wall_s: float, tests: int, calls: int, replies
 
 
 def judge(tests: str, program: RemoteProgram) -> tuple[TestOutcome, str]:
-    """Run tests to their end; return their outcome, and why if they did not pass."""
+    """Run the tests to their end; return their outcome, and the reason if they did not pass."""
     try:
         names = functions_called(tests)
     except RefusedTests as refused:

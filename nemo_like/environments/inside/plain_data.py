@@ -6,7 +6,7 @@ one key, its name::
     {"tuple": [1, 2]}  {"dict": [["a", 1]]}  {"set": [1]}  {"bytes": "00ff"}  {"complex": [0.0, 1.0]}
     {"range": [0, 9, 2]}  {"iterator": [1, 2]}  {"int": "0x1f..."} where it is large
 
-Python's own iterators are plain too, as long as they end: what they yield is sent.
+Python's own iterators are plain too, as long as they end: the values that they yield are sent.
 Reading makes new objects of exactly these types and runs no code of the sender.
 """
 
@@ -20,8 +20,8 @@ from types import GeneratorType
 from typing import Any, BinaryIO
 
 _LENGTH_BYTES = 8
-# A program's reply may be no longer: more than any honest test compares, and a bound on what reading it
-# allocates.
+# The most bytes of a program's reply: more than any honest test compares, and a bound on the memory that
+# reading it takes.
 MAX_FRAME_BYTES = 16_000_000
 # Larger integers are sent as hexadecimal digits: decimal ones would take quadratic time.
 _MAX_JSON_INT = 2**64
@@ -69,7 +69,8 @@ def read_frame(stream: BinaryIO) -> Any:
 
 
 def encode(value: Any, *, simplify: Callable[[Any], Any]) -> Any:
-    """Turn a value into a JSON tree; ``simplify`` makes a plain value of another type, or raises NotPlain."""
+    """Turn a value into a JSON tree; ``simplify`` turns a value of another type into a plain one, or raises
+    NotPlain."""
     kind = type(value)
     if kind is int and abs(value) >= _MAX_JSON_INT:
         return {"int": hex(value)}
@@ -114,7 +115,7 @@ _DECODERS: dict[str, Callable[[Any], Any]] = {
 
 
 def decode(tree: Any) -> Any:
-    """Make the value that a JSON tree stands for.
+    """Return the value that a JSON tree stands for.
 
     Raises ValueError, TypeError, KeyError, AttributeError, OverflowError, MemoryError or RecursionError for a
     tree that ``encode`` cannot have made.
@@ -128,7 +129,7 @@ def decode(tree: Any) -> Any:
 
 
 def strict(value: Any) -> Any:
-    """Refuse whatever is not of exactly a plain type: copying it by value would change what it does."""
+    """Refuse every value whose type is not exactly a plain one: a copy by value would behave differently."""
     raise NotPlain(type(value).__name__)
 
 

@@ -5,7 +5,7 @@
             stdout
 ``shared``  the weaker way: tests come on stdin, and run in the same process
 
-But for ``shared``, the process holds no test, no expected value and no secret.
+Except in mode ``shared``, the process holds no test, no expected value and no secret.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nemo_like.environments.inside.confine import confine
 
 
 def main(mode: str, source_fd: str, user_id: str, limits: str, *package_folders: str) -> None:
-    """Confine this process, then run the program whose source ``source_fd`` has."""
+    """Confine this process, then run the program whose source can be read from ``source_fd``."""
     confine(int(user_id), limits)
     with os.fdopen(int(source_fd), encoding="utf-8") as file:
         source = file.read()
@@ -77,7 +77,7 @@ def _answer_calls(namespace: dict[str, Any], calls: BinaryIO, replies: BinaryIO)
 
 
 def _reply(namespace: dict[str, Any], name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
-    """Call a function of the program and put what it returns, or raises, into a reply."""
+    """Call a function of the program and put its result, or its exception, into a reply."""
     from nemo_like.environments.inside import plain_data
 
     try:

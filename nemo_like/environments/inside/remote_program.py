@@ -1,7 +1,7 @@
 """The tests' side of a program: stand-ins for its functions, which call them by value.
 
-Nothing that the program made is ever an object here. What it sends is read as plain data, so an
-``__eq__``, a subclass or a patched module of its own stays in its own process.
+Nothing that the program made is ever an object here. Its replies are read as plain data, so an ``__eq__``, a
+subclass or a patched module of the program stays in the program's own process.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ class RefusedTests(BaseException):
 
 
 class ProgramFailed(BaseException):
-    """The program has ended, or sent what is no reply or no plain data. No test can pass after that."""
+    """The program has ended, or its reply is malformed or no plain data. No test can pass after that."""
 
 
 class ProgramExit(SystemExit):
-    """A function of the program raised SystemExit; unlike one of the tests' own, it never means success."""
+    """A function of the program raised SystemExit; unlike a SystemExit of the tests, it never means
+    success."""
 
 
 class RemoteProgram:
-    """The channel to the program, and what came over it.
+    """The channel to the program, and the failures so far.
 
-    Tests may catch whatever is raised here, so ``refusal`` and ``failure`` are remembered as well.
+    Tests may catch every exception raised here, so ``refusal`` and ``failure`` are remembered as well.
     """
 
     def __init__(self, calls: BinaryIO, replies: BinaryIO) -> None:
@@ -41,7 +42,7 @@ class RemoteProgram:
         self.num_calls = 0
         self.refusal: str | None = None  # why these tests cannot be run by value
         self.failure: str | None = None  # why the program can pass no test any more
-        self.returned: str | None = None  # the type of an object that came where plain data must
+        self.returned: str | None = None  # the type of a result that was no plain data
 
     def refuse(self, reason: str) -> NoReturn:
         """Raise RefusedTests; the first reason is remembered as ``refusal``."""
@@ -49,9 +50,9 @@ class RemoteProgram:
         raise RefusedTests(reason)
 
     def call(self, name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
-        """Return what the function ``name`` returns, or raise what it raises.
+        """Return the result of the function ``name``, or raise its exception.
 
-        Raises RefusedTests for arguments that are no plain data, and ProgramFailed without a sensible reply.
+        Raises RefusedTests for arguments that are no plain data, and ProgramFailed without a proper reply.
         """
         try:
             tree = plain_data.encode([name, list(arguments), named], simplify=plain_data.strict)
@@ -84,14 +85,14 @@ class RemoteProgram:
                     self.failure = f"it returned a {kind}, which is no plain data"
                 case _:
                     self.failure = "it sent what is no reply"
-        # What a program may send has no bounds; neither have the ways in which it is no reply.
+        # A program may send anything, so reading it may fail in any way.
         except Exception as error:
             self.failure = f"no reply: {type(error).__name__} {error}"
         raise ProgramFailed(self.failure)
 
 
 class RemoteFunction:
-    """Stands for a function of the program in the tests' namespace. It can be called, and nothing else."""
+    """Stands for a function of the program in the tests' namespace. It can only be called."""
 
     def __init__(self, program: RemoteProgram, name: str) -> None:
         object.__setattr__(self, "_program", program)
@@ -114,7 +115,7 @@ class RemoteFunction:
 
 
 def _own_exception(classes: Sequence[Any], values: Sequence[Any]) -> BaseException:
-    """Return an exception of the first class that is Python's own, with these arguments."""
+    """Return an exception of the first class in ``classes`` that is Python's own, with these arguments."""
     found = (getattr(builtins, name, None) for name in classes if isinstance(name, str))
     kind = next((one for one in found if isinstance(one, type) and issubclass(one, BaseException)), Exception)
     if issubclass(kind, SystemExit):

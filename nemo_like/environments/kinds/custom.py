@@ -11,7 +11,7 @@ from nemo_like.environments.kind import Kind, OwnCode
 
 @dataclass(kw_only=True, slots=True)
 class CustomOptions:
-    """A class of the user's: ``target(**arguments)`` makes an ``Environment``."""
+    """The user's class or function: ``target(**arguments)`` makes an ``Environment``."""
 
     target: Annotated[str, Key("package.module:Class")]
     arguments: Annotated[dict[str, Any], Key("of the class, by name", {})]

@@ -1,4 +1,4 @@
-"""The environment that rewards JSON which follows a schema."""
+"""The kind ``json_schema``: JSON that follows a schema."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ KIND = Kind(
 
 
 def json_schema(options: JsonSchemaOptions) -> PerTurnEnvironment:
-    """Make the environment. Raises jsonschema.SchemaError when ``options.schema`` is no schema."""
+    """Make the environment. Raises jsonschema.SchemaError when ``options.schema`` is no valid schema."""
     if options.schema is not None:
         schema_validator(options.schema)
     return PerTurnEnvironment(partial(_judge, options=options))
@@ -78,7 +78,7 @@ def _judge(turn: Turn, options: JsonSchemaOptions) -> Feedback:
 def schema_validator(schema: Any) -> Validator:
     """Return the validator of a schema, which is a mapping or JSON text.
 
-    Raises ValueError for text that is no JSON, jsonschema.SchemaError for what is no schema.
+    Raises ValueError for text that is no JSON, jsonschema.SchemaError for an invalid schema.
     """
     return _validator(json.dumps(schema) if isinstance(schema, Mapping) else str(schema))
 

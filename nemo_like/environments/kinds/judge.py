@@ -20,7 +20,8 @@ from nemo_like.environments.shared_options import EndpointOptions
 class JudgeOptions(EndpointOptions):
     """A judge that gives each response a score.
 
-    ``{prompt}``, ``{response}`` and ``{answer}`` in its question stand for the sample's.
+    In its question, ``{prompt}``, ``{response}`` and ``{answer}`` stand for the sample's prompt, response and
+    reference answer.
     """
 
     needed_words = ("response",)

@@ -17,7 +17,8 @@ from nemo_like.environments.registry import kind_of
 
 @dataclass(kw_only=True, slots=True)
 class McpOptions:
-    """Tools of MCP servers, which responses call; a response without a call is judged by ``judge``."""
+    """Tools of MCP servers, which responses call; the environment ``judge`` judges a response without a
+    call."""
 
     servers: Annotated[
         dict[str, Any],

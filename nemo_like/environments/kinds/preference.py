@@ -15,7 +15,7 @@ from nemo_like.environments.shared_options import EndpointOptions
 class PreferenceOptions(EndpointOptions):
     """A judge that says which of two answers is better: the response, or the reference answer.
 
-    ``{prompt}``, ``{first}`` and ``{second}`` in its question stand for the problem and the two answers.
+    In its question, ``{prompt}``, ``{first}`` and ``{second}`` stand for the prompt and the two answers.
     """
 
     needed_words = ("first", "second")

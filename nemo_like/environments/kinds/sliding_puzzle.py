@@ -1,4 +1,4 @@
-"""A game of many turns: tiles slide into the blank until 1 2 3 ... stand in order, the blank last.
+"""The kind ``sliding_puzzle``: tiles slide into the blank until 1 2 3 ... stand in order, the blank last.
 
 A board is rows of characters, for example "31\\n2-". A move names where the blank's neighbour goes:
 ``u``, ``d``, ``l`` or ``r`` slides a tile up, down, left or right into the blank. A response is any
@@ -82,12 +82,12 @@ def solved(board: str) -> str:
 
 
 def num_misplaced(board: str) -> int:
-    """Count the tiles, the blank aside, that are not in their places."""
+    """Count the tiles, without the blank, that are not at their final positions."""
     return sum(tile not in (place, BLANK) for tile, place in zip(board, solved(board), strict=True))
 
 
 def slide(board: str, moves: str) -> str:
-    """Return the board after the moves among the characters of ``moves``.
+    """Return the board after all moves among the characters of ``moves``.
 
     Raises ValueError for a board that is not rectangular or has not exactly one blank.
     """

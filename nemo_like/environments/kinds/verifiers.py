@@ -16,7 +16,7 @@ from nemo_like.environments.shared_options import HubOptions
 
 @dataclass(kw_only=True, slots=True)
 class VerifiersOptions(HubOptions):
-    """An environment of verifiers with one seat, which the policy has."""
+    """An environment of verifiers with a single seat, which the policy takes."""
 
     module = "verifiers.v1"
     adapter = "verifiers_hub:VerifiersHub"
