@@ -1,4 +1,4 @@
-"""Reference answers as text. Every source of problems gives them to environments through here."""
+"""Reference answers as text. Every data source converts its answers here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def answer_text(value: Any, where: str) -> str:
 
     Numbers are plain decimals without an exponent or a fraction of zeros: 3.0 is ``3``, 1e-05 ``0.00001``.
     True and false are ``True`` and ``False``, dates as in ISO 8601. Raises ValueError, whose text begins with
-    ``where``, for a list, a mapping and everything else that is no text, and for a number that is not finite.
+    ``where``, for a list, a mapping and any other value that is no text, and for a number that is not finite.
     """
     match value:
         case None:

@@ -1,6 +1,6 @@
 """Addition of two numbers of a fixed number of digits: the tiny, verifiable task.
 
-Operands and answer are zero-padded and written least significant digit first: ``12 + 34`` is the prompt
+Operands and answer are zero-padded and written with the last digit first: ``12 + 34`` is the prompt
 ``21+43=`` with the answer ``640``. Each digit then depends only on what was written before it, so that a tiny
 model can learn the task. One pair in ten is held out for validation, in both orders.
 """

@@ -1,4 +1,5 @@
-"""Renders messages by a tokenizer's chat template, and finds out what of them the template does not read."""
+"""Renders messages by a tokenizer's chat template, and finds out which parts of them the template leaves
+out."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from nemo_like.data.messages import BadMessage, plain_call, with_text_arguments
 from nemo_like.data.template_turns import MADE_UP_CALL_ID
 
 _END_OF_REASONING = "</think>"
-# Fields without which the policy answers another question.
+# Fields without which the policy would get another question.
 _NEEDED = ("content", "tool_calls")
 # Fields that only tie messages together, and that templates leave out.
 _IDS = ("tool_call_id",)
@@ -40,7 +41,7 @@ _MADE_UP: tuple[dict[str, Any], ...] = (
 
 
 class _Generation(Extension):
-    """The tag by which templates mark what the assistant says, and which transformers knows."""
+    """The Jinja tag with which templates mark the assistant's text, and which transformers knows."""
 
     tags = {"generation"}
 
@@ -49,7 +50,7 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
-# What transformers gives every template to call, beside what Jinja does.
+# The functions that transformers gives every template, besides Jinja's own.
 _FUNCTIONS = ("raise_exception", "strftime_now")
 _JINJA = Environment(extensions=[_Generation, "jinja2.ext.loopcontrols"])
 
@@ -58,7 +59,7 @@ _Render = Callable[[Sequence[Mapping[str, Any]]], str]
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Raise BadMessage for whatever a template raises."""
+    """Turn any error of a template into BadMessage."""
     try:
         yield
     except Exception as error:
@@ -67,13 +68,13 @@ def _refusals() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class CallForm:
-    """How a chat template wants a message that calls tools."""
+    """The form in which a chat template wants a message that calls tools."""
 
-    arguments_are_text: bool = False  # else a mapping
-    no_content_is_null: bool = False  # else empty text
+    arguments_are_text: bool = False  # otherwise they are a mapping
+    no_content_is_null: bool = False  # otherwise it is empty text
 
     def of(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return a message in this form. Raises BadMessage for calls in another form than OpenAI's."""
+        """Return a message in this form. Raises BadMessage for calls that are not in OpenAI's form."""
         if not message.get("tool_calls"):
             return message
         calls = [plain_call(call) for call in message["tool_calls"]]
@@ -84,22 +85,23 @@ class CallForm:
 
 
 class ChatRendering:
-    """A tokenizer's chat template, and what is known of it."""
+    """A tokenizer's chat template, and which fields of messages it reads."""
 
     def __init__(self, tokenizer: Any, place: str) -> None:
-        """Render by a tokenizer of transformers; ``place`` is where another template can be named."""
+        """Render with a tokenizer of transformers; ``place`` is the setting, named in errors, that replaces
+        the template."""
         self._tokenizer, self._place = tokenizer, place
-        self._unread: dict[Hashable, frozenset[str]] = {}  # by kind of message: what is left out
+        self._unread: dict[Hashable, frozenset[str]] = {}  # by kind of message: fields that are left out
 
     @property
     def unread_fields(self) -> frozenset[str]:
-        """What the template leaves out of checked prompts: fields of messages, and ``tools``."""
+        """The parts of checked prompts that the template leaves out: fields of messages, and ``tools``."""
         return frozenset().union(*self._unread.values())
 
     @cached_property
     def arguments(self) -> frozenset[str]:
-        """The further arguments that a conversation may bring: variables that the template reads, but for
-        those that Jinja, transformers and this class give it."""
+        """The further arguments that a conversation may bring: variables that the template reads and that
+        neither Jinja, transformers nor this class sets."""
         tokens = {*self._tokenizer.special_tokens_map, *self._tokenizer.SPECIAL_TOKENS_ATTRIBUTES}
         own = {"messages", *_FUNCTIONS, *_JINJA.globals, *tokens}
         own |= inspect.signature(self._tokenizer.apply_chat_template).parameters.keys()
@@ -110,15 +112,15 @@ class ChatRendering:
         return frozenset(read - own)
 
     def render(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
-        """Return what the template makes of messages; ``template`` are its further arguments. Raises what the
-        template raises, ValueError when there is none."""
+        """Return the text that the template makes of messages; ``template`` has its further arguments. Raises
+        the errors of the template, and ValueError when there is none."""
         return self._rendered([self._form.of(message) for message in messages], **template)
 
     def render_prompt(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
-        """Return the text that a response to messages continues: it ends with the beginning of the
-        assistant's turn, or, where the last message is the assistant's, with the content of that.
+        """Return the text that a response to messages continues. It ends with the beginning of the
+        assistant's turn, or, when the last message is the assistant's, with that message's content.
 
-        Raises BadMessage, with what the template says, where it refuses the messages.
+        Raises BadMessage, with the template's reason, when it refuses the messages.
         """
         is_begun = messages[-1]["role"] == "assistant"
         if is_begun and messages[-1].get("tool_calls"):
@@ -131,8 +133,8 @@ class ChatRendering:
     def checked_prompt(self, prompt: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
         """Return the text that a response to a prompt continues, as ``render_prompt`` does.
 
-        Raises BadMessage also where the template leaves out the content of a message or a call of a tool.
-        Each kind of message is checked once: kinds differ in role, fields and neighbours.
+        Raises BadMessage also when the template leaves out the content of a message or a tool call. Each kind
+        of message is checked once: kinds differ in role, fields and neighbours.
         """
         render = partial(self.render_prompt, tools=[*tools] or None)
         text = self._checked(prompt, render, bool(tools))
@@ -142,7 +144,7 @@ class ChatRendering:
         return text
 
     def checked_conversation(self, messages: Sequence[Message]) -> str:
-        """Return the text of a conversation that nothing follows, checked as ``checked_prompt`` is."""
+        """Return the text of a complete conversation, checked as ``checked_prompt`` does."""
         return self._checked(messages, self._render_whole, False)
 
     def _render_whole(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -160,9 +162,9 @@ class ChatRendering:
     def _left_out(
         self, messages: Sequence[dict[str, Any]], place: int, rendered: str, render: _Render
     ) -> frozenset[str]:
-        """Return the fields of the message at ``place`` without which the rendering is the same.
+        """Return the fields of the message at ``place`` that can be removed without changing the rendering.
 
-        Raises BadMessage where its content or a call is among them.
+        Raises BadMessage when its content or a tool call is among them.
         """
         unread = set()
         message = messages[place]
@@ -184,8 +186,8 @@ class ChatRendering:
 
     @cached_property
     def _form(self) -> CallForm:
-        """The form in which the template writes a made-up call as it should; the usual one where it never
-        does."""
+        """The form of tool calls with which the template writes a made-up call completely; the usual form
+        when none works."""
         for arguments_are_text, no_content_is_null in product((False, True), repeat=2):
             form = CallForm(arguments_are_text, no_content_is_null)
             try:
@@ -204,7 +206,8 @@ class ChatRendering:
 
 
 def _kinds(messages: Sequence[Mapping[str, Any]]) -> Iterator[Hashable]:
-    """Yield what decides whether a template reads a message: role, fields, calls, and its neighbours."""
+    """Yield, for each message, the facts that decide whether a template reads it: role, fields, calls and
+    neighbours."""
     roles = [None, *(message["role"] for message in messages), None]
     around = pairwise(roles[:-1]), roles[2:]
     for message, (before, role), after in zip(messages, *around, strict=True):
@@ -213,14 +216,14 @@ def _kinds(messages: Sequence[Mapping[str, Any]]) -> Iterator[Hashable]:
 
 
 def _needed_text(message: Mapping[str, Any]) -> str:
-    """Return the content of a message without the reasoning of the assistant, which templates rightly leave
-    out of earlier turns."""
+    """Return the content of a message without the assistant's reasoning, which templates rightly leave out of
+    earlier turns."""
     content: str = message["content"]
     return content.rpartition(_END_OF_REASONING)[2] if message["role"] == "assistant" else content
 
 
 def _variants(message: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield what can be changed in a message, its field, and the message after that."""
+    """Yield changes of a message, each as: the changed part in words, its field, and the changed message."""
     if (said := _needed_text(message)).strip():
         # Another text, since templates may fail at none.
         changed_text = f"{message['content'].removesuffix(said)}{_TEXT}"

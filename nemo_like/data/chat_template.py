@@ -12,7 +12,7 @@ _CONFIG_KEY = "chat_template"
 
 
 def set_chat_template(checkpoint: Path, template: str) -> None:
-    """Make ``template`` the chat template of a Hugging Face checkpoint directory, in place of its own."""
+    """Make ``template`` the chat template of a Hugging Face checkpoint directory, replacing its own."""
     (checkpoint / _TEMPLATE_FILE).write_text(template, encoding="utf-8")
     file = checkpoint / _CONFIG_FILE
     config = json.loads(file.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""Digests of what the problems of a source hold, by which a run that continues notices other data.
+"""Digests of the contents of data sources, by which a continued run notices other data.
 
-A digest is of the prompts, answers, further fields and images in their order. Paths, times of files, the kind
-of a file and what the configuration puts around a prompt are no part of it.
+A digest covers the prompts, answers, further fields and images in their order. It does not cover paths, times
+and kinds of files, or the text that the configuration puts around a prompt.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from nemo_like.data.images import Picture
 from nemo_like.data.interface import Message, PromptDataset, PromptExample
 
 _DIGEST_BYTES = 16
-# Of an image, its size and so much of both ends: all bytes of a million images would take many minutes.
+# Of an image, this much of both ends is read: all bytes of a million images would take many minutes.
 _IMAGE_END_BYTES = 4096
 
 Contents = Callable[[PromptExample], object]
 
 
 def record_contents(example: PromptExample) -> object:
-    """Return all that a record says of a problem, its further fields included."""
+    """Return everything that a record contains, its further fields included."""
     return [example.prompt, example.answer, _sorted(example.data), example.images]
 
 
 def made_contents(example: PromptExample) -> object:
-    """Return the prompt and the answer of a problem that a program makes. Its further fields are left out,
-    since a program may order them differently each time."""
+    """Return the prompt and the answer that a program made. Further fields are left out, since a program may
+    order them differently each time."""
     return [example.prompt, example.answer]
 
 
 class DigestedDataset:
-    """Problems of which the first pass over them also makes a digest, so that no record is read twice."""
+    """A dataset that computes its digest during the first pass over it, so that no record is read twice."""
 
     def __init__(self, problems: PromptDataset, contents: Contents) -> None:
-        """Digest ``contents`` of each problem."""
+        """Digest ``contents`` of each prompt."""
         self._problems, self._contents = problems, contents
         self._hash = blake2b(digest_size=_DIGEST_BYTES)
         self._num_digested = 0
@@ -49,7 +49,7 @@ class DigestedDataset:
         return len(self._problems)
 
     def __getitem__(self, index: int) -> PromptExample:
-        """Return problem ``index``. Raises what the problems raise."""
+        """Return prompt ``index``. Raises the errors of the wrapped dataset."""
         example = self._problems[index]
         if index == self._num_digested:
             self._hash.update(_encoded(self._contents(example)))
@@ -57,26 +57,26 @@ class DigestedDataset:
         return example
 
     def digest(self) -> str:
-        """Return the digest of all problems, in hexadecimal; read those that nobody has read yet."""
+        """Return the digest of all prompts, in hexadecimal; read the prompts that have not been read yet."""
         for index in range(self._num_digested, len(self)):
             self[index]
         return self._hash.hexdigest()
 
 
 def digest_of(settings: object) -> str:
-    """Return the digest of settings that stand for the problems that are made with them."""
+    """Return the digest of settings, which stand for the prompts made with them."""
     return blake2b(_encoded(_sorted(settings)), digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def _encoded(contents: object) -> bytes:
-    """Return contents as a line of JSON, so that no two sequences of contents look alike."""
+    """Return contents as a line of JSON, so that different sequences of contents never look alike."""
     text = json.dumps(contents, ensure_ascii=False, separators=(",", ":"), default=_plain)
     return text.encode("utf-8", "surrogatepass") + b"\n"
 
 
 def _sorted(value: Any) -> Any:
     """Return plain data with the keys of every mapping as text and in order, since fields have no order, and
-    without what is None: a table has a field in every row, a line of JSON only where it says something."""
+    without None: a table has every field in every row, a line of JSON only the fields with a value."""
     if isinstance(value, Mapping):
         return {str(key): _sorted(value[key]) for key in sorted(value, key=str) if value[key] is not None}
     if isinstance(value, list | tuple):
@@ -85,8 +85,8 @@ def _sorted(value: Any) -> Any:
 
 
 def _plain(value: object) -> object:
-    """Return what stands for a value that JSON does not have; of an unknown type only the type's name, since
-    the text of an object may hold its address."""
+    """Return a JSON value for a value that JSON lacks. For an unknown type it is only the type's name, since
+    the text of an object may contain its address."""
     match value:
         case Mapping():
             return _sorted(value)
@@ -105,9 +105,9 @@ def _plain(value: object) -> object:
 
 
 def _of_picture(picture: Picture) -> object:
-    """Return the number of bytes of an image's file, and the digest of both ends.
+    """Return the number of bytes of an image's file, and the digests of both ends.
 
-    A file that cannot be read is told of where the image is used; here it is a file of no bytes.
+    A file that cannot be read counts as empty here; using the image reports the error.
     """
     if isinstance(picture.source, bytes):
         size = len(picture.source)

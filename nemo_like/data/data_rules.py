@@ -1,4 +1,4 @@
-"""Rules on the data sources, which problems for the policy come from, and on their files."""
+"""Rules on the data sources, from which the policy's prompts come, and on their files."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _NO_VALIDATION = (
 
 
 def data_problems(data: DataConfig, *, must_be_here: bool = True) -> Iterator[Problem]:
-    """Yield every problem for which a run could not read its data sources and prompt the policy with them.
+    """Yield every problem for which a run could not read its data sources or prompt the policy with them.
 
-    With ``must_be_here=False`` missing files are no problem: a run elsewhere may be planned without them.
+    With ``must_be_here=False`` missing files are no problem: a run on another machine may be planned without
+    them.
     """
     for key, source in data_sources(data):
         yield from _numbers(key, source)
@@ -115,7 +116,7 @@ def _names(section: str, sources: Sequence[DatasetConfig]) -> Iterator[Problem]:
 
 
 def missing_path(key: str, cfg: DatasetConfig, remedy: str) -> Iterator[Problem]:
-    """Yield the problem of a source without the path that its kind needs."""
+    """Yield a problem for a source without the path that its kind needs."""
     if cfg.path is None:
         rule = f"must be set for {key}.kind={cfg.kind}"
         without = _NO_VALIDATION if key == "data.validation" else ""

@@ -1,4 +1,4 @@
-"""Builds the problems of training and of validation as the configuration describes them."""
+"""Builds the prompts of training and of validation as the configuration describes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nemo_like.data.source_kind import source_kind_of
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """The problems of all sources, one source after the other, and a report of each source."""
+    """The prompts of all sources, one source after the other, and a report on each source."""
 
     problems: PromptDataset
     reports: tuple[SourceReport, ...]
@@ -29,10 +29,10 @@ def build_sources(
     max_prompt_tokens: int,
     environments: EnvironmentData | None = None,
 ) -> Sources:
-    """Return the problems of ``sources`` whose prompts have at most ``max_prompt_tokens`` tokens.
+    """Return the prompts of ``sources`` that have at most ``max_prompt_tokens`` tokens.
 
-    ``prompt_lengths`` counts the tokens of each problem's prompt, its images included. Raises ValueError when
-    a source does not fit its data, or has no prompt that is short enough.
+    ``prompt_lengths`` counts the tokens of each prompt, its images included. Raises ValueError when a source
+    does not fit its data, or has no prompt that is short enough.
     """
     parts: list[PromptDataset] = []
     reports = []
@@ -60,12 +60,11 @@ def build_sources(
 def build_dataset(
     cfg: DatasetConfig, split: Split, environments: EnvironmentData | None = None
 ) -> PromptDataset:
-    """Return the problems of one source, with their prompts as the policy gets them.
+    """Return the prompts of one source, in the form that the policy gets.
 
-    ``split`` chooses between training and held-out problems where the dataset makes them itself (arithmetic,
-    reasoning-gym); a file or a hub dataset gives what the source's own keys name. ``environments`` bring
-    what a source needs of them. Raises ValueError when a key that is needed is null, or when the data do not
-    fit.
+    ``split`` chooses between training and held-out prompts for sources that make their prompts (arithmetic,
+    reasoning-gym); a file or a hub dataset is chosen by the source's own keys. ``environments`` makes prompts
+    and lists tools. Raises ValueError when a needed key is null, or when the data do not fit.
     """
     return _templated(_problems(cfg, split, environments), cfg, environments)
 
@@ -83,8 +82,8 @@ def _digested(cfg: DatasetConfig, split: Split, environments: EnvironmentData | 
 
 
 def _digest(problems: DigestedDataset, cfg: DatasetConfig, environments: EnvironmentData | None) -> str:
-    """Return the digest of a source's problems; of problems that an environment makes that of its settings,
-    since a package or a server need not make the same text twice."""
+    """Return the digest of a source's prompts. For prompts that an environment makes it is the digest of the
+    settings, since a package or a server need not make the same text twice."""
     if source_kind_of(cfg).asks_environment and environments is not None:
         return digest_of([environments.settings(cfg), cfg.options])
     return problems.digest()

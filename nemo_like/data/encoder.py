@@ -14,7 +14,8 @@ from nemo_like.data.vision import Vision
 
 
 class PromptEncoder:
-    """A checkpoint's tokenizer and, for a model with a vision tower, its image processor."""
+    """Encodes prompts with a checkpoint's tokenizer and, for a model with a vision tower, its image
+    processor."""
 
     def __init__(
         self,
@@ -28,15 +29,15 @@ class PromptEncoder:
         self._max_prompt_tokens = max_prompt_tokens
 
     def lengths(self, examples: Sequence[PromptExample]) -> list[int]:
-        """Return the number of tokens of each problem's prompt, by the sizes of its images alone.
+        """Return the number of tokens of each prompt; of images only the sizes are read.
 
-        Raises ImageError for an image that has no size, or takes more tokens than a prompt may have.
+        Raises ImageError for an image without a size, or with more tokens than a prompt may have.
         """
         of_images = [sum(self._num_tokens(picture) - 1 for picture in example.images) for example in examples]
         return [len(ids) + more for ids, more in zip(self._text_ids(examples), of_images, strict=True)]
 
     def check_images(self, example: PromptExample) -> None:
-        """Decode the images of a problem. Raises ImageError as ``lengths`` does, and for a broken one."""
+        """Decode the images of a prompt. Raises ImageError as ``lengths`` does, and for a broken image."""
         for picture in example.images:
             self._num_tokens(picture)
             picture.decoded()
@@ -46,7 +47,7 @@ class PromptEncoder:
         return self.tokenizer.decode_response(token_ids, stop_token_ids)
 
     def encode(self, examples: Sequence[PromptExample]) -> list[Encoded]:
-        """Return the tokens and images of each problem's prompt; one whose image cannot be read says so."""
+        """Return the tokens and images of each prompt; ``failure`` is set when an image cannot be read."""
         return [
             self._encoded(ids, example.images)
             for example, ids in zip(examples, self._text_ids(examples), strict=True)
@@ -56,7 +57,7 @@ class PromptEncoder:
         self, prompt: Prompt, observation: Observation, role: str, last_token_id: int
     ) -> Encoded:
         """Return the tokens between a response and the next, as ``Tokenizer.encode_observation`` does, and
-        the images of the observation; one whose image cannot be read says so."""
+        the images of the observation; ``failure`` is set when an image cannot be read."""
         text, images = observation.text, observation.images
         try:
             if images:
@@ -68,8 +69,9 @@ class PromptEncoder:
         return self._encoded(ids, images)
 
     def _encoded(self, text_ids: Sequence[int], images: Sequence[Picture]) -> Encoded:
-        """Return the tokens of a text, in which each image has one, and its images; of the text alone when an
-        image cannot be read, or they are too large for a prompt."""
+        """Return a text's tokens, with each image's single token repeated for its features, and the images.
+        When an image cannot be read, or the images are too large for a prompt, return the text's tokens alone
+        and the failure."""
         if not images:
             return Encoded(tuple(text_ids))
         vision = self._vision_for(images[0])
@@ -93,8 +95,8 @@ class PromptEncoder:
     def _text_ids(self, examples: Sequence[PromptExample]) -> list[list[int]]:
         """Return the tokens of the prompts' texts, in which each image has one token.
 
-        Raises ImageError as ``_check_places`` does, and ValueError, with the problem's place, for a prompt
-        that cannot be given to the policy as it is.
+        Raises ImageError as ``_check_places`` does, and ValueError, which names the record, for a prompt that
+        cannot be given to the policy as it is.
         """
         prompts = [
             self._vision_for(example.images[0]).own_prompt(example.prompt)
@@ -113,7 +115,7 @@ class PromptEncoder:
         return ids
 
     def _check_places(self, token_ids: Sequence[int], num_images: int, what: str) -> None:
-        """Raise ImageError where a text has the token of an image that is not there."""
+        """Raise ImageError unless a text has exactly one image token for each image."""
         if self._vision is not None and token_ids.count(self._vision.image_token) != num_images:
             raise ImageError(
                 f"{what} has the token of an image {token_ids.count(self._vision.image_token)} times, and "

@@ -1,4 +1,5 @@
-"""Where in a prompt its images are: the parts of messages, and the mark ``<image>`` that stands for each."""
+"""Finds where a prompt's images go: image parts of messages, and the mark ``<image>`` that stands for
+each."""
 
 from __future__ import annotations
 
@@ -15,9 +16,9 @@ def placed(
 ) -> tuple[Any, tuple[Picture, ...]]:
     """Return a record's prompt with ``<image>`` in place of image parts, and the pictures in their order.
 
-    A part is ``{"type": "text", "text": ...}``, or ``{"type": "image"}`` with an image of its own, else for
-    the next of the record's ``images``. What has no parts comes back as it is. Raises ImageError for a part
-    that is neither, or for which there is no image.
+    A part is ``{"type": "text", "text": ...}``, or ``{"type": "image"}``, either with an image of its own or
+    for the next one of the record's ``images``. A prompt without parts is returned unchanged. Raises
+    ImageError for any other part, and for an image part without an image.
     """
     if isinstance(prompt, str) or not isinstance(prompt, Sequence) or not any(map(_has_parts, prompt)):
         return prompt, images
@@ -43,7 +44,8 @@ def _has_parts(message: Any) -> bool:
 
 
 def _part(part: Any, left: list[Picture], directory: str | None, where: str) -> tuple[str, Picture | None]:
-    """Return a part's text, and its picture or None; take the picture from ``left`` when it has none."""
+    """Return a part's text, and its picture or None; an image part without a picture takes the next one from
+    ``left``."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind == "text" and isinstance(part.get("text"), str):
         return part["text"], None
@@ -62,10 +64,10 @@ def _part(part: Any, left: list[Picture], directory: str | None, where: str) -> 
 
 
 def with_marks(prompt: Prompt, num_images: int, where: str) -> Prompt:
-    """Return the prompt with a mark for each of its images: those that it has, or else all of them before the
-    text, in a conversation before that of the first message of a user.
+    """Return the prompt with a mark for each of its images. If it has no marks, all are put before the text,
+    or, in a conversation, before the text of the user's first message.
 
-    Raises ImageError when it has marks, and not as many as there are images.
+    Raises ImageError when it has some marks, but not as many as images.
     """
     num_marks = sum(text.count(IMAGE_MARK) for text in texts_of(prompt))
     if num_marks == num_images:
@@ -83,12 +85,12 @@ def with_marks(prompt: Prompt, num_images: int, where: str) -> Prompt:
 
 
 def texts_of(prompt: Prompt) -> list[str]:
-    """Return the texts of a prompt: itself, or those of its messages."""
+    """Return the texts of a prompt: itself, or the contents of its messages."""
     return [prompt] if isinstance(prompt, str) else [message.content for message in prompt]
 
 
 def in_texts(prompt: Prompt, old: str, new: str) -> Prompt:
-    """Return the prompt with ``new`` in place of ``old`` in all of its texts."""
+    """Return the prompt with ``old`` replaced by ``new`` in all of its texts."""
     if isinstance(prompt, str):
         return prompt.replace(old, new)
     return tuple(replace(message, content=message.content.replace(old, new)) for message in prompt)

@@ -1,8 +1,8 @@
-"""Images of records: where one is, reading its bytes, decoding them, and how many tokens it takes.
+"""Images of records: finds, reads and decodes them.
 
     record: path, bytes, data URL, Pillow image ──▶ Picture ──▶ bytes of its file ──▶ engine, image processor
 
-Until a prompt is sampled a problem holds only where its pictures are, or their compressed files.
+Until a prompt is sampled, it holds only the paths of its images, or their compressed files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Where a prompt's text has this, it has an image.
+# Stands for an image in a prompt's text.
 IMAGE_MARK = "<image>"
 _DATA_URL = "data:"
 
@@ -29,13 +29,13 @@ class ImageError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One image of a problem."""
+    """One image of a prompt or of an observation, not decoded yet."""
 
-    source: str | bytes  # the path of a file of an image, or what such a file holds
-    where: str  # the record and the number of the image in it, for errors
+    source: str | bytes  # the path of an image file, or the file's bytes
+    where: str  # the record and the image's number in it, for errors
 
     def read(self) -> bytes:
-        """Return what the image's file holds. Raises ImageError when it cannot be read."""
+        """Return the bytes of the image's file. Raises ImageError when it cannot be read."""
         if isinstance(self.source, bytes):
             return self.source
         try:
@@ -47,7 +47,7 @@ class Picture:
             ) from error
 
     def decoded(self) -> Image:
-        """Return the image itself. Raises ImageError when it cannot be read, or is no image."""
+        """Return the decoded image. Raises ImageError when it cannot be read or is no image."""
         try:
             return decoded(self.read())
         except ImageError:
@@ -75,7 +75,7 @@ class Picture:
 
 
 def decoded(data: bytes) -> Image:
-    """Decode the file of an image into red, green and blue, as engine and trainer both see it."""
+    """Decode an image file into red, green and blue, as both engine and trainer see it."""
     from PIL import Image as images
 
     with images.open(BytesIO(data)) as image:
@@ -83,9 +83,9 @@ def decoded(data: bytes) -> Image:
 
 
 def pictures_of(values: Any, directory: str | None, where: str) -> tuple[Picture, ...]:
-    """Return the pictures of a record's field: one image or a list of them, or None for no image.
+    """Return the pictures of a record's field: one image, a list of images, or None for no image.
 
-    Paths begin at ``directory``. Raises ImageError for a value that is no image.
+    Relative paths begin at ``directory``. Raises ImageError for a value that is no image.
     """
     if values is None:
         return ()
@@ -98,9 +98,10 @@ def pictures_of(values: Any, directory: str | None, where: str) -> tuple[Picture
 
 def picture_of(value: Any, directory: str | None, where: str) -> Picture:
     """Return the picture that a record describes by a path, a data URL, the bytes of a file, a Pillow image,
-    or a mapping with one of ``bytes``, ``path``, ``image``, ``url`` and ``image_url``; a picture as it is.
+    or a mapping with one of ``bytes``, ``path``, ``image``, ``url`` and ``image_url``. A ``Picture`` is
+    returned unchanged.
 
-    Raises ImageError for anything else, and for an address on a network.
+    Raises ImageError for any other value, and for an address on a network.
     """
     if isinstance(value, Picture):
         return value

@@ -1,4 +1,4 @@
-"""What a dataset gives to a rollout: prompts, reference answers, and data for the environment."""
+"""The interface between datasets and rollouts: prompts, reference answers, and data for the environment."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class Message:
     """One entry of a conversation; the tokenizer's chat template renders it."""
 
     role: str
-    content: str  # "" where calls of tools stand alone
+    content: str  # "" beside tool calls without a text
     # All other fields as the record has them: tool_calls, name, tool_call_id, reasoning_content and the like.
     extra: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def as_mapping(self) -> dict[str, Any]:
-        """Return it in the form of records, with all of its fields."""
+        """Return the message in the form of records, with all of its fields."""
         return {"role": self.role, "content": self.content, **self.extra}
 
 
@@ -31,11 +31,11 @@ Prompt = str | tuple[Message, ...]
 
 @dataclass(frozen=True, slots=True)
 class PromptExample:
-    """One problem of a dataset.
+    """One prompt of a dataset, with everything that its record says of it.
 
-    ``answer`` is the reference answer, and ``data`` what the environment needs beyond it; ``env`` names that
-    environment. ``as_written`` turns a prompt, response or answer into what a person would write; None: they
-    are written so already.
+    ``answer`` is the reference answer, ``data`` has the record's further fields for the environment, and
+    ``env`` is the environment's name. ``as_written`` turns a prompt, response or answer into the way people
+    write; None: it is so already.
     """
 
     prompt: Prompt
@@ -46,10 +46,10 @@ class PromptExample:
     as_written: Callable[[str], str] | None = None
     images: tuple[Picture, ...] = ()  # one for each <image> in the prompt, in this order
     difficulty: str = ""  # the value of data.*.difficulty_key
-    tools: tuple[Mapping[str, Any], ...] = ()  # that the chat template describes to the policy
+    tools: tuple[Mapping[str, Any], ...] = ()  # the chat template describes them to the policy
     where: str = field(
         default="", compare=False
-    )  # the problem comes from, for error messages: file and line, or file and record
+    )  # its origin, for error messages: file and line, or file and record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +57,14 @@ class SourceReport:
     """How many prompts of a source can be sampled, and how many were left out."""
 
     name: str
-    num_prompts: int  # that can be sampled
-    num_too_long: int  # left out, since they are longer than ``rollout.tasks.max_prompt_tokens``
-    digest: str  # of what its problems hold, as ``data.content_digest`` makes it
+    num_prompts: int  # prompts that can be sampled
+    num_too_long: int  # prompts left out because they are longer than ``rollout.tasks.max_prompt_tokens``
+    digest: str  # of its prompts' contents, as ``data.content_digest`` makes it
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment said after a response."""
+    """The environment's reply to a response."""
 
     text: str  # with <image> where an image goes
     images: tuple[Picture, ...] = ()  # one for each <image>, in this order
@@ -81,23 +81,23 @@ class Encoded:
 
 
 class EnvironmentData(Protocol):
-    """What environments bring to the problems of a source."""
+    """Prompts that environments make, and tools that they bring."""
 
     def problems(self, cfg: DatasetConfig, split: Split) -> PromptDataset:
-        """Return the problems that the source's environment makes. Raises ValueError when it makes none."""
+        """Return the prompts that the source's environment makes. Raises ValueError when it makes none."""
 
     def settings(self, cfg: DatasetConfig) -> Mapping[str, Any]:
-        """Return the settings of the source's environment by which it makes its problems."""
+        """Return the settings that decide which prompts the source's environment makes."""
 
     def tools(self, env: str) -> tuple[Mapping[str, Any], ...]:
-        """Return the tools that responses to an environment's problems may call, as chat templates take
-        them. Raises ValueError when it cannot list them."""
+        """Return the tools that responses to an environment's prompts may call, in the form of chat
+        templates. Raises ValueError when it cannot list them."""
 
 
 class PromptDataset(Protocol):
-    """A finite, ordered set of problems; an index always gives the same problem."""
+    """A finite, ordered set of prompts; an index always gives the same prompt."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> PromptExample:
-        """Return problem ``index``. Raises IndexError outside 0 .. len - 1."""
+        """Return prompt ``index``. Raises IndexError outside 0 .. len - 1."""

@@ -10,16 +10,15 @@ from nemo_like.data.options import DatasetConfig
 from nemo_like.data.sources import FILE_READERS
 from nemo_like.data.splits import chosen_rows, only_name
 
-_WHOLE = "train"  # what load_dataset calls all of a file
+_WHOLE = "train"  # load_dataset's name for all rows of a file
 
 
 def load_huggingface(cfg: DatasetConfig) -> Sequence[Mapping[str, Any]]:
-    """Return the part of a dataset that a source names, with the images of ``images_key`` as their files'
-    bytes.
+    """Return the rows that a source chooses of a dataset; images of ``images_key`` are the bytes of their
+    files.
 
     ``path`` is a name on the hub, a data file, a directory of data files or one of ``save_to_disk``. Raises
-    ValueError when a file's ending is unknown, or there is no such split or subset, and else the library's
-    own errors.
+    ValueError for an unknown file ending, split or subset, and else the library's own errors.
     """
     assert cfg.path is not None and cfg.split is not None, "checked before"
     records = _with_own_decimals(_loaded(cfg.path, cfg.split, cfg.subset), cfg.answer_key)
@@ -27,8 +26,8 @@ def load_huggingface(cfg: DatasetConfig) -> Sequence[Mapping[str, Any]]:
 
 
 def _with_files(records: Any, key: str) -> Any:
-    """Have a dataset give the files of its images: decoding one while a record is read would hide which
-    record it is that has a broken one."""
+    """Make a dataset return its images as files: decoding an image while its record is read would hide which
+    record has a broken one."""
     import datasets
 
     kept, feature = datasets.Image(decode=False), records.features.get(key)
@@ -40,7 +39,7 @@ def _with_files(records: Any, key: str) -> Any:
 
 
 def _with_own_decimals(records: Any, key: str) -> Any:
-    """Have a dataset give short floats by their own decimals: as a Python float, 0.1 of 32 bits would read
+    """Make a dataset return short floats by their own decimals: as a Python float, a 32-bit 0.1 would read
     0.10000000149011612."""
     import datasets
 
@@ -77,7 +76,7 @@ def _loaded(path: str, split: str, subset: str | None) -> Any:
 
 
 def _part(parts: Mapping[str, Any], split: str, path: str) -> Any:
-    """Return the rows of datasets, given by their names, that a split chooses."""
+    """Return the rows that a split chooses from datasets, which are given by name."""
     import datasets
 
     sizes = {name: len(part) for name, part in parts.items()}

@@ -1,4 +1,4 @@
-"""Messages with all of their fields, on their way from records to chat templates, rewards and servers.
+"""Messages with all of their fields, converted from records for chat templates, rewards and servers.
 
 record ──▶ message_of ──▶ Message ──┬─▶ for chat templates: plain_call, chat_rendering.py
                                     ├─▶ for rewards, servers and agents: as_record
@@ -16,21 +16,21 @@ from typing import Any
 from nemo_like.data.interface import Message, Prompt
 from nemo_like.data.nesting import MAX_LEVELS, is_shallow
 
-# Fields whose value is a text wherever they are known.
+# Fields whose value must be text.
 _TEXTS = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
 _CALL = '{"type": "function", "function": {"name": ..., "arguments": {...}}}'
 
 
 class BadMessage(ValueError):
-    """A message has a form that is not served; the text says which."""
+    """A message has a form that is not supported; the text says which."""
 
 
 def message_of(value: Any) -> Message:
     """Return a message of a record with all of its fields.
 
-    A field that is null is as one that is not there; content may be, beside calls of tools, and is empty text
-    then. Raises BadMessage for what is no mapping with ``role`` and ``content``, for calls in another form
-    than OpenAI's, and for a known field with a value of another type.
+    A field that is null counts as missing; content may be null beside tool calls, and becomes empty text.
+    Raises BadMessage for a value that is no mapping with ``role`` and ``content``, for tool calls that are
+    not in OpenAI's form, and for a known field of the wrong type.
     """
     if not isinstance(value, Mapping):
         raise BadMessage(f"{reprlib.repr(value)} is no message")
@@ -57,7 +57,7 @@ def message_of(value: Any) -> Message:
 def conversation_of(values: Sequence[Any]) -> tuple[Message, ...]:
     """Return the messages of a record, which a response can follow.
 
-    Raises BadMessage as ``message_of`` does, and where the last message calls a tool: its result is missing.
+    Raises BadMessage as ``message_of`` does, and when the last message calls a tool, whose result is missing.
     """
     messages = []
     for number, value in enumerate(values, start=1):
@@ -74,10 +74,10 @@ def conversation_of(values: Sequence[Any]) -> tuple[Message, ...]:
 
 
 def plain_call(call: Any) -> dict[str, Any]:
-    """Return the call of a tool as chat templates read it: its arguments as a mapping where they are JSON of
-    one, as OpenAI writes them; text that is no JSON stays.
+    """Return a tool call as chat templates read it. Arguments that are the JSON text of a mapping, as OpenAI
+    writes them, become that mapping; other text stays.
 
-    Raises BadMessage for anything that has no function with a name and arguments, and for arguments that are
+    Raises BadMessage for a value without a function with name and arguments, and for arguments that are
     nested too deeply.
     """
     try:
@@ -100,7 +100,7 @@ def plain_call(call: Any) -> dict[str, Any]:
 
 
 def _read_arguments(text: str) -> Any:
-    """Return arguments that are JSON; text that is none stays, since a template writes what the policy wrote.
+    """Return arguments parsed from JSON; other text stays, since a template writes what the policy wrote.
 
     Raises BadMessage for JSON that is nested too deeply.
     """
@@ -126,9 +126,9 @@ def _check_arguments(call: Mapping[str, Any]) -> None:
 
 
 def without_missing_arguments(value: Any) -> Any:
-    """Return a message of an Arrow table whose calls have no arguments that are null.
+    """Return a message of an Arrow table without null arguments in its tool calls.
 
-    Such a table gives every call the arguments of all calls of its column, null where a call has none.
+    Such a table gives every call the arguments of all calls in its column, with null where a call has none.
     """
     if not isinstance(value, Mapping) or not isinstance(value.get("tool_calls"), Sequence):
         return value
@@ -147,8 +147,8 @@ def is_begun(messages: Sequence[Message]) -> bool:
 
 
 def with_response(messages: tuple[Message, ...], response: str) -> tuple[Message, ...]:
-    """Return a conversation with the response to it: the rest of the message with which it ends where that is
-    the assistant's, else a message of its own."""
+    """Return a conversation with the response to it: appended to the last message if that is the assistant's,
+    else as a new message."""
     if not is_begun(messages):
         return (*messages, Message("assistant", response))
     return (*messages[:-1], replace(messages[-1], content=messages[-1].content + response))
@@ -160,7 +160,7 @@ def as_record(prompt: Prompt) -> str | list[dict[str, Any]]:
 
 
 def as_openai(message: Message) -> dict[str, Any]:
-    """Return a message in the form of OpenAI's API, which has the arguments of calls as text."""
+    """Return a message in the form of OpenAI's API, with the arguments of tool calls as text."""
     fields = message.as_mapping()
     if calls := fields.get("tool_calls"):
         fields["tool_calls"] = [with_text_arguments(plain_call(call)) for call in calls]
@@ -168,7 +168,7 @@ def as_openai(message: Message) -> dict[str, Any]:
 
 
 def with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a call of a tool with its arguments as text."""
+    """Return a tool call with its arguments as text."""
     function = call["function"]
     arguments = function["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -176,7 +176,8 @@ def with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def question_of(prompt: Prompt) -> str:
-    """Return what a prompt asks: its text, or the last message before the response and its beginning."""
+    """Return the question of a prompt: its text, or the last message that is not the beginning of the
+    response."""
     if isinstance(prompt, str):
         return prompt
     asked = prompt[:-1] if is_begun(prompt) and len(prompt) > 1 else prompt
@@ -184,7 +185,7 @@ def question_of(prompt: Prompt) -> str:
 
 
 def as_text(message: Message) -> str:
-    """Return what a message says as people read it: its content, and below it each call of a tool."""
+    """Return a message as people read it: its content, and below it each tool call."""
     calls = [plain_call(call)["function"] for call in message.extra.get("tool_calls", ())]
     told = [
         json.dumps({"name": one["name"], "arguments": one["arguments"]}, ensure_ascii=False) for one in calls

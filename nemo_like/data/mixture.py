@@ -1,4 +1,5 @@
-"""Datasets made of others: their prompts in a template, several of them in a row, a part of one."""
+"""Datasets made from other datasets: with prompts in a template, several in a row, or a selection from
+one."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from nemo_like.data.options import DatasetConfig
 
 
 class TemplatedDataset:
-    """The problems of a source, each passed through ``templated`` when it is read."""
+    """The prompts of a source, each passed through ``templated`` when it is read."""
 
     def __init__(
         self, problems: PromptDataset, cfg: DatasetConfig, tools: tuple[Mapping[str, Any], ...] = ()
@@ -30,12 +31,12 @@ class TemplatedDataset:
 def templated(
     example: PromptExample, cfg: DatasetConfig, tools: tuple[Mapping[str, Any], ...] = ()
 ) -> PromptExample:
-    """Return the problem with its prompt as the configuration wants it, its difficulty, and the name of its
-    environment. Raises ValueError where ``difficulty_key`` names nothing in it.
+    """Return the prompt in the form that the configuration describes, with its difficulty and its
+    environment's name. Raises ValueError when ``difficulty_key`` names nothing in it.
 
-    A text prompt takes the place of {prompt} in ``prompt_template``. With ``use_chat_template`` the text
-    becomes the user's message of a conversation, after ``system_prompt`` if there is one. A prompt that is a
-    list of messages already only gets the system message, unless it begins with one.
+    A text prompt replaces {prompt} in ``prompt_template``. With ``use_chat_template`` the text becomes the
+    user's message of a conversation, after ``system_prompt`` if there is one. A prompt that is already a list
+    of messages only gets the system message, unless it begins with one.
     """
     difficulty = "" if cfg.difficulty_key is None else difficulty_of(example.data, cfg.difficulty_key)
     return replace(
@@ -48,7 +49,7 @@ def templated(
 
 
 def difficulty_of(data: Mapping[str, Any], key: str) -> str:
-    """Return the value at ``key``, in which a dot leads into a mapping, as text.
+    """Return the value at ``key``, as text; a dot in the key leads into a mapping.
 
     Raises ValueError, naming the part of the key that is missing.
     """
@@ -85,7 +86,7 @@ class MixedDataset:
         return self._starts[-1]
 
     def __getitem__(self, index: int) -> PromptExample:
-        """Return problem ``index``. Raises IndexError outside 0 .. len - 1."""
+        """Return prompt ``index``. Raises IndexError outside 0 .. len - 1."""
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} in {len(self._sources)} sources of {len(self)} together")
         source = bisect.bisect_right(self._starts, index) - 1
@@ -93,7 +94,7 @@ class MixedDataset:
 
 
 class Selection:
-    """Those problems of a dataset that ``indices`` names, in that order."""
+    """The prompts of a dataset at ``indices``, in that order."""
 
     def __init__(self, problems: PromptDataset, indices: Sequence[int]) -> None:
         self._problems, self._indices = problems, indices
@@ -102,7 +103,7 @@ class Selection:
         return len(self._indices)
 
     def __getitem__(self, index: int) -> PromptExample:
-        """Return problem ``index`` of the selection. Raises IndexError outside 0 .. len - 1."""
+        """Return prompt ``index`` of the selection. Raises IndexError outside 0 .. len - 1."""
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} in a selection of {len(self)}")
         return self._problems[self._indices[index]]
@@ -113,9 +114,9 @@ def short_enough(
     prompt_lengths: Callable[[Sequence[PromptExample]], Sequence[int]],
     max_tokens: int,
 ) -> list[int]:
-    """Return the indices of the problems whose prompt has at most ``max_tokens`` tokens.
+    """Return the indices of the prompts that have at most ``max_tokens`` tokens.
 
-    ``prompt_lengths`` counts the tokens of each prompt; it gets at most a thousand problems at a time. Raises
+    ``prompt_lengths`` counts the tokens of each prompt; it gets at most a thousand prompts at a time. Raises
     ValueError for a prompt of no tokens, from which nothing can be generated.
     """
     kept: list[int] = []

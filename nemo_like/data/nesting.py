@@ -1,10 +1,10 @@
-"""How deep JSON of others may be nested: what reads it, writes it and renders it recurses. Pure."""
+"""Limits how deep foreign JSON may be nested, since code that reads, writes or renders it recurses. Pure."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Schemas of tools have some two levels for each of their objects. Python recurses a thousand times in all.
+# Schemas of tools have about two levels for each of their objects. Python allows a thousand recursions.
 MAX_LEVELS = 128
 
 

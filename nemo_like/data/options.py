@@ -1,4 +1,4 @@
-"""The keys of the sources of problems, ``data``."""
+"""The keys of the data sources, ``data``."""
 
 from __future__ import annotations
 

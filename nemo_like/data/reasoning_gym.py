@@ -1,4 +1,4 @@
-"""Problems that the package reasoning-gym generates; a name chooses one of its datasets."""
+"""Prompts that the package reasoning-gym generates; a name chooses one of its datasets."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 from nemo_like.data.answers import answer_text
 from nemo_like.data.interface import PromptExample, Split
 
-# A problem is a function of seed + index. These seeds are so far apart that the splits share no problem.
+# A prompt is a function of seed + index. These seeds are so far apart that the splits share no prompt.
 _DEFAULT_SEEDS: dict[Split, int] = {"train": 0, "validation": 1_000_000_000}
 
 
 class ReasoningGymDataset:
     """A dataset of reasoning-gym.
 
-    ``data["metadata"]`` of a problem is what reasoning-gym needs to score a response.
+    ``data["metadata"]`` of a prompt has what reasoning-gym needs to score a response.
     """
 
     def __init__(self, name: str, options: Mapping[str, Any], split: Split) -> None:
-        """Create the dataset ``name`` with ``options`` of its own, such as ``size`` and ``seed``.
+        """Create the dataset ``name`` with its own ``options``, such as ``size`` and ``seed``.
 
-        Raises ValueError when there is no such dataset, or it does not take the options.
+        Raises ValueError when there is no such dataset, or it does not accept the options.
         """
         import reasoning_gym
 
@@ -35,7 +35,7 @@ class ReasoningGymDataset:
         return len(self._problems)
 
     def __getitem__(self, index: int) -> PromptExample:
-        """Return problem ``index``. Raises IndexError outside 0 .. len - 1."""
+        """Return prompt ``index``. Raises IndexError outside 0 .. len - 1."""
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} in a reasoning-gym dataset of {len(self)}")
         entry = self._problems[index]

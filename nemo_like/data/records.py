@@ -1,4 +1,4 @@
-"""Datasets of records: a file of JSON lines, or what ``data.loading`` loads."""
+"""Datasets of records: from a file of JSON lines, or loaded by ``data.loading``."""
 
 from __future__ import annotations
 
@@ -26,29 +26,30 @@ _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class RecordDataset:
-    """Problems made of records: a sequence of mappings, each with a prompt and an answer."""
+    """Prompts made from records: a sequence of mappings, each with a prompt and an answer."""
 
     def __init__(
         self, records: Sequence[Mapping[str, Any]], fields: RecordFields, where: Callable[[int], str]
     ) -> None:
-        """Keep the records. ``where(index)`` says for errors where a record comes from, as file and line."""
+        """Keep the records. ``where(index)`` returns a record's origin, such as file and line, for errors."""
         self._records, self._fields, self._where = records, fields, where
 
     def __len__(self) -> int:
         return len(self._records)
 
     def __getitem__(self, index: int) -> PromptExample:
-        """Return problem ``index``. Raises IndexError outside 0 .. len - 1, ValueError for a bad field."""
+        """Return the prompt of record ``index``. Raises IndexError outside 0 .. len - 1, ValueError for a bad
+        field."""
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} among {len(self)}")
         return self._fields.example(self._records[index], self._where(index))
 
 
 def with_problems(dataset: RecordDataset, cfg: DatasetConfig) -> RecordDataset:
-    """Return the problems of a source.
+    """Return the dataset of a source once its first record has been checked.
 
-    Raises ValueError when there are none, or the first lacks a field: a wrong prompt_key or answer_key shows
-    now, and not in a step.
+    Raises ValueError when there are no records, or when the first lacks a field, so that a wrong prompt_key
+    or answer_key is noticed now and not in a step.
     """
     if not len(dataset):
         raise ValueError(f"{cfg.path} holds no problems")
@@ -61,8 +62,9 @@ class RecordFields:
     """The names of the fields that hold the prompt and the reference answer.
 
     The prompt is text, or a list of ``{"role": ..., "content": ...}`` messages, whose content is text or,
-    with images, a list of parts; what else a message has is kept. All other fields of a record but that of
-    its images become the problem's ``data``; those that ``columns`` names also become its ``columns``.
+    with images, a list of parts; all further fields of a message are kept. All other fields of a record,
+    except its images, become the ``data`` of the prompt; fields named in ``columns`` also become its
+    ``columns``.
     """
 
     prompt: str  # data.*.prompt_key
@@ -74,18 +76,19 @@ class RecordFields:
 
     @classmethod
     def of(cls, cfg: DatasetConfig) -> Self:
-        """Return the names that a source configures; paths of images begin beside its file."""
+        """Return the names that a source configures; relative paths of images begin at its file's
+        directory."""
         path = Path(cfg.path or "")
         directory = str(path if path.is_dir() else path.parent)
         is_table = source_kind_of(cfg).is_table
         return cls(cfg.prompt_key, cfg.answer_key, tuple(cfg.columns), cfg.images_key, directory, is_table)
 
     def example(self, record: Mapping[str, Any], where: str) -> PromptExample:
-        """Return the problem that a record holds, with its answer as ``answer_text`` gives it.
+        """Return the prompt and all other contents of a record, with its answer as ``answer_text`` gives it.
 
         Raises ValueError, whose text begins with ``where``, when a field is missing, the prompt is empty or
-        neither text nor messages, the answer is a list or a mapping, or an image is none or has no place in
-        the prompt.
+        neither text nor messages, the answer is a list or a mapping, or an image is invalid or has no place
+        in the prompt.
         """
         given = _field(record, self.prompt, "prompt_key", where)
         images: tuple[Picture, ...] = ()
@@ -103,7 +106,7 @@ class RecordFields:
 
     @property
     def _own_fields(self) -> tuple[str | None, ...]:
-        """The fields that are no data for the environment."""
+        """The fields that do not become ``data`` for the environment."""
         return (self.prompt, self.answer, self.images)
 
     def _prompt(self, value: Any, where: str) -> Prompt:
@@ -145,8 +148,8 @@ def _field(record: Mapping[str, Any], key: str, config_key: str, where: str) -> 
 def jsonl_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number from 1, JSON object) for each line of a file that is not blank.
 
-    Raises ValueError when ``path`` is not a file, and with path and line number for a line that is no JSON
-    object in UTF-8 or has half of a surrogate pair, which no tokenizer takes.
+    Raises ValueError when ``path`` is not a file, and, with path and line number, for a line that is no JSON
+    object in UTF-8 or has half of a surrogate pair, which no tokenizer accepts.
     """
     if not os.path.isfile(path):
         raise ValueError(
@@ -186,8 +189,8 @@ def _json_object(line: bytes, where: str) -> dict[str, Any]:
 
 
 def chosen_jsonl_records(path: str, split: str | None) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield those of ``jsonl_records`` that a split such as ``train[:100]`` chooses; all of them for None and
-    for a name alone, which stands for the whole file. Raises ValueError as ``chosen_rows`` does."""
+    """Yield the records of ``jsonl_records`` that a split such as ``train[:100]`` chooses; all records for
+    None and for a name alone. Raises ValueError as ``chosen_rows`` does."""
     if split is None or is_name(split):
         yield from jsonl_records(path)
         return

@@ -1,4 +1,4 @@
-"""Samplers that choose which prompts come next. The driver owns one, and gets only indices of it.
+"""Samplers that choose which prompts come next. The driver owns one, and sees only prompt indices.
 
 Standard library only.
 """
@@ -12,7 +12,7 @@ from typing import NotRequired, TypedDict
 
 
 class SamplerState(TypedDict):
-    """What a checkpoint keeps of a ``PromptSampler``, to continue with the very next prompt."""
+    """The state of a ``PromptSampler`` in a checkpoint, from which it continues with the very next prompt."""
 
     num_prompts: int
     seed: int
@@ -25,8 +25,8 @@ class SamplerState(TypedDict):
 class PromptSampler:
     """Hands out prompt indices epoch after epoch; with ``shuffle`` the seed gives each epoch an order.
 
-    Every epoch has each prompt once. A request may span two epochs or more. ``source`` is the sampler's
-    number in a mixture, whose sources have orders of their own.
+    Every epoch has each prompt once. A request may span several epochs. ``source`` is the sampler's number in
+    a mixture, whose sources have different orders.
     """
 
     def __init__(self, num_prompts: int, seed: int, shuffle: bool, source: int = 0) -> None:
@@ -45,7 +45,7 @@ class PromptSampler:
 
     @property
     def num_taken(self) -> int:
-        """Prompts handed out so far, over all epochs."""
+        """The number of prompts handed out so far, over all epochs."""
         return self._epoch * self._num_prompts + self._offset
 
     def next(self, count: int) -> tuple[int, ...]:
@@ -74,11 +74,11 @@ class PromptSampler:
         return state
 
     def load_state_dict(self, state: SamplerState) -> None:
-        """Continue where ``state`` was taken.
+        """Continue from ``state``.
 
-        A state without the number of its source is of a mixture all of whose sources had the order of the
-        first; it is continued in that order. Raises ValueError when the state was taken with another dataset
-        size, seed or shuffle setting, with which the order is another one.
+        A state without the number of its source is from an older mixture, all of whose sources had the order
+        of the first; it is continued in that order. Raises ValueError when the state was saved with another
+        dataset size, seed or shuffle setting, which give another order.
         """
         own = self.state_dict()
         for key in ("num_prompts", "seed", "shuffle"):
@@ -101,7 +101,7 @@ class PromptSampler:
 
 
 class MixtureState(TypedDict):
-    """What a checkpoint keeps of a ``MixtureSampler``; sources are in the order of the configuration."""
+    """The state of a ``MixtureSampler`` in a checkpoint; sources are in the order of the configuration."""
 
     weights: list[float]
     sources: list[SamplerState]
@@ -125,7 +125,7 @@ class MixtureSampler:
 
     @property
     def epoch(self) -> int:
-        """The number of whole passes that were made over every source."""
+        """The number of complete passes over every source."""
         return min(sampler.epoch for sampler in self._samplers)
 
     def next(self, count: int) -> tuple[int, ...]:
@@ -140,9 +140,9 @@ class MixtureSampler:
         )
 
     def load_state_dict(self, state: MixtureState) -> None:
-        """Continue where ``state`` was taken.
+        """Continue from ``state``.
 
-        Raises ValueError when it was taken with other sources, weights, seed or shuffle setting.
+        Raises ValueError when it was saved with other sources, weights, seed or shuffle setting.
         """
         if len(state["sources"]) != len(self._samplers) or state["weights"] != self._weights:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What is known of a kind of data source beside what reads it: one file for each kind describes it so.
+"""The description of a kind of data source; each kind has a file with one.
 
 source_kinds/jsonl.py    KIND = SourceKind(about=..., problems="module:function", ...)
 """
@@ -17,18 +17,18 @@ from nemo_like.data.options import SOURCE_KINDS, DatasetConfig
 class SourceKind:
     """A kind of data source.
 
-    about: where its problems come from.
+    about: where its prompts come from.
     problems: import path of ``(cfg, split, environments) -> PromptDataset``, which raises ValueError when a
-        key that is needed is null, or when the data do not fit.
-    stream: import path of ``(cfg) -> (where, example), ...``, for sources of which a scan need not read all.
-    rules: yields what is wrong with a source of a full key.
-    reads_records: records have the fields that ``prompt_key`` and others name.
+        needed key is null, or when the data do not fit.
+    stream: import path of ``(cfg) -> (where, example), ...``, for sources that a scan need not read whole.
+    rules: yields the problems with a source, given its full key.
+    reads_records: it has records, whose fields ``prompt_key`` and other keys name.
     reads_parts: ``split`` chooses rows of it.
     is_table: its records are rows of an Arrow table.
-    is_here: whether its file or directory is on this machine; True for what has none.
-    missing_remedy: what to give where it is not here.
-    asks_environment: its environment makes its problems.
-    lengths: tokens of its prompts and answers, where these follow from its keys.
+    is_here: whether its file or directory is on this machine; True for a source without any.
+    missing_remedy: the remedy when it is not here.
+    asks_environment: its environment makes its prompts.
+    lengths: the numbers of tokens of its prompts and answers, when its keys determine them.
     """
 
     about: str
@@ -45,7 +45,7 @@ class SourceKind:
 
 
 def source_kind_of(cfg: DatasetConfig) -> SourceKind:
-    """Return what is known of a source's kind."""
+    """Return the description of a source's kind."""
     kind: SourceKind = SOURCE_KINDS.load(cfg.kind)
     return kind
 
@@ -60,7 +60,7 @@ def needed_path(cfg: DatasetConfig, split: Split) -> str:
 def is_here(cfg: DatasetConfig) -> bool:
     """Return whether a source's file or directory is on this machine.
 
-    It is true for a source that has none, and for what may be the name of a dataset on the hub.
+    It is true for a source that has none, and for a path that may be the name of a dataset on the hub.
     """
     look = source_kind_of(cfg).is_here
     return look is None or look(cfg)

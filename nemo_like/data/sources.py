@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 from nemo_like.data.options import DataConfig, DatasetConfig
 
-# By a file's ending, the name that load_dataset has for its reader.
+# By a file's ending, load_dataset's name for its reader.
 FILE_READERS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv", ".arrow": "arrow"}
 
 
-# What data.*.columns may give a field: "float32", "uint8[4, 2]", "per_token float32", "ragged" or "objects".
+# A value of data.*.columns: "float32", "uint8[4, 2]", "per_token float32", "ragged" or "objects".
 RECORD_COLUMN = re.compile(
     r"(?:(?P<per_token>per_token )?(?P<dtype>bool|u?int(?:8|16|32|64)|float(?:16|32|64))"
     r"(?:\[(?P<shape>\d+(?:, ?\d+)*)\])?|(?P<layout>ragged|objects))"

@@ -9,12 +9,12 @@ _NAME = re.compile(r"\w+(\.\w+)*")
 
 
 def is_name(split: str) -> bool:
-    """Return whether a split is a name alone, and so the whole part of that name."""
+    """Return whether a split is only a name, and so means the complete part of that name."""
     return _NAME.fullmatch(split) is not None
 
 
 def only_name(split: str, path: str) -> str:
-    """Return the name before every slice of a split; a file is a single part, under any name.
+    """Return the name before every slice of a split; a file is a single part and may have any name.
 
     Raises ValueError when there are several names.
     """
@@ -32,10 +32,11 @@ def _names(split: str) -> list[str]:
 
 
 def chosen_rows(split: str, sizes: Mapping[str, int], path: str) -> list[tuple[str, range]]:
-    """Return which rows of which part a split chooses, in its order; ``sizes`` are the parts' rows by name.
+    """Return which rows of which part a split chooses, in its order; ``sizes`` maps the parts' names to their
+    numbers of rows.
 
     Slices are ``train[:100]``, ``train[-50:]``, ``train[10%:20%]`` and sums of them with ``+``. Raises
-    ValueError, naming ``path``, for any other text and for a part that is not there.
+    ValueError, naming ``path``, for any other text and for a missing part.
     """
     from datasets import ReadInstruction
 

@@ -1,9 +1,9 @@
-"""What a chat template writes between two responses, found by rendering made-up conversations. Pure.
+"""Finds the text that a chat template writes between two responses, by rendering made-up conversations. Pure.
 
     user ──▶ [a mark in place of the response] ──▶ observation ──▶ beginning of the next response
                                                 └─────────── between ───────────┘
 
-Templates of model families differ in what they refuse, leave out, move and write twice, so nothing is taken
+Chat templates differ in the text that they refuse, leave out, move or write twice, so nothing is taken
 for granted here: a mark must be there once, and so must the words of every observation.
 """
 
@@ -24,16 +24,14 @@ _MARK = "response-of-the-policy"
 MADE_UP_CALL_ID = "call00001"
 _CALLED = "function-of-a-made-up-call"
 _QUESTION: Mapping[str, Any] = {"role": "user", "content": "?"}
-# Roles that templates know for what is said to the policy.
+# Roles that templates know for messages to the policy.
 _ROLES = ("user", "tool", "system")
-MADE_UP_TEXT = (
-    "quokka"  # what somebody says in a made-up conversation: a word that no template writes by itself
-)
+MADE_UP_TEXT = "quokka"  # a message of a made-up conversation: a word that no template writes by itself
 _WORDS = re.compile(r"[A-Za-z0-9]+")
 
 
 class TurnError(ValueError):
-    """A chat template cannot render a turn of a conversation as it is needed; the message says why."""
+    """A chat template cannot render a turn of a conversation as needed; the message says why."""
 
 
 class Render(Protocol):
@@ -45,7 +43,7 @@ class Render(Protocol):
 
 
 def unused_mark(*texts: str) -> str:
-    """Return a word that none of the texts has, to stand for a response."""
+    """Return a word that is in none of the texts, to stand for a response."""
     mark = _MARK
     while any(mark in text for text in texts):
         mark += "-"
@@ -53,9 +51,9 @@ def unused_mark(*texts: str) -> str:
 
 
 def after_mark(rendered: str, mark: str) -> str:
-    """Return what a template wrote after the mark of a response.
+    """Return the text that a template wrote after the mark of a response.
 
-    Raises TurnError unless the mark is there once.
+    Raises TurnError unless the mark occurs exactly once.
     """
     count = rendered.count(mark)
     if count == 1:
@@ -68,7 +66,7 @@ def is_written(text: str, rendered: str) -> bool:
     """Return whether a template wrote the text: all its words are there, in order.
 
     Templates strip texts, and some write them as JSON, which changes no word of ASCII letters and digits. A
-    text without such words must be there as it is, or as JSON.
+    text without such words must be there unchanged, or as JSON.
     """
     words = _WORDS.findall(text)
     if not words:
@@ -83,11 +81,11 @@ def is_written(text: str, rendered: str) -> bool:
 
 
 def between_responses(render: Render, text: str, role: str) -> str:
-    """Return what the template writes between a response and the next: ``text`` as a message of ``role`` with
-    all around it, the end of the response's turn first.
+    """Return the text that the template writes between a response and the next: the end of the response's
+    turn, ``text`` as a message of ``role``, and the beginning of the next turn.
 
-    A template that refuses a result without a call gets a made-up call before it; the id of that call is then
-    in the text. Raises TurnError where there is no such rendering.
+    For a template that refuses a result without a call, a made-up call precedes it, and the returned text
+    contains the id of that call. Raises TurnError when the template has no such rendering.
     """
     observed = {"role": role, "content": text}
     return _first_good(
@@ -100,16 +98,16 @@ def between_responses(render: Render, text: str, role: str) -> str:
 def after_response(
     render: Render, known: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]
 ) -> str:
-    """Return what the template writes for the messages ``new`` after the response with which ``known`` ends,
-    the end of its turn first.
+    """Return the text that the template writes for the messages ``new`` after the response with which
+    ``known`` ends, beginning with the end of the response's turn.
 
-    What the template does to earlier messages, such as leaving out thoughts, changes nothing. Raises
-    TurnError where it refuses the messages or leaves out the text of one.
+    Changes that the template makes to earlier messages, such as leaving out thoughts, do not matter. Raises
+    TurnError when it refuses the messages or leaves out the text of one.
     """
     return _first_good(
         new,
         partial(_after_mark, render, known[:-1], new),
-        # A template may refuse what was said earlier, which is in the tokens already ...
+        # A template may refuse earlier messages, which are in the tokens already ...
         partial(_after_mark, render, [_QUESTION], new),
         # ... or results of a response that calls no tool.
         partial(_after_message, render, known[-1], new),
@@ -117,16 +115,16 @@ def after_response(
 
 
 def check_written(messages: Sequence[Mapping[str, Any]], rendered: str) -> None:
-    """Raise TurnError where a rendering leaves out the text of a message. The assistant's may change: many
-    templates leave out earlier thoughts."""
+    """Raise TurnError when a rendering leaves out the text of a message. Messages of the assistant are not
+    checked: many templates leave out earlier thoughts."""
     for message in messages:
         if message["role"] != "assistant" and not is_written(message.get("content") or "", rendered):
             raise TurnError(f"leaves out the text of a message of the role {message['role']}")
 
 
 def _first_good(messages: Sequence[Mapping[str, Any]], *ways: Callable[[], str]) -> str:
-    """Return the first rendering that has the text of all messages. Raises TurnError, with the reason of the
-    first one, where none has."""
+    """Return the first rendering that has the text of all messages. Raises TurnError, with the first reason,
+    when none has."""
     reasons = []
     for way in ways:
         try:
@@ -139,7 +137,7 @@ def _first_good(messages: Sequence[Mapping[str, Any]], *ways: Callable[[], str])
 
 
 def check_role(render: Render, role: str) -> None:
-    """Raise TurnError, which names the roles that work, where the template cannot render an observation of
+    """Raise TurnError, which names the roles that work, when the template cannot render an observation of
     ``role``."""
     try:
         between_responses(render, MADE_UP_TEXT, role)
@@ -159,14 +157,15 @@ def rendered_roles(render: Render) -> list[str]:
 
 
 def _after_mark(render: Render, before: Sequence[Mapping[str, Any]], new: Sequence[Mapping[str, Any]]) -> str:
-    """Return what follows a response that is plain text."""
+    """Return the text after a response of plain text."""
     mark = unused_mark(*(str(message.get("content")) for message in (*before, *new)))
     said = {"role": "assistant", "content": mark}
     return after_mark(_rendered(render, [*before, said, *new], goes_on=True), mark)
 
 
 def _after_message(render: Render, response: Mapping[str, Any], new: Sequence[Mapping[str, Any]]) -> str:
-    """Return what ``new`` adds to a conversation that ends with a response, after the end of a turn."""
+    """Return the text that ``new`` adds to a conversation that ends with a response, after the end of a
+    turn."""
     known = [_QUESTION, response]
     before = _rendered(render, known, goes_on=False)
     whole = _rendered(render, [*known, *new], goes_on=True)
@@ -176,7 +175,7 @@ def _after_message(render: Render, response: Mapping[str, Any], new: Sequence[Ma
 
 
 def _after_made_up_call(render: Render, observed: Mapping[str, Any]) -> str:
-    """Return what follows a response that calls a function of an unknown name."""
+    """Return the text after a response that calls a function of an unknown name."""
     function = {"name": _CALLED, "arguments": {}}
     call = {"id": MADE_UP_CALL_ID, "type": "function", "function": function}
     calling = {"role": "assistant", "content": "", "tool_calls": [call]}
@@ -190,11 +189,11 @@ def _after_made_up_call(render: Render, observed: Mapping[str, Any]) -> str:
 
 
 def turn_end(render: Render) -> str:
-    """Return text in which the token is that the template writes after every response, whatever follows; text
-    without such a token for a template that writes none.
+    """Return a text that contains the token which the template writes after every response; a text without
+    such a token when the template writes none.
 
-    It is what the template writes after the last message. Where that is nothing, it is what all messages that
-    may follow begin with. Raises TurnError as ``after_mark`` does, and where the template raises.
+    It is the text after the last message. When that is blank, it is the common beginning of all messages that
+    may follow. Raises TurnError as ``after_mark`` does, and when the template raises.
     """
     after_last = _after_last(render)
     if after_last.strip():
@@ -215,20 +214,20 @@ def _after_last(render: Render) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnds:
-    """How turns of a checkpoint end, by the texts of tokens."""
+    """The tokens with which a checkpoint ends turns, as texts."""
 
-    written: str  # what ``turn_end`` returns
-    tokens: Collection[str]  # that end a response
+    written: str  # the result of ``turn_end``
+    tokens: Collection[str]  # tokens that end a response
     special: Collection[str]  # all special tokens
 
 
 def without_end(text: str, ended_by: str, ends: TurnEnds) -> str:
-    """Return what follows a response that ends with ``ended_by``, one of the tokens that do: ``text``, which
-    a template writes after a response, without the end of the turn, which is there already.
+    """Return ``text``, which a template writes after a response, without the end of the turn, since the
+    response already ends with the token ``ended_by``.
 
-    A template may end the last turn with one token and earlier ones with another special one, which is left
-    out as well. Where a template ends no turn, responses end with the header of what follows, which is there
-    once.
+    A template may end the last turn with one special token and earlier turns with another, which is left out
+    too. When a template ends no turn, responses end with the header of the next message, which must occur
+    only once.
     """
     written = _shared([ends.written, text])
     places = {end: written.index(end) + len(end) for end in ends.tokens if end in written}
@@ -241,13 +240,13 @@ def without_end(text: str, ended_by: str, ends: TurnEnds) -> str:
 
 
 def _shared(texts: Sequence[str]) -> str:
-    """Return what all the texts begin with."""
+    """Return the common beginning of all texts."""
     columns = zip(*texts, strict=False)
     return "".join(column[0] for column in takewhile(lambda column: len(set(column)) == 1, columns))
 
 
 def _rendered(render: Render, messages: Sequence[Mapping[str, Any]], *, goes_on: bool) -> str:
-    """Return the rendering. Raises TurnError where the template raises anything."""
+    """Return the rendering. Raises TurnError when the template raises anything."""
     try:
         return render(messages, add_generation_prompt=goes_on)
     except Exception as error:

@@ -18,7 +18,7 @@ from nemo_like.models.end_tokens import stated_end_ids
 
 
 class UnreadablePrompt(ValueError):
-    """A prompt cannot be given to the policy as it is: ``index`` is its place among the prompts."""
+    """A prompt cannot be given to the policy as it is; ``index`` is its position among the prompts."""
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(reason)
@@ -28,9 +28,9 @@ class UnreadablePrompt(ValueError):
 class Tokenizer:
     """A checkpoint's tokenizer and chat template.
 
-    ``end_token_ids`` end a response: the tokenizer's eos, and the others that generation_config.json and
+    ``end_token_ids`` end a response: the tokenizer's eos, and the ids that generation_config.json and
     config.json name. ``eos_token_id`` is the first of them; ``pad_token_id`` is the tokenizer's own, or eos
-    where it has none.
+    when it has none.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Tokenizer:
         self.pad_token_id: int = self.eos_token_id if pad is None else pad
         self._around = SpecialTokens.of(self._tokenizer)
         self._chat = ChatRendering(self._tokenizer, "data.chat_template")
-        self._texts: dict[int, str] = {}  # of tokens that were asked for
+        self._texts: dict[int, str] = {}  # texts of tokens, by id, once they were asked for
         self._added: Mapping[int, Any] = dict(self._tokenizer.added_tokens_decoder)  # special ones and others
         self._ends: template_turns.TurnEnds | None = None  # once they were asked for
         self._checked_roles: set[str] = set()  # whose observations the chat template renders
@@ -70,12 +70,12 @@ class Tokenizer:
 
     @cached_property
     def num_ids(self) -> int:
-        """One more than the largest token id: vocabularies may have gaps."""
+        """The largest token id plus one; vocabularies may have gaps."""
         return max(self._tokenizer.get_vocab().values()) + 1
 
     @cached_property
     def longest_token(self) -> int:
-        """How many characters a token stands for at most."""
+        """The most characters that one token stands for."""
         return max(map(len, self._tokenizer.get_vocab()))
 
     def encode_prompt(self, prompt: Prompt, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
@@ -87,11 +87,11 @@ class Tokenizer:
     ) -> list[list[int]]:
         """Return the token ids of each prompt, which a response continues; all are encoded together.
 
-        The chat template renders messages and the tools that the response may call, up to the beginning of
-        the assistant's turn; where the prompt ends in a message of the assistant, up to the end of its
-        content. A text prompt must describe tools itself; it gets the special tokens that the tokenizer puts
-        before a text, unless it begins with them, and none after it. Raises UnreadablePrompt for messages
-        when the tokenizer has no chat template, or as ``ChatRendering.checked_prompt`` does.
+        The chat template renders messages, and the tools that the response may call, up to the beginning of
+        the assistant's turn, or, when the prompt ends in a message of the assistant, up to the end of that
+        message's content. A text prompt must describe tools itself; it gets the special tokens that the
+        tokenizer puts before a text, unless it begins with them, and none after it. Raises UnreadablePrompt
+        for messages when the tokenizer has no chat template, or as ``ChatRendering.checked_prompt`` does.
         """
         texts = []
         for index, (prompt, own) in enumerate(zip(prompts, tools, strict=True)):
@@ -108,7 +108,7 @@ class Tokenizer:
     def checked_prompt(self, prompt: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> str:
         """Return the text of a prompt of messages, as ``ChatRendering.checked_prompt`` does.
 
-        Raises ValueError also where the tokenizer has no chat template.
+        Raises ValueError also when the tokenizer has no chat template.
         """
         if self._tokenizer.chat_template is None:
             raise ValueError(
@@ -122,12 +122,12 @@ class Tokenizer:
         return self._tokenizer.chat_template is not None
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the token ids of a text by itself, without special tokens around it."""
+        """Return the token ids of a text, without special tokens around it."""
         return self._tokenizer(text, add_special_tokens=False)["input_ids"]
 
     @property
     def added_tokens(self) -> Mapping[str, int]:
-        """The tokens that a text is never split within, such as special ones, by text."""
+        """Token ids by text, of the tokens that the tokenizer never splits, such as special ones."""
         return {token.content: token_id for token_id, token in self._added.items()}
 
     def token(self, token_id: int) -> str:
@@ -138,7 +138,7 @@ class Tokenizer:
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Return the text of each token by itself, special ones included.
 
-        Where a character takes several tokens, each of them shows as U+FFFD.
+        Each token of a character that takes several tokens shows as U+FFFD.
         """
         for token in set(token_ids) - self._texts.keys():
             text = self._tokenizer.decode([token], clean_up_tokenization_spaces=False)
@@ -150,10 +150,10 @@ class Tokenizer:
     def encode_observation(self, prompt: Prompt, text: str, role: str, last_token_id: int) -> list[int]:
         """Return the token ids between a response, which ends with ``last_token_id``, and the next response.
 
-        In a conversation that began with a text prompt, they encode ``text`` alone. In one that began with
-        messages, they encode what the chat template puts between two responses: ``text`` as a message of
-        ``role`` with all around it. A token with which the response ended is not repeated. Raises
-        template_turns.TurnError where the template cannot render such a message.
+        In a conversation that began with a text prompt, they encode ``text`` alone. In a conversation that
+        began with messages, they encode the text that the chat template puts between two responses, which has
+        ``text`` as a message of ``role``. A token with which the response ended is not repeated. Raises
+        template_turns.TurnError when the template cannot render such a message.
         """
         if not isinstance(prompt, str):
             if role not in self._checked_roles:
@@ -165,11 +165,12 @@ class Tokenizer:
         return self.encode_after(text, last_token_id)
 
     def encode_after(self, text: str, last_token_id: int) -> list[int]:
-        """Return the token ids of a text that follows a token, as they are within a conversation: some tokens
-        take the spaces after them, and some tokenizers put one at the beginning of a text."""
+        """Return the token ids of a text that follows the token ``last_token_id``. They may differ from the
+        ids of the text alone: some tokens absorb the spaces after them, and some tokenizers put a space at
+        the beginning of a text."""
         token = self._added.get(last_token_id)
         if token is None:
-            # A text merges with no token before it: one that takes no spaces stands for that one.
+            # A text merges with no token before it, so a token that absorbs no spaces can stand for it.
             last_token_id, token = self.eos_token_id, self._added.get(self.eos_token_id)
             if token is None or token.rstrip:
                 return self.encode_text(text)
@@ -177,20 +178,21 @@ class Tokenizer:
         return ids[1:] if ids[:1] == [last_token_id] else self.encode_text(text)
 
     def after_response(self, text: str, last_token_id: int) -> str:
-        """Return what a chat template puts after a response that ends with ``last_token_id``: ``text``
-        without the end of the response's turn, where the response has one already, be it another token."""
+        """Return ``text``, which a chat template puts after a response that ends with ``last_token_id``,
+        without the end of the response's turn, if the response already has an end, even by another token."""
         if last_token_id not in self.end_token_ids:
             return text
         return template_turns.without_end(text, self.token(last_token_id), self._turn_ends())
 
     def written_end(self, last_token_id: int) -> int:
-        """Return the token with which the chat template ends the turn of a response, where the response ends
-        with any that does; else ``last_token_id``. What follows is encoded as it is after that token."""
+        """Return the token with which the chat template ends a turn, if the response ends with any token that
+        ends one; else ``last_token_id``. The text after the response is encoded as it is after the returned
+        token."""
         if last_token_id not in self.end_token_ids:
             return last_token_id
         written = self._turn_ends().written
         places = {written.find(self.token(end)): end for end in self.end_token_ids}
-        places.pop(-1, None)  # of those that it does not write
+        places.pop(-1, None)  # tokens that the template does not write
         return places[min(places)] if places else last_token_id
 
     def _turn_ends(self) -> template_turns.TurnEnds:
@@ -203,8 +205,8 @@ class Tokenizer:
         return self._ends
 
     def render(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
-        """Return what the chat template makes of messages; ``template`` are its further arguments. Raises
-        what the template raises, ValueError when there is none."""
+        """Return the text that the chat template makes of messages; ``template`` has its further arguments.
+        Raises the errors of the template, and ValueError when there is none."""
         return self._chat.render(messages, **template)
 
     def render_prompt(self, messages: Sequence[Mapping[str, Any]], **template: Any) -> str:
@@ -213,17 +215,17 @@ class Tokenizer:
 
     @property
     def template_arguments(self) -> frozenset[str]:
-        """What further arguments the chat template reads, as ``ChatRendering.arguments`` says."""
+        """The further arguments that the chat template reads, as in ``ChatRendering.arguments``."""
         return self._chat.arguments
 
     @property
     def unread_fields(self) -> frozenset[str]:
-        """What the chat template leaves out of prompts, as ``ChatRendering.unread_fields`` says."""
+        """The parts of prompts that the chat template leaves out, as in ``ChatRendering.unread_fields``."""
         return self._chat.unread_fields
 
     def for_server(self, text: str) -> str:
-        """Return the text of a prompt as a server with this tokenizer wants it: without the special tokens
-        before it, which the server adds."""
+        """Return the text of a prompt without the special tokens before it, which a server with this
+        tokenizer adds itself."""
         return text.removeprefix(self._around.before_text)
 
     @property
@@ -237,7 +239,7 @@ class Tokenizer:
         return self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
     def decode_response(self, token_ids: Iterable[int], stop_token_ids: Collection[int]) -> str:
-        """Return the text of one response without the last token where that is one of ``stop_token_ids``.
+        """Return the text of one response, without the last token if that is one of ``stop_token_ids``.
 
         Other special tokens stay visible, so that a stray one is not mistaken for a clean answer.
         """

@@ -1,4 +1,4 @@
-"""What a model with a vision tower reads of an image, by the image processor of its checkpoint.
+"""Turns an image into the tokens and columns that a model with a vision tower reads.
 
 <image> in a prompt ──▶ the checkpoint's own tokens around one token for the image ──▶ one for each feature
 an image ─────────────▶ patches and their grid, which are columns of the data plane ────────────┘
@@ -26,7 +26,7 @@ _PIXELS, _GRID = "pixel_values", "image_grid_thw"
 
 
 class Vision:
-    """The image processor of a checkpoint, and the tokens that stand where an image is."""
+    """The image processor of a checkpoint, and the tokens that stand for an image."""
 
     def __init__(self, checkpoint: Path, token_of: Any) -> None:
         """Load the image processor; ``token_of`` returns the text of a token id."""
@@ -34,22 +34,22 @@ class Vision:
 
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
         self._processor: Any = AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True)
-        self._features_of: int = self._processor.merge_size**2  # so many patches make one feature
+        self._features_of: int = self._processor.merge_size**2  # patches per feature
         self.image_token: int = config["image_token_id"]
         names = ("vision_start_token_id", "image_token_id", "vision_end_token_id")
         self._mark = "".join(token_of(config[name]) for name in names if config.get(name) is not None)
 
     @classmethod
     def of(cls, checkpoint: Path, token_of: Any) -> Self | None:
-        """Return the vision of a checkpoint directory; None where the model has no vision tower."""
+        """Return the vision of a checkpoint directory; None when the model has no vision tower."""
         return cls(checkpoint, token_of) if has_vision_tower(str(checkpoint)) else None
 
     def own_prompt(self, prompt: Prompt) -> Prompt:
-        """Return the prompt with the checkpoint's own tokens in place of ``<image>``."""
+        """Return the prompt with the checkpoint's own tokens instead of ``<image>``."""
         return in_texts(prompt, IMAGE_MARK, self._mark)
 
     def own_text(self, text: str) -> str:
-        """Return an observation with the checkpoint's own tokens in place of ``<image>``."""
+        """Return an observation with the checkpoint's own tokens instead of ``<image>``."""
         return text.replace(IMAGE_MARK, self._mark)
 
     def num_tokens(self, size: tuple[int, int]) -> int:
@@ -66,7 +66,7 @@ class Vision:
         }
 
     def expanded(self, token_ids: Sequence[int], columns: dict[str, list[np.ndarray]]) -> list[int]:
-        """Return a prompt's tokens with the token of each image as often as the image has features."""
+        """Return a prompt's tokens with each image's single token repeated once per feature of the image."""
         counts = iter([int(grid.prod()) // self._features_of for grid in columns[_GRID]])
         return [
             one for token in token_ids for one in [token] * (next(counts) if token == self.image_token else 1)

@@ -17,7 +17,7 @@ def _lengths(cfg: DatasetConfig) -> tuple[int, int]:
 
 
 def _rules(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
-    """Yield the problem of a file that nobody would read, since sums of two numbers are made from digits."""
+    """Yield a problem for a file that would not be read, since sums of two numbers are made from digits."""
     if cfg.path is None:
         return
     suffix = Path(cfg.path).suffix

@@ -1,4 +1,4 @@
-"""Problems that the environment of a source makes."""
+"""Prompts that the environment of a source makes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nemo_like.data.source_kind import SourceKind
 
 
 def _rules(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
-    """Yield every problem with a source whose environment makes its problems."""
+    """Yield every problem with a source whose environment makes its prompts."""
     if cfg.path is not None:
         rule = "must be null: the environment makes the problems"
         yield Problem(key=f"{key}.path={cfg.path}", rule=rule, remedy="name the environment in env")
@@ -32,7 +32,7 @@ def _rules(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
 
 
 def problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> PromptDataset:
-    """Return what the environment makes. Raises ValueError when it makes none, or is not there."""
+    """Return the prompts that the environment makes. Raises ValueError when it makes none, or is missing."""
     if environments is None:
         raise ValueError(f"data.{split}.kind=environment needs its environment, which is not there")
     return environments.problems(cfg, split)

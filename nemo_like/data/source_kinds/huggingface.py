@@ -35,7 +35,7 @@ def _rules(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
 
 
 def problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> PromptDataset:
-    """Return the problems of the rows that ``split`` chooses."""
+    """Return the prompts of the rows that ``split`` chooses."""
     from nemo_like.data.loading import load_huggingface
     from nemo_like.data.records import RecordDataset, RecordFields, with_problems
 

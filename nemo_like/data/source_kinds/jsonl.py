@@ -42,7 +42,7 @@ def _json_lines(key: str, cfg: DatasetConfig, path: Path) -> Iterator[Problem]:
 
 
 def problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> PromptDataset:
-    """Return the problems of the lines that ``split`` chooses."""
+    """Return the prompts of the lines that ``split`` chooses."""
     from nemo_like.data.records import RecordDataset, RecordFields, chosen_jsonl_records, with_problems
 
     numbered = list(chosen_jsonl_records(needed_path(cfg, split), cfg.split))
@@ -53,7 +53,7 @@ def problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | N
 
 
 def stream(cfg: DatasetConfig) -> Iterator[tuple[str, PromptExample]]:
-    """Yield where each problem is, and the problem, read line by line."""
+    """Yield the prompts with their origins, read line by line."""
     from nemo_like.data.records import RecordFields, chosen_jsonl_records
 
     fields = RecordFields.of(cfg)

@@ -1,4 +1,4 @@
-"""Problems that the package reasoning-gym makes."""
+"""Prompts that the package reasoning-gym makes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _rules(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
 
 
 def problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> PromptDataset:
-    """Return the problems of the dataset that ``path`` names."""
+    """Return the prompts of the dataset that ``path`` names."""
     from nemo_like.data.reasoning_gym import ReasoningGymDataset
 
     return ReasoningGymDataset(needed_path(cfg, split), cfg.options, split)
