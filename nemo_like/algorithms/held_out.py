@@ -51,10 +51,10 @@ def held_out_estimates(
     for k in _powers_of_two(num_answers):
         enough = [problem for problem in judged if len(problem.rewards) >= k]
         if enough:
-            of_problems = [
+            prompt_options = [
                 pass_at_k(len(problem.rewards), _num_solved(problem, solved_at), k) for problem in enough
             ]
-            estimates[f"pass@{k}"] = over_problems(of_problems, _num_answers(enough)).as_share()
+            estimates[f"pass@{k}"] = over_problems(prompt_options, _num_answers(enough)).as_share()
     estimates[f"mean@{num_answers}"] = over_problems(
         [fmean(answers) for answers in solved], _num_answers(judged)
     ).as_share()

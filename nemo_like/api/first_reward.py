@@ -46,18 +46,18 @@ def first_reward_problem(source: DatasetConfig, env: EnvConfig) -> str | None:
     Runs in a child process.
     """
     from nemo_like.data.datasets import build_dataset
-    from nemo_like.environments.environment_data import EnvironmentProblems
+    from nemo_like.environments.environment_data import EnvironmentPrompts
     from nemo_like.environments.feedback import checked
     from nemo_like.environments.interface import first_question
-    from nemo_like.environments.own_reward import told_of_error
+    from nemo_like.environments.own_reward import error_with_line
     from nemo_like.environments.registry import build_environment, written_columns
 
-    example = build_dataset(source, "train", EnvironmentProblems({source.env: env}))[0]
+    example = build_dataset(source, "train", EnvironmentPrompts({source.env: env}))[0]
     environment = build_environment(env)
     try:
         answers = asyncio.run(environment.step([first_question(example, max_turns=env.max_turns)]))
     except Exception as error:
-        return told_of_error(error)
+        return error_with_line(error)
     if len(answers) != 1:
         return f"it gave {len(answers)} answers to 1 response"
     failure = checked(answers[0], written_columns(environment)).failure

@@ -17,7 +17,7 @@ from nemo_like.data.source_kind import source_kind_of
 class Sources:
     """The prompts of all sources, one source after the other, and a report on each source."""
 
-    problems: PromptDataset
+    prompts: PromptDataset
     reports: tuple[SourceReport, ...]
 
 
@@ -38,19 +38,19 @@ def build_sources(
     reports = []
     for cfg in sources:
         digested, name = _digested(cfg, split, environments), source_name(cfg)
-        problems = _templated(digested, cfg, environments)
-        kept = short_enough(problems, prompt_lengths, max_prompt_tokens)
+        prompts = _templated(digested, cfg, environments)
+        kept = short_enough(prompts, prompt_lengths, max_prompt_tokens)
         if not kept:
             raise ValueError(
-                f"data.{split}: all {len(problems)} prompts of {name} are longer than {max_prompt_tokens} "
+                f"data.{split}: all {len(prompts)} prompts of {name} are longer than {max_prompt_tokens} "
                 "tokens; raise policy.max_total_sequence_length (and data.max_input_seq_length, where set)"
             )
-        parts.append(problems if len(kept) == len(problems) else Selection(problems, kept))
+        parts.append(prompts if len(kept) == len(prompts) else Selection(prompts, kept))
         reports.append(
             SourceReport(
                 name=name,
                 num_prompts=len(kept),
-                num_too_long=len(problems) - len(kept),
+                num_too_long=len(prompts) - len(kept),
                 digest=_digest(digested, cfg, environments),
             )
         )
@@ -66,29 +66,29 @@ def build_dataset(
     reasoning-gym); a file or a hub dataset is chosen by the source's own keys. ``environments`` makes prompts
     and lists tools. Raises ValueError when a needed key is null, or when the data do not fit.
     """
-    return _templated(_problems(cfg, split, environments), cfg, environments)
+    return _templated(_read(cfg, split, environments), cfg, environments)
 
 
 def _templated(
-    problems: PromptDataset, cfg: DatasetConfig, environments: EnvironmentData | None
+    prompts: PromptDataset, cfg: DatasetConfig, environments: EnvironmentData | None
 ) -> PromptDataset:
     tools = () if environments is None else environments.tools(cfg.env)
-    return TemplatedDataset(problems, cfg, tools)
+    return TemplatedDataset(prompts, cfg, tools)
 
 
 def _digested(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> DigestedDataset:
     contents = record_contents if source_kind_of(cfg).reads_records else made_contents
-    return DigestedDataset(_problems(cfg, split, environments), contents)
+    return DigestedDataset(_read(cfg, split, environments), contents)
 
 
-def _digest(problems: DigestedDataset, cfg: DatasetConfig, environments: EnvironmentData | None) -> str:
+def _digest(prompts: DigestedDataset, cfg: DatasetConfig, environments: EnvironmentData | None) -> str:
     """Return the digest of a source's prompts. For prompts that an environment makes it is the digest of the
     settings, since a package or a server need not make the same text twice."""
     if source_kind_of(cfg).asks_environment and environments is not None:
         return digest_of([environments.settings(cfg), cfg.options])
-    return problems.digest()
+    return prompts.digest()
 
 
-def _problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> PromptDataset:
-    problems: PromptDataset = load_by_path(source_kind_of(cfg).problems)(cfg, split, environments)
-    return problems
+def _read(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> PromptDataset:
+    prompts: PromptDataset = load_by_path(source_kind_of(cfg).problems)(cfg, split, environments)
+    return prompts

@@ -63,7 +63,7 @@ class PromptEncoder:
             if images:
                 text = self._vision_for(images[0]).own_text(text)
             ids = self.tokenizer.encode_observation(prompt, text, role, last_token_id)
-            self._check_places(ids, len(images), f"the observation {observation.text[:80]!r}")
+            self._check_marks(ids, len(images), f"the observation {observation.text[:80]!r}")
         except ImageError as error:
             return Encoded((), failure=str(error))
         return self._encoded(ids, images)
@@ -95,7 +95,7 @@ class PromptEncoder:
     def _text_ids(self, examples: Sequence[PromptExample]) -> list[list[int]]:
         """Return the tokens of the prompts' texts, in which each image has one token.
 
-        Raises ImageError as ``_check_places`` does, and ValueError, which names the record, for a prompt that
+        Raises ImageError as ``_check_marks`` does, and ValueError, which names the record, for a prompt that
         cannot be given to the policy as it is.
         """
         prompts = [
@@ -111,10 +111,10 @@ class PromptEncoder:
             where = example.where or f"the problem with the prompt {str(example.prompt)[:80]!r}"
             raise ValueError(f"{where}: {error}") from error
         for example, tokens in zip(examples, ids, strict=True):
-            self._check_places(tokens, len(example.images), f"the prompt {str(example.prompt)[:80]!r}")
+            self._check_marks(tokens, len(example.images), f"the prompt {str(example.prompt)[:80]!r}")
         return ids
 
-    def _check_places(self, token_ids: Sequence[int], num_images: int, what: str) -> None:
+    def _check_marks(self, token_ids: Sequence[int], num_images: int, what: str) -> None:
         """Raise ImageError unless a text has exactly one image token for each image."""
         if self._vision is not None and token_ids.count(self._vision.image_token) != num_images:
             raise ImageError(

@@ -83,7 +83,7 @@ class Encoded:
 class EnvironmentData(Protocol):
     """Prompts that environments make, and tools that they bring."""
 
-    def problems(self, cfg: DatasetConfig, split: Split) -> PromptDataset:
+    def prompts(self, cfg: DatasetConfig, split: Split) -> PromptDataset:
         """Return the prompts that the source's environment makes. Raises ValueError when it makes none."""
 
     def settings(self, cfg: DatasetConfig) -> Mapping[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from nemo_like.data.answers import answer_text
-from nemo_like.data.image_places import placed, with_marks
+from nemo_like.data.image_marks import with_marks, with_parts_as_marks
 from nemo_like.data.images import Picture, pictures_of
 from nemo_like.data.interface import Message, Prompt, PromptExample
 from nemo_like.data.messages import BadMessage, conversation_of, without_missing_arguments
@@ -45,7 +45,7 @@ class RecordDataset:
         return self._fields.example(self._records[index], self._where(index))
 
 
-def with_problems(dataset: RecordDataset, cfg: DatasetConfig) -> RecordDataset:
+def checked_dataset(dataset: RecordDataset, cfg: DatasetConfig) -> RecordDataset:
     """Return the dataset of a source once its first record has been checked.
 
     Raises ValueError when there are no records, or when the first lacks a field, so that a wrong prompt_key
@@ -94,7 +94,7 @@ class RecordFields:
         images: tuple[Picture, ...] = ()
         if self.images is not None:
             images = pictures_of(record.get(self.images), self.directory, where)
-            given, images = placed(given, images, self.directory, where)
+            given, images = with_parts_as_marks(given, images, self.directory, where)
         prompt = self._prompt(given, where)
         if self.images is not None:
             prompt = with_marks(prompt, len(images), where)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from nemo_like.data.image_places import in_texts
+from nemo_like.data.image_marks import in_texts
 from nemo_like.data.images import IMAGE_MARK
 from nemo_like.data.interface import Prompt
 from nemo_like.models.model_info import has_vision_tower

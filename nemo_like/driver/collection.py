@@ -23,7 +23,7 @@ from nemo_like.data_plane.operations import Operation
 from nemo_like.driver.interface import Rollout
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stages import with_outcome, with_shaped_rewards
-from nemo_like.driver.tag_functions import passing, without_refused
+from nemo_like.driver.tag_functions import kept_by_filter, without_refused
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.rollout.prompts import PromptBatch, RolloutResult, WantedGroups
 
@@ -203,7 +203,7 @@ def _groups_to_train(batch: KVBatchMeta, cfg: GRPOConfig) -> list[int]:
     group_ids = batch.tag(GROUP_ID)
     if not cfg.use_dynamic_sampling:
         return list(dict.fromkeys(group_ids))
-    kept = zip(group_ids, passing("different_rewards", batch, cfg), strict=True)
+    kept = zip(group_ids, kept_by_filter("different_rewards", batch, cfg), strict=True)
     return list(dict.fromkeys(group_id for group_id, passes in kept if passes))
 
 

@@ -20,7 +20,7 @@ from nemo_like.driver.reports import StepReport, generation_report
 from nemo_like.driver.rollout_schedule import RolloutSchedule
 from nemo_like.driver.stages import without_truncated
 from nemo_like.driver.stopping import StopRequests
-from nemo_like.driver.tag_functions import with_estimated
+from nemo_like.driver.tag_functions import with_estimated_advantages
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like.observability.timers import StageTimer
@@ -79,7 +79,7 @@ class GenerationDriver:
             batch = without_truncated(collected.batch) if grpo.overlong_filtering else collected.batch
             if self.cfg.value is None:  # else advantages need a critic's values, and no critic is there
                 with timer("advantage"):
-                    batch = with_estimated(batch, grpo)
+                    batch = with_estimated_advantages(batch, grpo)
         if dumps_rollouts_of(step, self.cfg.rollout):
             self.components.rollout.dump(step, (batch, *collected.dropped))
         opened = self.components.partitions.take_operations()

@@ -22,7 +22,7 @@ from nemo_like.batch.tags import (
 )
 from nemo_like.data_plane.operations import Operation, operation_metrics
 from nemo_like.driver.collection import Collected
-from nemo_like.driver.estimated import Estimated
+from nemo_like.driver.ready_groups import ReadyGroups
 from nemo_like.driver.stages import mean_advantages
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.groups.results import ScoredBatch, TrainUpdate
@@ -59,7 +59,7 @@ class StepResults:
 
     batch: KVBatchMeta
     rollout: Collected
-    estimated: Estimated
+    ready: ReadyGroups
     update: TrainUpdate
     weight_sync: Mapping[str, Metric]
     partition_operations: Sequence[Operation]
@@ -70,7 +70,7 @@ def train_report(results: StepResults, timing: Mapping[str, float]) -> StepRepor
     """Return all metrics that a training step logs; ``timing`` is in seconds, under final names."""
     train = {
         **_values(results.rollout.metrics),
-        **_values(results.estimated.scored.metrics),
+        **_values(results.ready.scored.metrics),
         **_values(results.update.metrics),
         **reward_metrics(results.rollout),
         **_tag_metrics(results.batch),
@@ -87,7 +87,7 @@ def train_report(results: StepResults, timing: Mapping[str, float]) -> StepRepor
             **operation_metrics(
                 (
                     *results.rollout.operations,
-                    *results.estimated.taught.operations,
+                    *results.ready.taught.operations,
                     *results.update.operations,
                     *(() if results.critic is None else results.critic.update.operations),
                     *results.partition_operations,
@@ -233,10 +233,10 @@ def _performance(results: StepResults, total_s: float) -> dict[str, float]:
     ``overhead_share`` is the share that was neither generation nor compute of the workers; it may be below 0
     where these overlap. ``trainer_idle_share`` is the share in which no worker computed.
     """
-    estimated = results.estimated
+    ready = results.ready
     generation_s = results.rollout.generation_s
-    compute_s = estimated.scored.compute_s + estimated.taught.compute_s
-    compute_s += estimated.accumulation_s + results.update.compute_s
+    compute_s = ready.scored.compute_s + ready.taught.compute_s
+    compute_s += ready.accumulation_s + results.update.compute_s
     if results.critic is not None:
         compute_s += results.critic.valued.compute_s + results.critic.update.compute_s
     return {

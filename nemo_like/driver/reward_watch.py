@@ -19,14 +19,14 @@ class RewardWatch:
         """Take the limits from ``envs``; ``log_path`` is the rollout actor's log, which names every failed
         sample."""
         self._envs, self._logger, self._log_path = envs, logger, log_path
-        self._told: set[tuple[str, FailureKind]] = set()
-        self._told_metrics: set[str] = set()
+        self._warned: set[tuple[str, FailureKind]] = set()
+        self._warned_metrics: set[str] = set()
         self._reasons: dict[tuple[str, FailureKind], str] = {}  # the latest of each kind
         self._num_samples: Counter[str] = Counter()
         self._num_failed: Counter[str] = Counter()
         self._num_of_kind: Counter[tuple[str, FailureKind]] = Counter()
 
-    def look(self, prompts: PromptBatch, result: RolloutResult) -> None:
+    def check(self, prompts: PromptBatch, result: RolloutResult) -> None:
         """Count a rollout's failed rewards, and warn of the run's first of each kind in each environment.
 
         Raises RewardsFailed when an environment could not judge more than ``env.<name>.max_failed_share`` of
@@ -37,43 +37,43 @@ class RewardWatch:
                 counts.clear()
         where = f"{prompts.mode.name} step {prompts.step}"
         for one in result.failed:
-            self._tell(one, where)
+            self._warn_of_failure(one, where)
         for name, env in self._envs.items():
-            self._tell_of_silence(name, result, where)
-            self._tell_of_unsaid(name, result, where)
+            self._warn_of_silence(name, result, where)
+            self._warn_of_unsaid(name, result, where)
             self._count(name, result)
             if self._num_failed[name] > env.max_failed_share * self._num_samples[name]:
                 raise RewardsFailed(self._verdict(name, env, where))
 
-    def _tell(self, one: FailedReward, where: str) -> None:
+    def _warn_of_failure(self, one: FailedReward, where: str) -> None:
         kind = (one.env, one.failure.kind)
         self._reasons[kind] = one.failure.reason
-        if kind in self._told:
+        if kind in self._warned:
             return
-        self._told.add(kind)
+        self._warned.add(kind)
         self._logger.warn(
             f"env.{one.env}: no reward for prompt {one.prompt}, sample {one.generation} in {where} "
             f"({one.failure.kind.name}): {one.failure.reason}\n"
             f"such samples do not train and count in no statistics; {self._log_path} names each"
         )
 
-    def _tell_of_silence(self, env: str, result: RolloutResult, where: str) -> None:
+    def _warn_of_silence(self, env: str, result: RolloutResult, where: str) -> None:
         """Warn once of each component that judged no sample of a rollout."""
         prefix = f"env/{env}/{ABSTAINED_SHARE}/"
         for metric, share in result.metrics.items():
-            if metric.startswith(prefix) and share.value == 1.0 and metric not in self._told_metrics:
-                self._told_metrics.add(metric)
+            if metric.startswith(prefix) and share.value == 1.0 and metric not in self._warned_metrics:
+                self._warned_metrics.add(metric)
                 self._logger.warn(
                     f"env.{env}: the component {metric.removeprefix(prefix)} was None for all samples in "
                     f"{where}, so it judged nothing; a function without a return statement returns None too"
                 )
 
-    def _tell_of_unsaid(self, env: str, result: RolloutResult, where: str) -> None:
+    def _warn_of_unsaid(self, env: str, result: RolloutResult, where: str) -> None:
         """Warn once of each environment whose agents begin with responses that the policy did not give."""
         metric = f"env/{env}/{UNSAID_SHARE}"
         share = result.metrics.get(metric)
-        if share is not None and share.value > 0 and metric not in self._told_metrics:
-            self._told_metrics.add(metric)
+        if share is not None and share.value > 0 and metric not in self._warned_metrics:
+            self._warned_metrics.add(metric)
             self._logger.warn(
                 f"env.{env}: {share.value:.0%} of the sessions in {where} begin with responses that the "
                 "policy did not give in them and that are not in the task's prompt: examples that the agent "

@@ -214,7 +214,7 @@ def _rollout_handle(cfg: Config, started: _Started, logger: RunLogger) -> Rollou
     actor = started.actors.rollout
     watch = RewardWatch(cfg.env, logger, started.directory.log_path(actor.name))
     deadlines = partial(deadline_s, cfg.cluster)
-    return RolloutHandle(started.cluster, actor, deadline_s=deadlines, inspect=watch.look)
+    return RolloutHandle(started.cluster, actor, deadline_s=deadlines, inspect=watch.check)
 
 
 def _evaluation_driver(

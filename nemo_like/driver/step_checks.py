@@ -108,9 +108,9 @@ class StepTripwires:
         # Of the weights with which a step may have been sampled, in the order in which they were sent.
         self._digests: deque[float] = deque(maxlen=cfg.grpo.max_staleness + 1)
 
-    def look(self, prompts: PromptBatch, results: StepResults, sent: Sent) -> tuple[Alarm, ...]:
+    def check(self, prompts: PromptBatch, results: StepResults, sent: Sent) -> tuple[Alarm, ...]:
         """Return every alarm of a step, which was sampled with the weights ``sent``."""
-        metrics = {**_values(results.estimated.scored.metrics), **_values(results.update.metrics)}
+        metrics = {**_values(results.ready.scored.metrics), **_values(results.update.metrics)}
         error = metrics.get("token_mult_prob_error")
         alarms = [*agreement_alarms(error, self._cfg, has_experts=self._facts.has_experts)]
         if self._is_off:
@@ -136,7 +136,7 @@ class StepTripwires:
         self._num_updates = update.get(Measured.num_updates)
         return tuple(alarms)
 
-    def tell(self, step: int, alarms: Sequence[Alarm]) -> None:
+    def warn_or_end(self, step: int, alarms: Sequence[Alarm]) -> None:
         """Warn of a step's alarms, or, if one of them ends the run, raise RunFailed with all of them."""
         if any(alarm.ends_run for alarm in alarms):
             raise RunFailed(f"{alarm_message(alarms, step)}\nThe step is in no checkpoint. {_REMEDY}")
@@ -145,7 +145,7 @@ class StepTripwires:
         if new:
             self._warn(alarm_message(new, step))
 
-    def look_at_resume(self, step: int, restored: Mapping[str, object], saved: Mapping[str, object]) -> None:
+    def check_resume(self, step: int, restored: Mapping[str, object], saved: Mapping[str, object]) -> None:
         """Note that the run continues after the checkpoint of ``step``. Raises RunFailed unless the restored
         prompt order is the saved one."""
         self._learning_signal.resume()

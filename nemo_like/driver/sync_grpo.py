@@ -29,7 +29,6 @@ from nemo_like.algorithms.options import Overlap
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.configuration import Config
 from nemo_like.driver.checkpoints import RunCheckpoints, saved_groups
-from nemo_like.driver.estimated import Estimated, first_update, in_update_order, joined, num_accumulated
 from nemo_like.driver.interface import (
     Partitions,
     Policy,
@@ -39,6 +38,13 @@ from nemo_like.driver.interface import (
     Teacher,
     Value,
     WeightSync,
+)
+from nemo_like.driver.ready_groups import (
+    ReadyGroups,
+    first_update,
+    in_update_order,
+    join_parts,
+    num_accumulated,
 )
 from nemo_like.driver.reports import CriticStep, StepReport, StepResults, train_report, tripwire_metrics
 from nemo_like.driver.rollout_schedule import RolloutSchedule, StepRollout
@@ -51,7 +57,7 @@ from nemo_like.driver.stages import (
 )
 from nemo_like.driver.step_checks import StepTripwires
 from nemo_like.driver.stopping import StopRequests
-from nemo_like.driver.tag_functions import with_estimated
+from nemo_like.driver.tag_functions import with_estimated_advantages
 from nemo_like.driver.validation import (
     ValidationReport,
     ValidationSet,
@@ -110,7 +116,7 @@ class SyncGRPODriver:
         self.tripwires = components.tripwires
         if self.checkpoints.found is not None:
             saved = self.checkpoints.found.state.sampler
-            self.tripwires.look_at_resume(self.position.step, self.schedule.state_dict(), saved)
+            self.tripwires.check_resume(self.position.step, self.schedule.state_dict(), saved)
         self.sample_answers: Sequence[SampleAnswer] = ()  # of the latest validation
 
     def run(self) -> str | None:
@@ -164,7 +170,7 @@ class SyncGRPODriver:
         )
         metrics = report.metrics
         self.logger.log_step(step, metrics)
-        self.tripwires.tell(step, report.alarms)
+        self.tripwires.warn_or_end(step, report.alarms)
         if validates_after(step, self.cfg.grpo):
             metrics = {**metrics, **self.validate(step).metrics}
         self.logger.flush(step)
@@ -191,25 +197,25 @@ class SyncGRPODriver:
         with self.prepare_step(step, timer) as rollout:
             # There is one part, unless grpo.overlap=exact: then a part comes whenever groups have ended.
             parts = [self.accumulate(self.estimate(step, part, timer), timer) for part in rollout.parts()]
-            estimated = joined(parts, grpo)
-            batch, collected = estimated.batch, rollout.collected(estimated.batch)
+            ready = join_parts(parts, grpo)
+            batch, collected = ready.batch, rollout.collected(ready.batch)
             if dumps_rollouts_of(step, self.cfg.rollout):
                 self.rollout.dump(step, (batch, *collected.dropped))
 
             critic = None
             if self.value is not None:
                 with timer("value_training"):
-                    critic = CriticStep(estimated.valued, self.value.train(batch))
+                    critic = CriticStep(ready.valued, self.value.train(batch))
             with timer("policy_training"):
                 update = self.train_policy(step, batch)
         self.policy_version = update.version
         opened = self.partitions.take_operations()
-        results = StepResults(batch, collected, estimated, update, rollout.weight_sync, opened, critic)
+        results = StepResults(batch, collected, ready, update, rollout.weight_sync, opened, critic)
         report = train_report(results, timer.metrics("timing/train/"))
-        alarms = self.tripwires.look(rollout.prompts, results, rollout.sent)
+        alarms = self.tripwires.check(rollout.prompts, results, rollout.sent)
         return replace(report, alarms=alarms).with_metrics(tripwire_metrics(results, rollout.sent.canary_gap))
 
-    def estimate(self, step: int, batch: KVBatchMeta, timer: StageTimer) -> Estimated:
+    def estimate(self, step: int, batch: KVBatchMeta, timer: StageTimer) -> ReadyGroups:
         """Score whole groups of a step, mask samples that shall not train, and estimate advantages."""
         grpo = self.cfg.grpo
         if grpo.overlong_filtering:
@@ -227,12 +233,14 @@ class SyncGRPODriver:
             with timer("values"):
                 valued = self.value.compute_values(taught.batch)
         with timer("advantage"):
-            batch = with_estimated(valued.batch, grpo, kl_in_reward(valued.batch, self.cfg.loss_fn))
+            batch = with_estimated_advantages(
+                valued.batch, grpo, kl_in_reward(valued.batch, self.cfg.loss_fn)
+            )
         if grpo.skip_idle_samples:
             batch = with_idle(batch, self.cfg.loss_fn)
-        return Estimated(batch, scored, taught, valued)
+        return ReadyGroups(batch, scored, taught, valued)
 
-    def accumulate(self, part: Estimated, timer: StageTimer) -> Estimated:
+    def accumulate(self, part: ReadyGroups, timer: StageTimer) -> ReadyGroups:
         """With grpo.overlap=exact, add the gradient of a part's samples in the first update to the gradient
         that the workers hold."""
         if self.cfg.grpo.overlap is Overlap.off:

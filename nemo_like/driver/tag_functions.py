@@ -1,7 +1,7 @@
 """Calls the estimator and the filters that the configuration names on a batch's tags.
 
     tags ──▶ without_refused: each of grpo.sample_filters ──▶ sample_mask, outcome
-    tags ──▶ with_estimated: grpo.adv_estimator.name      ──▶ advantage, kl_scale
+    tags ──▶ with_estimated_advantages: grpo.adv_estimator.name      ──▶ advantage, kl_scale
 
 An error in one of them ends the run with a sentence that names the function, the step and the line of its
 file. A function of the user's own has a deadline, since it may wait for something.
@@ -42,13 +42,13 @@ R = TypeVar("R")
 _DEADLINE_S = 600.0
 
 
-def with_estimated(batch: KVBatchMeta, cfg: GRPOConfig, kl: KLToGo | None = None) -> KVBatchMeta:
+def with_estimated_advantages(batch: KVBatchMeta, cfg: GRPOConfig, kl: KLToGo | None = None) -> KVBatchMeta:
     """Return the batch with the tag advantage and, when the reward has a KL term, the tag kl_scale.
 
     ``kl`` is None without a KL term. Raises RunFailed when the estimator fails.
     """
     name, components = cfg.adv_estimator.name, list(cfg.adv_estimator.reward_weights)
-    with _telling(f"grpo.adv_estimator.name={name}", batch):
+    with _errors_as_run_failed(f"grpo.adv_estimator.name={name}", batch):
         tags = _tags(ESTIMATOR_KINDS, name, batch)
         estimator = _in_time(ESTIMATOR_KINDS, name, build_estimator(cfg))
         return with_advantages(batch, estimator, components, kl, token_sums(batch), tags)
@@ -60,14 +60,14 @@ def without_refused(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
     Raises RunFailed when a filter fails.
     """
     for name in cfg.sample_filters:
-        with _telling(f"grpo.sample_filters: {name}", batch):
-            kept = passing(name, batch, cfg)
+        with _errors_as_run_failed(f"grpo.sample_filters: {name}", batch):
+            kept = kept_by_filter(name, batch, cfg)
         mask = [float(old) if keep else 0.0 for old, keep in zip(batch.tag(SAMPLE_MASK), kept, strict=True)]
         batch = masked(batch, mask, Outcome.filtered)
     return batch
 
 
-def passing(name: str, batch: KVBatchMeta, cfg: GRPOConfig) -> Sequence[bool]:
+def kept_by_filter(name: str, batch: KVBatchMeta, cfg: GRPOConfig) -> Sequence[bool]:
     """Return for each sample whether the filter ``name`` lets it train."""
     num_tokens = batch.tag(NUM_RESPONSE_TOKENS)
     return _in_time(FILTER_KINDS, name, build_filter(name, cfg))(
@@ -120,7 +120,7 @@ def _tags(kinds: Kinds, name: str, batch: KVBatchMeta) -> Mapping[str, Sequence[
 
 
 @contextmanager
-def _telling(what: str, batch: KVBatchMeta) -> Iterator[None]:
+def _errors_as_run_failed(what: str, batch: KVBatchMeta) -> Iterator[None]:
     """Turn an error of the block into RunFailed, which names the function, the step and the line."""
     try:
         yield

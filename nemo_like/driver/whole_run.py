@@ -25,7 +25,7 @@ from nemo_like.configuration import Config
 from nemo_like.driver import exit_codes
 from nemo_like.driver.checkpoints import RunCheckpoints, continuation
 from nemo_like.driver.final_export import FinalExport
-from nemo_like.driver.holding import HeldDirectories
+from nemo_like.driver.held_directories import HeldDirectories
 from nemo_like.driver.run_failures import RewardsFailed, RunFailed, failure_reason
 from nemo_like.driver.setup import started
 from nemo_like.driver.stopping import OnStep, StopRequests

@@ -25,7 +25,7 @@ from nemo_like.cluster.proxies import no_proxy
 from nemo_like.data.messages import as_record
 from nemo_like.environments.cpu_account import ControlGroup
 from nemo_like.environments.interface import AgentAccess, FailureKind, Turn
-from nemo_like.environments.sandbox import CommandPlace, ProgramLimits, Sandbox, check_sandbox
+from nemo_like.environments.sandbox import EndpointSocket, ProgramLimits, Sandbox, check_sandbox
 from nemo_like.environments.shared_options import AgentOptions, SandboxMode
 from nemo_like.environments.time_limit import until_cpu_is_used_up
 from nemo_like.observability.exits import how_it_ended
@@ -74,8 +74,8 @@ class CommandRunner:
         """
         task = json.dumps(task_of(turn), default=str).encode()
         async with AsyncExitStack() as opened:
-            place = await opened.enter_async_context(self._place(access))
-            start = opened.enter_context(self._sandbox.command(self._options.command, place))
+            endpoint = await opened.enter_async_context(self._endpoint_socket(access))
+            start = opened.enter_context(self._sandbox.command(self._options.command, endpoint))
             process = await asyncio.create_subprocess_exec(
                 *start.command,
                 pass_fds=start.pass_fds,
@@ -128,7 +128,7 @@ class CommandRunner:
             os.killpg(process, signal.SIGKILL)
 
     @asynccontextmanager
-    async def _place(self, access: AgentAccess) -> AsyncIterator[CommandPlace | None]:
+    async def _endpoint_socket(self, access: AgentAccess) -> AsyncIterator[EndpointSocket | None]:
         """Yield the socket and port by which a command in a sandbox reaches the endpoint; None without a
         sandbox."""
         if not self._sandbox.is_real:
@@ -150,7 +150,7 @@ class CommandRunner:
             server = await asyncio.start_unix_server(relay, path)
             path.chmod(0o666)  # the command has a user id of its own
             try:
-                yield CommandPlace(str(path), _INNER_PORT)
+                yield EndpointSocket(str(path), _INNER_PORT)
             finally:
                 server.close()
 

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Sequence
 
 from nemo_like.data.interface import PromptExample
-from nemo_like.environments.inside.harness import TestOutcome
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.kind import RecordCheck
 from nemo_like.environments.kinds.code import CodeOptions
@@ -15,6 +14,7 @@ from nemo_like.environments.per_turn import extract_answer
 from nemo_like.environments.programs import Harness, passes_beside, run_program
 from nemo_like.environments.record_needs import NUM_PARSED, field_of
 from nemo_like.environments.sandbox import ProgramLimits, Sandbox, check_sandbox
+from nemo_like.environments.sandboxed.harness import TestOutcome
 from nemo_like.environments.shared_options import SandboxMode
 from nemo_like.environments.time_limit import Starved
 
@@ -103,8 +103,8 @@ def _lines(text: str) -> list[str]:
 
 
 def has_tests(options: CodeOptions) -> RecordCheck:
-    from nemo_like.environments.inside.by_value import functions_called
-    from nemo_like.environments.inside.remote_program import RefusedTests
+    from nemo_like.environments.sandboxed.called_functions import functions_called
+    from nemo_like.environments.sandboxed.remote_program import RefusedTests
 
     num_parsed = 0
 

@@ -9,7 +9,7 @@ from nemo_like.config.import_path import load_by_path
 from nemo_like.data.interface import PromptExample, Split
 from nemo_like.data.messages import BadMessage, conversation_of
 from nemo_like.data.options import DatasetConfig
-from nemo_like.environments.hub_process import listed_problems
+from nemo_like.environments.hub_process import listed_prompts
 from nemo_like.environments.options import ENVIRONMENT_KINDS, EnvConfig
 from nemo_like.environments.registry import kind_of, options_of
 from nemo_like.environments.shared_options import EPISODE_KEY, HubOptions
@@ -18,7 +18,7 @@ from nemo_like.environments.shared_options import EPISODE_KEY, HubOptions
 _DEFAULT_SEEDS: dict[Split, int] = {"train": 0, "validation": 1_000_000_000}
 
 
-class EnvironmentProblems:
+class EnvironmentPrompts:
     """The ``EnvironmentData`` of a configuration's environments. It lists the tools of an environment only
     once."""
 
@@ -26,7 +26,7 @@ class EnvironmentProblems:
         self._env = env
         self._tools: dict[str, tuple[Mapping[str, Any], ...]] = {}
 
-    def problems(self, cfg: DatasetConfig, split: Split) -> HubProblems:
+    def prompts(self, cfg: DatasetConfig, split: Split) -> HubPrompts:
         """Return the prompts that the package of the source's environment makes.
 
         Raises ValueError when its kind makes none, or the package cannot make them.
@@ -43,18 +43,18 @@ class EnvironmentProblems:
         options: HubOptions = options_of(env)
         seed = cfg.options.get("seed", 0 if options.counts_tasks else _DEFAULT_SEEDS[split])
         try:
-            made = listed_problems(options, cfg.options["size"], seed)
+            made = listed_prompts(options, cfg.options["size"], seed)
         except ValueError as error:
             raise ValueError(f"env.{cfg.env} (kind={env.kind}) makes no problems: {error}") from error
         if not made:
             raise ValueError(f"env.{cfg.env} (kind={env.kind}) has no problems from {seed} on")
-        return HubProblems(made, f"env.{cfg.env} (kind={env.kind})")
+        return HubPrompts(made, f"env.{cfg.env} (kind={env.kind})")
 
     def settings(self, cfg: DatasetConfig) -> Mapping[str, Any]:
         """Return the kind of the source's environment, and the options that decide which prompts it makes."""
         env = self._env[cfg.env]
         options: HubOptions = options_of(env)
-        return {"kind": env.kind} | {name: getattr(options, name) for name in options.of_problems}
+        return {"kind": env.kind} | {name: getattr(options, name) for name in options.prompt_options}
 
     def tools(self, env: str) -> tuple[Mapping[str, Any], ...]:
         """Return the tools of an environment; empty for kinds without tools.
@@ -73,7 +73,7 @@ class EnvironmentProblems:
         return self._tools[env]
 
 
-class HubProblems:
+class HubPrompts:
     """Prompts that a hub's package made."""
 
     def __init__(self, made: Sequence[Mapping[str, Any]], origin: str) -> None:

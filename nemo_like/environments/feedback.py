@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from nemo_like.batch.columns import Column
-from nemo_like.data.image_places import placed, with_marks
+from nemo_like.data.image_marks import with_marks, with_parts_as_marks
 from nemo_like.data.images import ImageError, Picture, pictures_of
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.column_values import NotFinite, column_value
@@ -94,7 +94,7 @@ def _observation(answer: Feedback) -> tuple[str | None, tuple[Picture, ...]]:
     try:
         images = pictures_of(answer.images, None, where)
         if isinstance(given, list | tuple):
-            [message], images = placed([{"content": given}], images, None, where)
+            [message], images = with_parts_as_marks([{"content": given}], images, None, where)
             given = message["content"]
         if given is None and not images:
             return None, ()

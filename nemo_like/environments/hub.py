@@ -36,7 +36,7 @@ class HubEnvironment:
             outcome = await self._process.call(
                 "step",
                 episode=episode,
-                problem=turn.data[EPISODE_KEY],
+                data=turn.data[EPISODE_KEY],
                 history=[(one.response, one.observation) for one in turn.history],
                 response=turn.response,
                 is_last=turn.is_last,

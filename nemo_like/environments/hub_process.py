@@ -32,7 +32,7 @@ class HubCallFailed(Exception):
         self.failure = failure
 
 
-def listed_problems(options: HubOptions, size: int, seed: int) -> list[dict[str, Any]]:
+def listed_prompts(options: HubOptions, size: int, seed: int) -> list[dict[str, Any]]:
     """Return the prompts that a hub makes, each with prompt, answer and data; start and end a process for
     this.
 
@@ -41,7 +41,7 @@ def listed_problems(options: HubOptions, size: int, seed: int) -> list[dict[str,
     try:
         with closing(HubProcess(options, stderr=subprocess.PIPE)) as process:
             arguments = {"size": size, "seed": seed}
-            return _outcome(process.child.call("problems", arguments, timeout_s=_TIMEOUT_S).result())
+            return _outcome(process.child.call("prompts", arguments, timeout_s=_TIMEOUT_S).result())
     except (HubRefused, HubCallFailed, ChildFailed) as error:
         raise ValueError(str(error)) from error
 

@@ -147,7 +147,7 @@ class _OwnReward:
             return feedback_of(self._reward, await self._called(_values(turn)))
         except Exception as error:
             traceback.print_exc()
-            return Feedback.failed(FailureKind.raised, told_of_error(error))
+            return Feedback.failed(FailureKind.raised, error_with_line(error))
 
     async def _judged_together(self, turns: Sequence[Turn]) -> list[Feedback]:
         answers = await self._called(_lists(turns))
@@ -162,7 +162,7 @@ class _OwnReward:
         return await answer if inspect.isawaitable(answer) else answer
 
 
-def told_of_error(error: Exception) -> str:
+def error_with_line(error: Exception) -> str:
     """Return a text with the error that a reward function raised, and the line of the function."""
     frames = traceback.extract_tb(error.__traceback__)
     callers = [index for index, frame in enumerate(frames) if frame.filename == __file__]

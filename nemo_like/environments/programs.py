@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 
-from nemo_like.environments.inside.harness import TestOutcome
 from nemo_like.environments.sandbox import Sandbox, data_file
+from nemo_like.environments.sandboxed.harness import TestOutcome
 from nemo_like.environments.time_limit import PATIENCE, TimeLimit, time_limit
 
 MAX_OUTPUT_BYTES = 1_000_000
@@ -78,7 +78,7 @@ async def passes_beside(source: str, tests: str, sandbox: Sandbox) -> bool:
 class Harness:
     """The parent's side of the process that runs tests, which call programs in other processes.
 
-    See ``inside/harness.py``.
+    See ``sandboxed/harness.py``.
     """
 
     def __init__(self, sandbox: Sandbox) -> None:

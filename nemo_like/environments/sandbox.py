@@ -31,7 +31,7 @@ from random import SystemRandom
 
 from nemo_like.environments.bubblewrap import bubblewrap_failure
 from nemo_like.environments.cpu_account import ControlGroup, control_group
-from nemo_like.environments.inside.confine import KEEP_USER
+from nemo_like.environments.sandboxed.confine import KEEP_USER
 from nemo_like.environments.syscalls import filter_program
 from nemo_like.observability.exits import how_it_ended
 
@@ -45,8 +45,8 @@ _MAX_HARNESS_PROCESSES = 64
 _USER_IDS = range(60706, 61184)
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 _SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
-_INSIDE = Path(__file__).parent / "inside"
-_PACKAGE = "nemo_like/environments/inside"
+_SANDBOXED = Path(__file__).parent / "sandboxed"
+_PACKAGE = "nemo_like/environments/sandboxed"
 _PROBE = "import threading\nthread = threading.Thread(target=print)\nthread.start()\nthread.join()"
 _PROBE_TIMEOUT_S = 30.0
 
@@ -72,7 +72,7 @@ class SandboxStart:
 
 
 @dataclass(frozen=True, slots=True)
-class CommandPlace:
+class EndpointSocket:
     """How a command in a sandbox reaches the single server that it may reach."""
 
     socket: str  # the host's path of a Unix socket that leads to the server
@@ -92,7 +92,7 @@ class Sandbox:
 
     @contextmanager
     def program(self, mode: str, source: str) -> Iterator[SandboxStart]:
-        """Prepare the start of ``inside/program.py`` in this mode with this source."""
+        """Prepare the start of ``sandboxed/program.py`` in this mode with this source."""
         own = {"CPU": math.ceil(self.limits.timeout_s), "NPROC": self.limits.max_processes}
         with data_file(source) as descriptor:
             arguments = ["program", mode, str(descriptor)]
@@ -101,18 +101,18 @@ class Sandbox:
 
     @contextmanager
     def harness(self) -> Iterator[SandboxStart]:
-        """Prepare the start of ``inside/harness.py``."""
+        """Prepare the start of ``sandboxed/harness.py``."""
         with self._start(["harness"], {"NPROC": _MAX_HARNESS_PROCESSES}) as start:
             yield start
 
     @contextmanager
-    def command(self, command: Sequence[str], place: CommandPlace | None) -> Iterator[SandboxStart]:
-        """Prepare the start of a command by ``inside/agent_main.py``, in its own folder; in a real sandbox
-        the command can reach ``place``."""
+    def command(self, command: Sequence[str], endpoint: EndpointSocket | None) -> Iterator[SandboxStart]:
+        """Prepare the start of a command by ``sandboxed/agent_main.py``, in its own folder; in a real sandbox
+        the command can reach ``endpoint``."""
         own = {"CPU": math.ceil(self.limits.timeout_s), "NPROC": self.limits.max_processes}
-        port, path = (str(place.port), _absent("endpoint")) if place is not None else ("0", "")
+        port, path = (str(endpoint.port), _absent("endpoint")) if endpoint is not None else ("0", "")
         arguments = ["agent_main", port, path, str(len(command))]
-        with self._start(arguments, own, command, place) as start:
+        with self._start(arguments, own, command, endpoint) as start:
             yield start
 
     @contextmanager
@@ -121,11 +121,11 @@ class Sandbox:
         arguments: Sequence[str],
         own_limits: dict[str, int],
         words: Sequence[str] = (),
-        place: CommandPlace | None = None,
+        endpoint: EndpointSocket | None = None,
     ) -> Iterator[SandboxStart]:
         with (
             control_group() as group,
-            self._confined(arguments, own_limits, words, place) as start,
+            self._confined(arguments, own_limits, words, endpoint) as start,
         ):
             command = start.command if group is None else group.entered(start.command)
             yield replace(start, command=command, group=group)
@@ -136,7 +136,7 @@ class Sandbox:
         arguments: Sequence[str],
         own_limits: dict[str, int],
         words: Sequence[str],
-        place: CommandPlace | None,
+        endpoint: EndpointSocket | None,
     ) -> Iterator[SandboxStart]:
         common = {"CORE": 0, "FSIZE": FOLDER_MIB * 2**20, "NOFILE": _MAX_OPEN_FILES}
         limits = {"AS": self.limits.memory_mib * 2**20, **common, **own_limits}
@@ -145,7 +145,7 @@ class Sandbox:
             python = _python(_absent("runner"), arguments, user, limits, words)
             with data_file(filter_program()) as filter_fd:
                 command = [
-                    *_bubblewrap(self.readable_paths, place),
+                    *_bubblewrap(self.readable_paths, endpoint),
                     "--seccomp",
                     str(filter_fd),
                     "--",
@@ -223,7 +223,7 @@ def _environment(folder: str) -> dict[str, str]:
 def _python(
     root: str, arguments: Sequence[str], user: int, limits: dict[str, int], words: Sequence[str]
 ) -> list[str]:
-    """Return the command that runs ``main`` of a module in ``inside``; ``arguments`` begin with the module's
+    """Return the command that runs ``main`` of a module in ``sandboxed``; ``arguments`` begin with its
     name, and ``words`` come after the limits."""
     module, *own = arguments
     start = (
@@ -243,7 +243,7 @@ def _package_folders() -> tuple[str, ...]:
     return tuple(dict.fromkeys(os.path.realpath(path) for path in paths if os.path.isdir(path)))
 
 
-def _bubblewrap(readable_paths: Sequence[str], place: CommandPlace | None) -> list[str]:
+def _bubblewrap(readable_paths: Sequence[str], endpoint: EndpointSocket | None) -> list[str]:
     if os.geteuid() == 0:
         user = ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
@@ -255,7 +255,7 @@ def _bubblewrap(readable_paths: Sequence[str], place: CommandPlace | None) -> li
         *(*in_memory, "--tmpfs", _TEMPORARY),
         *_readable(readable_paths),
         *(*in_memory, "--tmpfs", folder),
-        *(("--ro-bind", place.socket, _absent("endpoint")) if place is not None else ()),
+        *(("--ro-bind", endpoint.socket, _absent("endpoint")) if endpoint is not None else ()),
         *("--proc", "/proc", "--dev", "/dev"),
         *("--perms", "1777", "--size", str(SHARED_MEMORY_MIB * 2**20), "--tmpfs", "/dev/shm"),
         *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", folder),
@@ -280,7 +280,7 @@ def _readable(readable_paths: Sequence[str]) -> Iterator[str]:
     for file in _SYSTEM_FILES:
         yield from ("--ro-bind-try", file, file)
     shown = (os.path.realpath(sys.base_prefix), *_package_folders(), *readable_paths)
-    pairs = {path: path for path in shown} | {str(_INSIDE): f"{_absent('runner')}/{_PACKAGE}"}
+    pairs = {path: path for path in shown} | {str(_SANDBOXED): f"{_absent('runner')}/{_PACKAGE}"}
     for there, here in pairs.items():
         # Made here, since bubblewrap would make the parent folders readable for its own user alone.
         for parent in reversed(Path(here).parents[:-1]):

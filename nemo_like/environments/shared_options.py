@@ -108,14 +108,14 @@ class HubOptions:
     """The options of kinds whose package runs in a separate process.
 
     ``module`` is the package's module, which the interpreter must have; ``adapter`` names the class in
-    ``hubs`` that adapts the package, as "module:class". ``of_problems`` are the options that decide which
+    ``hubs`` that adapts the package, as "module:class". ``prompt_options`` are the options that decide which
     prompts the package makes; other options say how it is reached, shown and judged. ``counts_tasks``:
     prompts have numbers instead of seeds.
     """
 
     module: ClassVar[str]
     adapter: ClassVar[str]
-    of_problems: ClassVar[tuple[str, ...]]
+    prompt_options: ClassVar[tuple[str, ...]]
     counts_tasks: ClassVar[bool] = False
 
     python: Annotated[

@@ -248,9 +248,9 @@ def _examples(source: SourceToScan) -> Iterator[tuple[str, PromptExample]]:
     """
     from nemo_like.data.datasets import build_dataset
     from nemo_like.data.mixture import templated
-    from nemo_like.environments.environment_data import EnvironmentProblems
+    from nemo_like.environments.environment_data import EnvironmentPrompts
 
-    cfg, environments = source.cfg, EnvironmentProblems(source.environments)
+    cfg, environments = source.cfg, EnvironmentPrompts(source.environments)
     if (path := source_kind_of(cfg).stream) is not None:
         tools = environments.tools(cfg.env)
         for where, example in load_by_path(path)(cfg):

@@ -26,8 +26,8 @@ from nemo_like.data.messages import as_text
 from nemo_like.observability.disk import write_whole
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.dumped_tokens import Scores, TokenTexts, dumped_tokens
-from nemo_like.rollout.flatten import brought
-from nemo_like.rollout.prompts import ProblemPlace
+from nemo_like.rollout.flatten import sample_value
+from nemo_like.rollout.prompts import PromptOrigin
 
 # Pictures and the experts of every token and layer are large, and tell people nothing.
 _NOT_DUMPED = frozenset({ROUTED_EXPERTS, *(column.name for column in IMAGE_COLUMNS)})
@@ -41,7 +41,7 @@ class StepSamples:
     def __init__(self, texts: TokenTexts) -> None:
         """Keep nothing yet. ``texts`` returns the text of each token by itself."""
         self._texts = texts
-        self._samples: dict[int, dict[str, tuple[Conversation, ProblemPlace]]] = {}  # by step
+        self._samples: dict[int, dict[str, tuple[Conversation, PromptOrigin]]] = {}  # by step
         self._columns: Sequence[Column] = ()
 
     def remember(
@@ -49,16 +49,18 @@ class StepSamples:
         step: int,
         batch: KVBatchMeta,
         groups: Sequence[Sequence[Conversation]],
-        problems: Sequence[ProblemPlace],
+        origins: Sequence[PromptOrigin],
         columns: Sequence[Column] = (),
     ) -> None:
         """Keep the conversations of ``batch``, in its order, until ``write`` is called for the step.
 
-        ``problems`` says for each group where its prompt is from. ``columns`` are the columns that
+        ``origins`` says for each group where its prompt is from. ``columns`` are the columns that
         conversations bring besides tokens and log-probs.
         """
         self._columns = columns
-        samples = [(sample, place) for group, place in zip(groups, problems, strict=True) for sample in group]
+        samples = [
+            (sample, origin) for group, origin in zip(groups, origins, strict=True) for sample in group
+        ]
         self._samples.setdefault(step, {}).update(zip(batch.sample_ids, samples, strict=True))
 
     def write(
@@ -87,7 +89,7 @@ class StepSamples:
         write_whole(path, text.encode(), f"the rollouts in {path.name}")
 
     def _line(
-        self, sample: Conversation, place: ProblemPlace, tags: dict[str, Any], scores: Scores
+        self, sample: Conversation, origin: PromptOrigin, tags: dict[str, Any], scores: Scores
     ) -> dict[str, Any]:
         if sample.failure is not None:
             tags = {name: None if name in _REWARD_TAGS else value for name, value in tags.items()}
@@ -96,8 +98,8 @@ class StepSamples:
             "generation": sample.generation,
             "outcome": tags.pop(OUTCOME.name, None),
             "env": sample.example.env,
-            "source": place.source,
-            "index": place.index,
+            "source": origin.source,
+            "index": origin.index,
             **_conversation(sample, self._columns),
             "tokens": dumped_tokens(sample, tags, scores, self._texts),
             **tags,
@@ -128,7 +130,9 @@ def _columns_of(sample: Conversation, columns: Sequence[Column]) -> dict[str, An
     sample brings."""
     passages = [sample.prompt_passage, *sample.passages]
     return {
-        column.name: _shown(brought(column, passages)) for column in columns if column.name not in _NOT_DUMPED
+        column.name: _shown(sample_value(column, passages))
+        for column in columns
+        if column.name not in _NOT_DUMPED
     }
 
 

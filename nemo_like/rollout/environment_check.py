@@ -13,14 +13,14 @@ from nemo_like.data.interface import PromptExample
 from nemo_like.data.options import DatasetConfig, source_name
 from nemo_like.environments.interface import EnvironmentCheckFailed, first_question
 from nemo_like.environments.registry import kind_of
-from nemo_like.rollout.tasks import TaskGroups
+from nemo_like.rollout.tasks import TaskConfigGroups
 from nemo_like.rollout.turn_loop import Judge
 
 _MAX_SHOWN_CHARACTERS = 200
 
 
 async def check_environments(
-    cfg: TaskGroups,
+    cfg: TaskConfigGroups,
     sources: Sequence[tuple[Sequence[DatasetConfig], Sources]],
     judges: Mapping[str, Judge],
     encode: Callable[[str], Sequence[int]],
@@ -49,12 +49,12 @@ def _first_examples(
     """Yield the first prompt of every source, after the source and its name."""
     start = 0
     for source, report in zip(section, read.reports, strict=True):
-        yield source, source_name(source), read.problems[start]
+        yield source, source_name(source), read.prompts[start]
         start += report.num_prompts
 
 
 async def _problem(
-    cfg: TaskGroups,
+    cfg: TaskConfigGroups,
     env: str,
     judge: Judge,
     source: str,

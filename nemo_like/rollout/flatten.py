@@ -77,7 +77,7 @@ def flatten(
                     for passage, length in zip(passages, lengths, strict=True)
                 ]
             ),
-            **{column.name: _batch_of(column, rows, groups) for column in columns},
+            **{column.name: _column_of_groups(column, rows, groups) for column in columns},
         },
         lengths=[sample.num_tokens for sample in samples],
         chunk_sizes=[len(group) for group in groups],
@@ -96,19 +96,19 @@ def flatten(
     )
 
 
-def brought(column: Column, passages: Sequence[Passage]) -> Any:
+def sample_value(column: Column, passages: Sequence[Passage]) -> Any:
     """Return a sample's value of a column, from its passages; the first passage is the prompt.
 
     A column per token joins the values of all passages; any other column has the latest value. ``nothing``
     stands where no passage has a value. Raises ColumnMismatch for a value that does not fit.
     """
     if column.layout is Layout.per_token:
-        return np.concatenate([_given(column, passage) for passage in passages])
+        return np.concatenate([_passage_value(column, passage) for passage in passages])
     given = (passage for passage in reversed(passages) if column.name in passage.columns)
-    return _given(column, next(given, passages[0]))
+    return _passage_value(column, next(given, passages[0]))
 
 
-def _given(column: Column, passage: Passage) -> Any:
+def _passage_value(column: Column, passage: Passage) -> Any:
     num_tokens = len(passage.token_ids)
     if column.name not in passage.columns:
         return nothing(column, num_tokens)
@@ -122,7 +122,7 @@ def _first_that_has(column: Column, samples: Sequence[Sequence[Passage]]) -> Seq
     return next(having, samples[0])
 
 
-def _batch_of(
+def _column_of_groups(
     column: Column, rows: Sequence[Sequence[Passage]], groups: Sequence[Sequence[Conversation]]
 ) -> ColumnData:
     """Return a column's values for all groups. A column per prompt takes the value of the first sample of
@@ -130,9 +130,9 @@ def _batch_of(
     if column.per_prompt:
         ends = list(accumulate(map(len, groups), initial=0))
         of_groups = [rows[start:stop] for start, stop in pairwise(ends)]
-        values = [brought(column, _first_that_has(column, samples)) for samples in of_groups]
+        values = [sample_value(column, _first_that_has(column, samples)) for samples in of_groups]
     else:
-        values = [brought(column, passages) for passages in rows]
+        values = [sample_value(column, passages) for passages in rows]
     if not column.is_dense:
         return values
     return np.concatenate(values) if column.layout is Layout.per_token else np.stack(values)

@@ -10,11 +10,11 @@ from nemo_like.driver.options import EvaluationConfig
 from nemo_like.observability.options import LoggerConfig
 from nemo_like.policy.options import TeacherConfig
 from nemo_like.rollout.options import RolloutConfig
-from nemo_like.rollout.tasks import TaskGroups
+from nemo_like.rollout.tasks import TaskConfigGroups
 from nemo_like.tripwires.options import DebugConfig
 
 
-class RolloutGroups(TaskGroups, Protocol):
+class RolloutConfigGroups(TaskConfigGroups, Protocol):
     """The config groups that ``SyncRolloutActor`` reads."""
 
     @property

@@ -99,7 +99,7 @@ def newest_under_way(step: int, max_staleness: int, settles_after: Callable[[int
 
 
 @dataclass(frozen=True, slots=True)
-class ProblemPlace:
+class PromptOrigin:
     """Where a prompt is from: its source, and its index there, from 0, among the prompts that are short
     enough."""
 
@@ -107,7 +107,7 @@ class ProblemPlace:
     index: int
 
 
-def problem_place(index: int, sources: Sequence[SourceReport]) -> ProblemPlace:
+def prompt_origin(index: int, sources: Sequence[SourceReport]) -> PromptOrigin:
     """Return where prompt ``index`` of a dataset is from; the dataset has these sources one after the other.
 
     Raises IndexError for an index beyond the last source.
@@ -115,7 +115,7 @@ def problem_place(index: int, sources: Sequence[SourceReport]) -> ProblemPlace:
     start = 0
     for source in sources:
         if index < start + source.num_prompts:
-            return ProblemPlace(source.name, index - start)
+            return PromptOrigin(source.name, index - start)
         start += source.num_prompts
     raise IndexError(f"no problem {index} in {len(sources)} sources of {start} together")
 

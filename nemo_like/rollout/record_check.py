@@ -23,7 +23,7 @@ def check_records(
     bounds = accumulate((report.num_prompts for report in read.reports), initial=0)
     for source, (start, stop) in zip(section, pairwise(bounds), strict=True):
         for index in range(start, stop) if source.columns else ():
-            example = read.problems[index]
+            example = read.prompts[index]
             (num_tokens,) = prompt_lengths([example])
             for unfit in unfit_values(source, example, num_tokens):
                 raise ValueError(

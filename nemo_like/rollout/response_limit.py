@@ -5,10 +5,10 @@ from __future__ import annotations
 from nemo_like.environments.registry import kind_of, options_of
 from nemo_like.environments.shared_options import AgentOptions, Credit
 from nemo_like.policy.options import PolicyConfig
-from nemo_like.rollout.tasks import TaskGroups, training_sampling, training_tasks
+from nemo_like.rollout.tasks import TaskConfigGroups, training_sampling, training_tasks
 
 
-def response_limit(cfg: TaskGroups, task: str) -> int:
+def response_limit(cfg: TaskConfigGroups, task: str) -> int:
     """Return the most tokens that the policy can generate in a training sample of a task.
 
     This is ``max_new_tokens`` for each turn, or for each call of an agent, and never more than a sample can
@@ -24,7 +24,7 @@ def response_limit(cfg: TaskGroups, task: str) -> int:
     return min(num_turns * training_sampling(cfg, task).sampling.max_new_tokens, total)
 
 
-def task_with_limit_of_a_turn(cfg: TaskGroups, num_tokens: int) -> str | None:
+def task_with_limit_of_a_turn(cfg: TaskConfigGroups, num_tokens: int) -> str | None:
     """Return a training task whose limit for one turn, or for one call of an agent, is ``num_tokens``
     although a sample may have more; None when no task is so. A user who gives this number as a limit of
     samples has taken a turn for a sample."""

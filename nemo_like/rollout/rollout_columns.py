@@ -29,12 +29,12 @@ from nemo_like.data.options import DatasetConfig
 from nemo_like.data.sources import RECORD_COLUMN, data_sources
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.models.model_info import has_vision_tower
-from nemo_like.rollout.groups import RolloutGroups
+from nemo_like.rollout.groups import RolloutConfigGroups
 from nemo_like.rollout.tasks import has_agents, judging_environments, task_environments
 
 
 def rollout_declarations(
-    cfg: RolloutGroups, environments: Mapping[str, Sequence[Column]]
+    cfg: RolloutConfigGroups, environments: Mapping[str, Sequence[Column]]
 ) -> tuple[Declaration, ...]:
     """Return the columns that each part of a rollout writes; ``environments`` has each environment's columns
     by name.
@@ -69,7 +69,7 @@ def _check_judges(task: str, written: Mapping[str, Sequence[Column]]) -> None:
                 )
 
 
-def engine_columns(cfg: RolloutGroups) -> tuple[Column, ...]:
+def engine_columns(cfg: RolloutConfigGroups) -> tuple[Column, ...]:
     """Return the columns that engines write: the log-probs of every ``Response``, and the values in its
     ``columns``."""
     of_versions = (POLICY_VERSIONS,) if cfg.grpo.max_staleness > 0 else ()
@@ -145,14 +145,14 @@ def record_column(name: str, text: str) -> Column:
     return Column(name, match["dtype"], layout, inner_shape=shape, per_prompt=not is_per_token)
 
 
-def _of_images(cfg: RolloutGroups) -> Iterator[Declaration]:
+def _of_images(cfg: RolloutConfigGroups) -> Iterator[Declaration]:
     """Yield the columns of images. A model with a vision tower reads them even where no prompt has an
     image."""
     if has_vision_tower(cfg.policy.model_name):
         yield Declaration("images", writes=IMAGE_COLUMNS)
 
 
-def _of_records(cfg: RolloutGroups) -> Iterator[Declaration]:
+def _of_records(cfg: RolloutConfigGroups) -> Iterator[Declaration]:
     for key, source in data_sources(cfg.data):
         if source.columns:
             columns = [record_column(name, text) for name, text in source.columns.items()]

@@ -33,7 +33,7 @@ from nemo_like.data.interface import Encoded, PromptExample, Split
 from nemo_like.data.options import DatasetConfig
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.driver.options import asks_endpoint
-from nemo_like.environments.environment_data import EnvironmentProblems
+from nemo_like.environments.environment_data import EnvironmentPrompts
 from nemo_like.environments.interface import Failure, FailureKind
 from nemo_like.environments.pool import EnvironmentPool
 from nemo_like.environments.registry import kind_of, options_of
@@ -56,26 +56,26 @@ from nemo_like.rollout.dumped_tokens import fetch_scores
 from nemo_like.rollout.engine_load import EngineLoad
 from nemo_like.rollout.environment_check import check_environments
 from nemo_like.rollout.flatten import FlatBatch, flatten
-from nemo_like.rollout.groups import RolloutGroups
+from nemo_like.rollout.groups import RolloutConfigGroups
 from nemo_like.rollout.message_log import messages_of
 from nemo_like.rollout.options import dumps_rollouts_of
 from nemo_like.rollout.prompts import (
     FailedReward,
-    ProblemPlace,
     PromptBatch,
+    PromptOrigin,
     RolloutMode,
     RolloutParts,
     RolloutResult,
     WantedGroups,
-    problem_place,
+    prompt_origin,
     response_seeds,
 )
 from nemo_like.rollout.record_check import check_records
 from nemo_like.rollout.recorder import RolloutRecorder
 from nemo_like.rollout.response_limit import response_limit, session_limit
 from nemo_like.rollout.rollout_columns import rollout_declarations, written_down
+from nemo_like.rollout.rollout_measures import measure_rollout
 from nemo_like.rollout.rollout_metrics import continued_metrics, rollout_metrics, staleness_metrics
-from nemo_like.rollout.rollout_watch import measured_rollout
 from nemo_like.rollout.sample_answers import sample_answer
 from nemo_like.rollout.sample_tags import answer_ids, component_tags
 from nemo_like.rollout.sample_times import times_of
@@ -103,7 +103,7 @@ class SyncRolloutActor(DataPlaneUser):
     def __init__(
         self,
         *,
-        cfg: RolloutGroups,
+        cfg: RolloutConfigGroups,
         engines: Sequence[ActorHandle],
         environments: Mapping[str, Sequence[ActorHandle]],
         data_plane: DataPlaneSpec,
@@ -178,7 +178,7 @@ class SyncRolloutActor(DataPlaneUser):
         rollout = self._rollouts[prompts.name] = BegunRollout(prompts, partition)
         with rollout.at_work():
             try:
-                dataset = self._sources[prompts.mode].problems
+                dataset = self._sources[prompts.mode].prompts
                 examples = [dataset[index] for index in prompts.indices]
                 encoded = await asyncio.to_thread(self._encoder.encode, examples)
                 loop = self._turn_loop(prompts, examples, encoded)
@@ -251,13 +251,13 @@ class SyncRolloutActor(DataPlaneUser):
             flat = self._flatten(prompts, groups)
         batch = await self._put(flat, rollout.partition)
         metrics = self._metrics(prompts, groups)
-        places = self._places(prompts, part.positions)
+        origins = self._origins(prompts, part.positions)
         if prompts.mode is RolloutMode.validation:
             self._keep_sample_answers(groups)
             if self._cfg.rollout.dump_validation:
-                await asyncio.to_thread(self._dump_validation, prompts, batch, groups, places)
+                await asyncio.to_thread(self._dump_validation, prompts, batch, groups, origins)
         elif dumps_rollouts_of(prompts.step, self._cfg.rollout):
-            self._samples.remember(prompts.step, batch, groups, places, self._columns)
+            self._samples.remember(prompts.step, batch, groups, origins, self._columns)
         if part.is_last and self._recorder is not None and prompts.mode is RolloutMode.training:
             whole = flat if part.is_whole else self._flatten(prompts, loop.groups)
             await asyncio.to_thread(self._recorder.write, prompts, whole, self._metrics(prompts, loop.groups))
@@ -324,10 +324,10 @@ class SyncRolloutActor(DataPlaneUser):
         prompts: PromptBatch,
         batch: KVBatchMeta,
         groups: Sequence[Sequence[Conversation]],
-        places: Sequence[ProblemPlace],
+        origins: Sequence[PromptOrigin],
     ) -> None:
         samples = StepSamples(self._tokenizer.token_texts)
-        samples.remember(prompts.step, batch, groups, places, self._columns)
+        samples.remember(prompts.step, batch, groups, origins, self._columns)
         samples.write(self._rollouts_path / f"validation_{prompts.step}.jsonl", prompts.step, [batch])
 
     @property
@@ -338,9 +338,9 @@ class SyncRolloutActor(DataPlaneUser):
     def _rollouts_path(self) -> Path:
         return self._run_directory / "rollouts"
 
-    def _places(self, prompts: PromptBatch, positions: Sequence[int]) -> list[ProblemPlace]:
+    def _origins(self, prompts: PromptBatch, positions: Sequence[int]) -> list[PromptOrigin]:
         reports = self._sources[prompts.mode].reports
-        return [problem_place(prompts.indices[position], reports) for position in positions]
+        return [prompt_origin(prompts.indices[position], reports) for position in positions]
 
     async def _meet_environments(self) -> None:
         await asyncio.gather(*(pool.meet() for pool in self._pools.values()))
@@ -372,7 +372,7 @@ class SyncRolloutActor(DataPlaneUser):
             split,
             prompt_lengths=self._encoder.lengths,
             max_prompt_tokens=max_prompt_tokens(self._cfg),
-            environments=EnvironmentProblems(self._cfg.env),
+            environments=EnvironmentPrompts(self._cfg.env),
         )
         check_records(sources, read, self._encoder.lengths)
         return read
@@ -499,7 +499,7 @@ class SyncRolloutActor(DataPlaneUser):
             return {}
         self._num_rollouts += 1
         is_watched = is_due(self._num_rollouts, self._cfg.debug.tripwires)
-        return measured_rollout(loop, self._ends()) if is_watched else {}
+        return measure_rollout(loop, self._ends()) if is_watched else {}
 
     def _ends(self) -> dict[str, tuple[int, ...]]:
         """Return the tokens that end a response, for each environment without stop strings. Agents are left
@@ -530,7 +530,7 @@ class SyncRolloutActor(DataPlaneUser):
         ]
 
 
-def _recorder(cfg: RolloutGroups, run_directory: Path, columns: Iterable[Column]) -> RolloutRecorder:
+def _recorder(cfg: RolloutConfigGroups, run_directory: Path, columns: Iterable[Column]) -> RolloutRecorder:
     manifest = RecordingManifest(
         step_shape=cfg.grpo.step_shape,
         columns=written_down(columns),

@@ -14,7 +14,7 @@ from nemo_like.generation.options import MAX_TEMPERATURE
 from nemo_like.policy.options import Device
 from nemo_like.rollout.tasks import (
     SourcedSampling,
-    TaskGroups,
+    TaskConfigGroups,
     task_environments,
     training_sampling,
     used_environments,
@@ -24,7 +24,7 @@ from nemo_like.rollout.tasks import (
 _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
-def task_problems(cfg: TaskGroups) -> Iterator[Problem]:
+def task_problems(cfg: TaskConfigGroups) -> Iterator[Problem]:
     """Yield every problem with the environments, with the data sources that name them, and with sampling."""
     yield from _named_environments(cfg)
     for name, env in used_environments(cfg).items():
@@ -51,7 +51,7 @@ def _unique(*groups: Iterator[Problem]) -> Iterator[Problem]:
     yield from dict.fromkeys(problem for group in groups for problem in group)
 
 
-def _named_environments(cfg: TaskGroups) -> Iterator[Problem]:
+def _named_environments(cfg: TaskConfigGroups) -> Iterator[Problem]:
     known = ", ".join(cfg.env) or "none"
     for key, data in data_sources(cfg.data):
         if data.env not in cfg.env:
@@ -100,7 +100,7 @@ def _ranges(sourced: SourcedSampling) -> Iterator[Problem]:
             )
 
 
-def _same_distribution(cfg: TaskGroups, training: SourcedSampling) -> Iterator[Problem]:
+def _same_distribution(cfg: TaskConfigGroups, training: SourcedSampling) -> Iterator[Problem]:
     """Yield a problem when training samples are drawn from another distribution than the trainer scores.
 
     The trainer's log-probs are of the full distribution at one temperature. With top_p, top_k or min_p the
@@ -132,7 +132,9 @@ def _same_distribution(cfg: TaskGroups, training: SourcedSampling) -> Iterator[P
         )
 
 
-def _lengths(cfg: TaskGroups, name: str, env: EnvConfig, training: SourcedSampling) -> Iterator[Problem]:
+def _lengths(
+    cfg: TaskConfigGroups, name: str, env: EnvConfig, training: SourcedSampling
+) -> Iterator[Problem]:
     limit, total = env.max_conversation_tokens, cfg.policy.max_total_sequence_length
     if limit is not None and not 2 <= limit <= total:
         yield Problem(

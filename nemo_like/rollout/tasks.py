@@ -14,7 +14,7 @@ from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.policy.options import PolicyConfig
 
 
-class TaskGroups(Protocol):
+class TaskConfigGroups(Protocol):
     """The config groups that say which tasks a run has, and how their responses are sampled."""
 
     @property
@@ -38,24 +38,24 @@ class SourcedSampling:
     keys: dict[str, str]
 
 
-def max_prompt_tokens(cfg: TaskGroups) -> int:
+def max_prompt_tokens(cfg: TaskConfigGroups) -> int:
     """Return how many tokens a prompt may have; the run leaves out longer prompts."""
     limit = cfg.data.max_input_seq_length
     return limit or cfg.policy.max_total_sequence_length - cfg.generation.max_new_tokens
 
 
-def task_environments(cfg: TaskGroups) -> dict[str, EnvConfig]:
+def task_environments(cfg: TaskConfigGroups) -> dict[str, EnvConfig]:
     """Return the environments that data sources name, in the order of ``env``, without unknown names."""
     named = {source.env for _, source in data_sources(cfg.data)}
     return {name: env for name, env in cfg.env.items() if name in named}
 
 
-def training_tasks(cfg: TaskGroups) -> list[str]:
+def training_tasks(cfg: TaskConfigGroups) -> list[str]:
     """Return the names of the environments of the training data, in the order of its sources."""
     return list(dict.fromkeys(source.env for source in cfg.data.train))
 
 
-def judging_environments(cfg: TaskGroups, task: str) -> dict[str, EnvConfig]:
+def judging_environments(cfg: TaskConfigGroups, task: str) -> dict[str, EnvConfig]:
     """Return the environments whose actors judge a task's responses.
 
     This is the task's own environment; for a weighted sum, its components; for tools of MCP, its own and the
@@ -72,7 +72,7 @@ def judging_environments(cfg: TaskGroups, task: str) -> dict[str, EnvConfig]:
     return {name: cfg.env[name] for name in component_weights(env) if name in cfg.env}
 
 
-def used_environments(cfg: TaskGroups) -> dict[str, EnvConfig]:
+def used_environments(cfg: TaskConfigGroups) -> dict[str, EnvConfig]:
     """Return the environments that data sources name, the components of weighted sums, and the judges of
     environments with tools, in the order of ``env``, without unknown names."""
     tasks = task_environments(cfg)
@@ -80,12 +80,12 @@ def used_environments(cfg: TaskGroups) -> dict[str, EnvConfig]:
     return {name: env for name, env in cfg.env.items() if name in used}
 
 
-def has_agents(cfg: TaskGroups) -> bool:
+def has_agents(cfg: TaskConfigGroups) -> bool:
     """Return whether agents call the policy; engines then need a tokenizer, and rollouts an endpoint."""
     return any(kind_of(env).calls_policy for env in used_environments(cfg).values())
 
 
-def training_sampling(cfg: TaskGroups, env: str) -> SourcedSampling:
+def training_sampling(cfg: TaskConfigGroups, env: str) -> SourcedSampling:
     """Return how a task's training samples are drawn.
 
     Values come from ``generation``, unless ``env.<name>.sampling`` overrides them.
@@ -93,7 +93,7 @@ def training_sampling(cfg: TaskGroups, env: str) -> SourcedSampling:
     return _resolve(cfg, [(f"env.{env}.sampling", cfg.env[env].sampling)])
 
 
-def validation_sampling(cfg: TaskGroups, env: str) -> SourcedSampling:
+def validation_sampling(cfg: TaskConfigGroups, env: str) -> SourcedSampling:
     """Return how a task's validation samples are drawn.
 
     Values are those of training, unless ``generation.validation`` overrides them;
@@ -109,7 +109,7 @@ def validation_sampling(cfg: TaskGroups, env: str) -> SourcedSampling:
     )
 
 
-def has_stop_strings(cfg: TaskGroups) -> bool:
+def has_stop_strings(cfg: TaskConfigGroups) -> bool:
     """Return whether any task's responses may end with a stop string; engines then need a tokenizer."""
     return any(
         resolve(cfg, env).sampling.stop_strings
@@ -118,7 +118,7 @@ def has_stop_strings(cfg: TaskGroups) -> bool:
     )
 
 
-def _resolve(cfg: TaskGroups, layers: list[tuple[str, SamplingConfig]]) -> SourcedSampling:
+def _resolve(cfg: TaskConfigGroups, layers: list[tuple[str, SamplingConfig]]) -> SourcedSampling:
     names = [field.name for field in fields(SamplingSettings)]
     values = {name: getattr(cfg.generation, name) for name in names}
     keys = {name: f"generation.{name}" for name in names}

@@ -289,7 +289,7 @@ class TimedTripwires(StepTripwires):
 
     def look(self, *args: Any) -> Any:
         self.clock.enter("tripwires")
-        alarms = super().look(*args)
+        alarms = super().check(*args)
         self.clock.enter("elsewhere")
         return alarms
 

@@ -17,7 +17,7 @@ import httpx
 
 from nemo_like.cluster.runtime import free_port
 from nemo_like.data.interface import PromptExample
-from nemo_like.environments.environment_data import EnvironmentProblems
+from nemo_like.environments.environment_data import EnvironmentPrompts
 from nemo_like.environments.interface import Exchange, Feedback, Turn
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.server import EnvironmentServer
@@ -37,7 +37,7 @@ def hub_config(kind: str, max_turns: int = 16, **options: Any) -> EnvConfig:
 def problems(cfg: EnvConfig, size: int, seed: int = 0) -> list[PromptExample]:
     """What ``data.train.kind=environment`` gives."""
     of_game = source(env="game", options={"size": size, "seed": seed})
-    made = EnvironmentProblems({"game": cfg}).problems(of_game, "train")
+    made = EnvironmentPrompts({"game": cfg}).prompts(of_game, "train")
     return [made[index] for index in range(len(made))]
 
 

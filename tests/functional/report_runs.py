@@ -14,7 +14,7 @@ from nemo_like.environments.interface import Exchange, Failure, FailureKind
 from nemo_like.observability.jsonl import MetricsFile
 from nemo_like.rollout.conversation import Conversation, Limits, Passage
 from nemo_like.rollout.dump import StepSamples
-from nemo_like.rollout.prompts import ProblemPlace
+from nemo_like.rollout.prompts import PromptOrigin
 
 # Every fourth group is of an environment whose reward raises. Group 1 gets worse, all others get better.
 BROKEN, WORSE = 3, 1
@@ -72,7 +72,7 @@ def write_step(
         failed = [sample.failure is not None for group in groups for sample in group]
         batch = batch.with_tags({"outcome": ["reward_failed" if one else "trained" for one in failed]})
     samples = StepSamples(texts)
-    samples.remember(step, batch, groups, [ProblemPlace("pairs", group) for group in range(num_groups)])
+    samples.remember(step, batch, groups, [PromptOrigin("pairs", group) for group in range(num_groups)])
     generated = np.full(NUM_TOKENS + 5, -0.75, np.float32)
     # Of the tokens after the prompt 0, 0.1, 0.2, ...
     entropies = np.arange(-2, NUM_TOKENS + 3, dtype=np.float32) / 10

@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import pytest
 
-from nemo_like.environments.environment_data import EnvironmentProblems
+from nemo_like.environments.environment_data import EnvironmentPrompts
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.mcp_tools import McpEnvironment
 from nemo_like.environments.registry import options_of
@@ -121,14 +121,14 @@ def test_a_server_that_ends_takes_the_other_servers_with_it_so_that_none_is_left
 
 
 def test_the_tools_are_listed_as_chat_templates_take_them() -> None:
-    add, leave = EnvironmentProblems({"tools": config()}).tools("tools")
+    add, leave = EnvironmentPrompts({"tools": config()}).tools("tools")
     assert (add["type"], add["function"]["name"], leave["function"]["name"]) == ("function", "add", "leave")
     assert add["function"]["description"] == "Add two numbers."
     assert add["function"]["parameters"]["required"] == ["first", "second"]
-    assert EnvironmentProblems({"exact": env_config("exact_match")}).tools("exact") == ()
+    assert EnvironmentPrompts({"exact": env_config("exact_match")}).tools("exact") == ()
 
 
 def test_a_server_that_does_not_start_is_told() -> None:
     broken = config(servers={"gone": {"command": [MCP_SERVER[0], "-c", "raise SystemExit(1)"]}})
     with pytest.raises(ValueError, match=r"env\.tools \(kind=mcp\): its tools cannot be listed"):
-        EnvironmentProblems({"tools": broken}).tools("tools")
+        EnvironmentPrompts({"tools": broken}).tools("tools")

@@ -35,7 +35,7 @@ def problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | N
     """Return the prompts that the environment makes. Raises ValueError when it makes none, or is missing."""
     if environments is None:
         raise ValueError(f"data.{split}.kind=environment needs its environment, which is not there")
-    return environments.problems(cfg, split)
+    return environments.prompts(cfg, split)
 
 
 KIND = SourceKind(

@@ -37,13 +37,13 @@ def _rules(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
 def problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> PromptDataset:
     """Return the prompts of the rows that ``split`` chooses."""
     from nemo_like.data.loading import load_huggingface
-    from nemo_like.data.records import RecordDataset, RecordFields, with_problems
+    from nemo_like.data.records import RecordDataset, RecordFields, checked_dataset
 
     needed_path(cfg, split)
     if cfg.split is None:
         raise ValueError(f"data.{split}.split is null; kind={cfg.kind} needs one, for example train")
     records = load_huggingface(cfg)
-    return with_problems(
+    return checked_dataset(
         RecordDataset(
             records, RecordFields.of(cfg), lambda index: f"{cfg.path} [{cfg.split}], record {index}"
         ),

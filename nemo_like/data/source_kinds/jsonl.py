@@ -43,11 +43,11 @@ def _json_lines(key: str, cfg: DatasetConfig, path: Path) -> Iterator[Problem]:
 
 def problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | None) -> PromptDataset:
     """Return the prompts of the lines that ``split`` chooses."""
-    from nemo_like.data.records import RecordDataset, RecordFields, chosen_jsonl_records, with_problems
+    from nemo_like.data.records import RecordDataset, RecordFields, checked_dataset, chosen_jsonl_records
 
     numbered = list(chosen_jsonl_records(needed_path(cfg, split), cfg.split))
     records = [record for _, record in numbered]
-    return with_problems(
+    return checked_dataset(
         RecordDataset(records, RecordFields.of(cfg), lambda index: f"{cfg.path}:{numbered[index][0]}"), cfg
     )
 

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import gymnasium
-from hub_interface import HubFailure, HubProblem, OwnRandomness, TurnOutcome, last_match
+from hub_interface import HubFailure, HubPrompt, OwnRandomness, TurnOutcome, last_match
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -35,17 +35,17 @@ class GymnasiumHub:
         """Return a new environment. Raises the errors of ``gymnasium.make``."""
         return gymnasium.make(self._id, **self._arguments)
 
-    async def problems(self, size: int, seed: int) -> list[HubProblem]:
-        problems = []
+    async def prompts(self, size: int, seed: int) -> list[HubPrompt]:
+        prompts = []
         for number in range(seed, seed + size):
             episode = GymnasiumEpisode(self, number)
             prompt = self._prompt.replace("{observation}", episode.beginning)
-            problems.append(HubProblem(prompt, {"seed": number}))
+            prompts.append(HubPrompt(prompt, {"seed": number}))
             await episode.close()
-        return problems
+        return prompts
 
-    async def open(self, problem: dict[str, Any]) -> GymnasiumEpisode:
-        return GymnasiumEpisode(self, int(problem["seed"]))
+    async def open(self, data: dict[str, Any]) -> GymnasiumEpisode:
+        return GymnasiumEpisode(self, int(data["seed"]))
 
     def action(self, response: str, space: Any) -> Any:
         """Return the action that a response names, or None when the space has no such action."""

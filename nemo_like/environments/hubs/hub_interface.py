@@ -20,7 +20,7 @@ class HubFailure(Exception):
 
 
 @dataclass(frozen=True)
-class HubProblem:
+class HubPrompt:
     """The beginning of an episode: a text, or messages in OpenAI's form."""
 
     prompt: str | list[dict[str, Any]]
@@ -57,11 +57,11 @@ class Episode(Protocol):
 class Hub(Protocol):
     """A package's environments, made from the options of the configuration."""
 
-    async def problems(self, size: int, seed: int) -> list[HubProblem]:
+    async def prompts(self, size: int, seed: int) -> list[HubPrompt]:
         """Return ``size`` prompts made from ``seed``, or fewer when there are no more."""
 
-    async def open(self, problem: dict[str, Any]) -> Episode:
-        """Begin the episode that ``problem``, the ``data`` of a prompt, describes."""
+    async def open(self, data: dict[str, Any]) -> Episode:
+        """Begin the episode that ``data``, from a ``HubPrompt``, describes."""
 
 
 def last_match(pattern: str | None, text: str) -> str | None:

@@ -1,7 +1,7 @@
 """The process in which a hub's package runs, with an interpreter that may have no other packages.
 
     start     ("module:class", options)                ──▶ null
-    problems  ("problems", {"size": 8, "seed": 0})     ──▶ {"result": [prompt, ...]}
+    prompts   ("prompts", {"size": 8, "seed": 0})     ──▶ {"result": [prompt, ...]}
     step      ("step", {...})                          ──▶ {"result": outcome}
               where a sample cannot be judged          ──▶ {"failed": {kind, reason}}
 
@@ -51,15 +51,15 @@ class HubHost:
         except HubFailure as failure:
             return {"failed": {"kind": failure.kind, "reason": failure.reason}}
 
-    async def problems(self, size: int, seed: int) -> list[dict[str, Any]]:
+    async def prompts(self, size: int, seed: int) -> list[dict[str, Any]]:
         """Return ``size`` prompts, each with prompt, answer and data; ``step`` opens an episode from the
         data."""
-        return [problem.as_json() for problem in await self._hub.problems(size, seed)]
+        return [prompt.as_json() for prompt in await self._hub.prompts(size, seed)]
 
     async def step(
         self,
         episode: str,
-        problem: dict[str, Any],
+        data: dict[str, Any],
         history: list[tuple[str, str]],
         response: str,
         is_last: bool,
@@ -75,7 +75,7 @@ class HubHost:
             await played.episode.close()
             played = None
         if played is None:
-            played = await self._again(problem, before)
+            played = await self._again(data, before)
         async with played.turn:
             try:
                 outcome = await played.episode.step(response, is_last)
@@ -90,9 +90,9 @@ class HubHost:
             await self._make_room()
         return outcome.as_json()
 
-    async def _again(self, problem: dict[str, Any], history: list[tuple[str, str]]) -> _Played:
+    async def _again(self, data: dict[str, Any], history: list[tuple[str, str]]) -> _Played:
         """Open an episode and play its history again."""
-        played = _Played(await self._hub.open(problem))
+        played = _Played(await self._hub.open(data))
         try:
             for number, (response, observed) in enumerate(history, start=1):
                 outcome = await played.episode.step(response, False)

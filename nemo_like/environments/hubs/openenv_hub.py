@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from hub_interface import HubFailure, HubProblem, TurnOutcome, last_match
+from hub_interface import HubFailure, HubPrompt, TurnOutcome, last_match
 from openenv.core.generic_client import GenericEnvClient
 
 _RESPONSE = "{response}"
@@ -32,22 +32,22 @@ class OpenEnvHub:
         self._reset, self._key = reset_arguments, observation_key
         self._prompt, self._observation = prompt_template, observation_template
 
-    async def problems(self, size: int, seed: int) -> list[HubProblem]:
-        problems = []
+    async def prompts(self, size: int, seed: int) -> list[HubPrompt]:
+        prompts = []
         for number in range(seed, seed + size):
             episode = await self.open({"seed": number})
-            problems.append(
-                HubProblem(self._prompt.replace("{observation}", episode.beginning), {"seed": number})
+            prompts.append(
+                HubPrompt(self._prompt.replace("{observation}", episode.beginning), {"seed": number})
             )
             await episode.close()
-        return problems
+        return prompts
 
-    async def open(self, problem: dict[str, Any]) -> OpenEnvEpisode:
+    async def open(self, data: dict[str, Any]) -> OpenEnvEpisode:
         client = GenericEnvClient(
             self._url, connect_timeout_s=self._timeout_s, message_timeout_s=self._timeout_s, mode="simulation"
         )
         try:
-            result = await client.reset(seed=problem["seed"], **self._reset)
+            result = await client.reset(seed=data["seed"], **self._reset)
             return OpenEnvEpisode(self, client, self._text(result.observation))
         except (ConnectionError, OSError, TimeoutError) as error:
             await client.disconnect()

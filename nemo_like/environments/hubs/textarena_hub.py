@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import textarena
-from hub_interface import HubFailure, HubProblem, OwnRandomness, TurnOutcome
+from hub_interface import HubFailure, HubPrompt, OwnRandomness, TurnOutcome
 
 _POLICY = 0  # the player that the policy is
 _MAX_OPPONENT_MOVES = 1000  # in a row
@@ -30,14 +30,14 @@ class TextArenaHub:
             self.opponent = getattr(importlib.import_module(module), name)
         TextArenaEpisode(self, 0)
 
-    async def problems(self, size: int, seed: int) -> list[HubProblem]:
+    async def prompts(self, size: int, seed: int) -> list[HubPrompt]:
         return [
-            HubProblem(TextArenaEpisode(self, number).beginning, {"seed": number})
+            HubPrompt(TextArenaEpisode(self, number).beginning, {"seed": number})
             for number in range(seed, seed + size)
         ]
 
-    async def open(self, problem: dict[str, Any]) -> TextArenaEpisode:
-        return TextArenaEpisode(self, int(problem["seed"]))
+    async def open(self, data: dict[str, Any]) -> TextArenaEpisode:
+        return TextArenaEpisode(self, int(data["seed"]))
 
 
 class TextArenaEpisode:

@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import verifiers.v1 as vf
-from hub_interface import HubFailure, HubProblem, TurnOutcome
+from hub_interface import HubFailure, HubPrompt, TurnOutcome
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.graph import prepare_turn
 from verifiers.v1.state import state_cls
@@ -49,16 +49,16 @@ class VerifiersHub:
             raise ValueError(f"its tasks need {', '.join(lacking)}, which a turn of text does not have")
         self._tasks: list[Any] = []
 
-    async def problems(self, size: int, seed: int) -> list[HubProblem]:
+    async def prompts(self, size: int, seed: int) -> list[HubPrompt]:
         """Return the tasks number ``seed`` to ``seed + size - 1`` of the taskset, in its own order."""
         chosen = self._tasks_until(seed + size)[seed:]
         return [
-            HubProblem([_as_openai(one, index) for one in _messages(task)], {"index": index})
+            HubPrompt([_as_openai(one, index) for one in _messages(task)], {"index": index})
             for index, task in enumerate(chosen, start=seed)
         ]
 
-    async def open(self, problem: dict[str, Any]) -> VerifiersEpisode:
-        index = int(problem["index"])
+    async def open(self, data: dict[str, Any]) -> VerifiersEpisode:
+        index = int(data["index"])
         tasks = self._tasks_until(index + 1)
         if index >= len(tasks):
             raise HubFailure("raised", f"the taskset has no task {index}")

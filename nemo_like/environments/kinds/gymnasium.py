@@ -16,7 +16,7 @@ class GymnasiumOptions(HubOptions):
 
     module = "gymnasium"
     adapter = "gymnasium_hub:GymnasiumHub"
-    of_problems = ("env_id", "arguments")
+    prompt_options = ("env_id", "arguments")
 
     env_id: Annotated[str, Key("for example FrozenLake-v1; module:id imports the module first")]
     arguments: Annotated[

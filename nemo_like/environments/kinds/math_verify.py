@@ -13,7 +13,7 @@ KIND = Kind(
     example="`{answer_pattern: null}`",
     options=MatchOptions,
     base={"timeout_s": Key("each symbolic comparison may take seconds", 60.0), "batch_size": Key("", 16)},
-    judge="nemo_like.environments.verifiers:math_verify",
-    record_check="nemo_like.environments.verifiers:has_expression",
+    judge="nemo_like.environments.library_judges:math_verify",
+    record_check="nemo_like.environments.library_judges:has_expression",
     package=("math_verify", "math-verify[antlr4_9_3]"),
 )

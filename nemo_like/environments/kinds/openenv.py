@@ -16,7 +16,7 @@ class OpenEnvOptions(HubOptions):
 
     module = "openenv.core"
     adapter = "openenv_hub:OpenEnvHub"
-    of_problems = ("reset_arguments",)
+    prompt_options = ("reset_arguments",)
 
     base_url: Annotated[str, Key("of the server, for example http://localhost:8000")]
     action: Annotated[

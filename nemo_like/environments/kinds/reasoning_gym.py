@@ -12,7 +12,7 @@ KIND = Kind(
     "problem came from (`pip install 'nemo_like[reasoning]'`)",
     example="`{answer_pattern: '<answer>(.*?)</answer>'}`",
     options=MatchOptions,
-    judge="nemo_like.environments.verifiers:reasoning_gym",
-    record_check="nemo_like.environments.verifiers:names_dataset",
+    judge="nemo_like.environments.library_judges:reasoning_gym",
+    record_check="nemo_like.environments.library_judges:names_dataset",
     package=("reasoning_gym", "reasoning-gym"),
 )

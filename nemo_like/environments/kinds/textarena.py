@@ -20,7 +20,7 @@ class TextArenaOptions(HubOptions):
 
     module = "textarena"
     adapter = "textarena_hub:TextArenaHub"
-    of_problems = ("env_id", "arguments", "num_players")
+    prompt_options = ("env_id", "arguments", "num_players")
 
     env_id: Annotated[str, Key("for example TowerOfHanoi-v0")]
     arguments: Annotated[dict[str, Any], Key("of textarena.make", {})]

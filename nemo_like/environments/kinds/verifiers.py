@@ -20,7 +20,7 @@ class VerifiersOptions(HubOptions):
 
     module = "verifiers.v1"
     adapter = "verifiers_hub:VerifiersHub"
-    of_problems = ("env",)
+    prompt_options = ("env",)
     counts_tasks = True
 
     env: Annotated[

@@ -1,6 +1,6 @@
 """A session of an agent, and how each of its calls is answered: the same for every API.
 
-API's body ──▶ Wanted ──▶ tokens of the prompt ──▶ engine ──▶ recorded ──▶ Choice ──▶ API's answer
+API's body ──▶ CallRequest ──▶ tokens of the prompt ──▶ engine ──▶ recorded ──▶ Choice ──▶ API's answer
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _BYTES_PER_TOKEN = 96  # of an answer, with the log-prob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class CallRequest:
     """What one call of an agent asks for, whichever API the agent used."""
 
     messages: Sequence[dict[str, Any]] | None = None  # as ``plain_messages`` returns them
@@ -83,7 +83,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class CallAnswer:
     """All responses to one call, with the numbers of tokens of prompt and responses."""
 
     name: str
@@ -195,7 +195,7 @@ class CallAnswerer:
         self._prompts, self._engines, self._max_length = prompts, engines, max_length
         self._work = work
 
-    async def answer(self, session: AgentSession, wanted: Wanted) -> Answered:
+    async def answer(self, session: AgentSession, wanted: CallRequest) -> CallAnswer:
         """Have an engine sample the responses to a call, and record them. Raises BadRequest when the call
         cannot be served."""
         session.check_open(session.attempt)  # it may have ended while the request was read
@@ -224,15 +224,17 @@ class CallAnswerer:
         )
         num_sampled = sum(len(choice.response.token_ids) for choice in choices)
         num_continued = len(token_ids) - len(prompt.new_ids)
-        return Answered(name, choices, len(token_ids), num_continued, num_sampled)
+        return CallAnswer(name, choices, len(token_ids), num_continued, num_sampled)
 
-    async def count_tokens(self, session: AgentSession, wanted: Wanted) -> int:
+    async def count_tokens(self, session: AgentSession, wanted: CallRequest) -> int:
         """Return how many tokens the prompt of a call would have. Raises BadRequest when it cannot be
         rendered."""
         _, token_ids, _ = await self._prepared(session, wanted)
         return len(token_ids)
 
-    async def _prepared(self, session: AgentSession, wanted: Wanted) -> tuple[_Prompt, tuple[int, ...], bool]:
+    async def _prepared(
+        self, session: AgentSession, wanted: CallRequest
+    ) -> tuple[_Prompt, tuple[int, ...], bool]:
         """Return a call's prompt, all tokens of the prompt, and whether it begins a new conversation that
         contains a response written by neither the policy nor the task."""
         calls, limit = session.calls, self._limit(session)
@@ -249,7 +251,7 @@ class CallAnswerer:
         """Return how many tokens a prompt and its response may have together."""
         return min(self._max_length, session.conversation.limits.max_tokens)
 
-    def _prompt(self, calls: SessionCalls, wanted: Wanted, limit: int) -> _Prompt:
+    def _prompt(self, calls: SessionCalls, wanted: CallRequest, limit: int) -> _Prompt:
         if wanted.messages is None:
             return self._text_prompt(calls, wanted, limit)
         self._prompts.check_arguments(wanted.template)
@@ -274,7 +276,7 @@ class CallAnswerer:
         history = [no_history(template), *histories(template, messages[:-1])][-1]
         return _Prompt(None, text, self._prompts.encode(text), history, messages[-1])
 
-    def _text_prompt(self, calls: SessionCalls, wanted: Wanted, limit: int) -> _Prompt:
+    def _text_prompt(self, calls: SessionCalls, wanted: CallRequest, limit: int) -> _Prompt:
         """Return a prompt of plain text or tokens, without a template. It continues the longest earlier call
         whose text or tokens it begins with."""
         if (ids := wanted.token_ids) is not None:
@@ -290,7 +292,7 @@ class CallAnswerer:
         new = text[len(parent.whole_text()) :]
         return _Prompt(parent, new, self._prompts.encode(new, parent.last_token_id), None)
 
-    def _sampling(self, session: AgentSession, wanted: Wanted, num_prompt_tokens: int) -> CallSampling:
+    def _sampling(self, session: AgentSession, wanted: CallRequest, num_prompt_tokens: int) -> CallSampling:
         if not num_prompt_tokens:
             raise BadRequest("the prompt is empty")
         limit = self._limit(session)
@@ -313,7 +315,7 @@ class CallAnswerer:
         self,
         session: AgentSession,
         prompt: _Prompt,
-        wanted: Wanted,
+        wanted: CallRequest,
         name: str,
         place: int,
         response: Response,
@@ -342,7 +344,7 @@ class CallAnswerer:
         return Choice(place, text, said, response, call_ids, stopped_by)
 
 
-def _has_foreign_response(wanted: Wanted, prompt: Prompt) -> bool:
+def _has_foreign_response(wanted: CallRequest, prompt: Prompt) -> bool:
     """Return whether the messages hold a response that is not in the task's own prompt.
 
     The last message is not looked at: the agent may have begun it for the policy.

@@ -14,9 +14,9 @@ from nemo_like.generation.interface import TOP_LOGPROBS, TOP_TOKEN_IDS, Response
 from nemo_like.rollout.agents.agent_calls import (
     MAX_CHOICES,
     MAX_TOP_LOGPROBS,
-    Answered,
+    CallAnswer,
+    CallRequest,
     Choice,
-    Wanted,
     tool_calls,
 )
 from nemo_like.rollout.agents.agent_prompts import plain_messages
@@ -35,12 +35,12 @@ MODEL = "policy"
 _INSTEAD = {"functions": "send tools", "function_call": "send tool_choice"}
 
 
-def wanted_chat(body: Mapping[str, Any], tools: ToolUse | None) -> Wanted:
+def read_chat_request(body: Mapping[str, Any], tools: ToolUse | None) -> CallRequest:
     """Read a request to /v1/chat/completions. Raises BadRequest when it is malformed."""
     refuse_fields(body, _INSTEAD)
     an_object(body, "stream_options")
     limit = whole_number(body, "max_completion_tokens", None, 1)
-    return Wanted(
+    return CallRequest(
         messages=plain_messages(body.get("messages")),
         template=an_object(body, "chat_template_kwargs"),
         tool_schemas=objects(body, "tools") if tools is not None and tools.parser is not None else (),
@@ -53,13 +53,13 @@ def wanted_chat(body: Mapping[str, Any], tools: ToolUse | None) -> Wanted:
     )
 
 
-def wanted_completion(body: Mapping[str, Any], tools: ToolUse | None) -> Wanted:
+def read_completion_request(body: Mapping[str, Any], tools: ToolUse | None) -> CallRequest:
     """Read a request to /v1/completions, whose prompt is one text or one list of tokens. Raises BadRequest
     when it is malformed."""
     refuse_fields(body, {"suffix": "the policy only continues texts"})
     an_object(body, "stream_options")
     prompt = _completion_prompt(body)
-    return Wanted(
+    return CallRequest(
         text=prompt if isinstance(prompt, str) else None,
         token_ids=tuple(prompt) if isinstance(prompt, list) else None,
         tools=tools,
@@ -84,7 +84,7 @@ def _completion_prompt(body: Mapping[str, Any]) -> str | list[int]:
     return prompt
 
 
-def usage(answered: Answered) -> dict[str, Any]:
+def usage(answered: CallAnswer) -> dict[str, Any]:
     """Return the numbers of tokens in the form of OpenAI's completion APIs."""
     return {
         "prompt_tokens": answered.num_prompt_tokens,
@@ -94,7 +94,7 @@ def usage(answered: Answered) -> dict[str, Any]:
     }
 
 
-def chat_answer(answered: Answered, body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+def chat_answer(answered: CallAnswer, body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the JSON answer of /v1/chat/completions."""
     return {
         **_head("chatcmpl", "chat.completion", answered, body),
@@ -112,7 +112,7 @@ def chat_answer(answered: Answered, body: Mapping[str, Any], tokenizer: Tokenize
 
 
 def chat_events(
-    answered: Answered, body: Mapping[str, Any], tokenizer: Tokenizer
+    answered: CallAnswer, body: Mapping[str, Any], tokenizer: Tokenizer
 ) -> Iterator[dict[str, Any]]:
     """Yield the events of a streamed chat completion: for each choice its role, text, tool calls and end."""
     head = _head("chatcmpl", "chat.completion.chunk", answered, body)
@@ -135,7 +135,7 @@ def chat_events(
     yield from _usage_event(head, answered, body)
 
 
-def completion_answer(answered: Answered, body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+def completion_answer(answered: CallAnswer, body: Mapping[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the JSON answer of /v1/completions."""
     echoed = ""
     if body.get("echo"):
@@ -159,7 +159,7 @@ def completion_answer(answered: Answered, body: Mapping[str, Any], tokenizer: To
 
 
 def completion_events(
-    answered: Answered, body: Mapping[str, Any], tokenizer: Tokenizer
+    answered: CallAnswer, body: Mapping[str, Any], tokenizer: Tokenizer
 ) -> Iterator[dict[str, Any]]:
     """Yield the events of a streamed completion."""
     whole = completion_answer(answered, body, tokenizer)
@@ -176,7 +176,7 @@ def pieces(text: str, size: int = 32) -> list[str]:
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
-def _head(prefix: str, kind: str, answered: Answered, body: Mapping[str, Any]) -> dict[str, Any]:
+def _head(prefix: str, kind: str, answered: CallAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "id": f"{prefix}-{answered.name}",
         "object": kind,
@@ -190,7 +190,7 @@ def _chunk(head: Mapping[str, Any], index: int, content: Mapping[str, Any]) -> d
 
 
 def _usage_event(
-    head: Mapping[str, Any], answered: Answered, body: Mapping[str, Any]
+    head: Mapping[str, Any], answered: CallAnswer, body: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
     if (body.get("stream_options") or {}).get("include_usage"):
         yield {**head, "choices": [], "usage": usage(answered)}

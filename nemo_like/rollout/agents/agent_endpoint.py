@@ -32,9 +32,9 @@ from nemo_like.rollout.agents import agent_messages_api as messages_api
 from nemo_like.rollout.agents import agent_responses_api as responses_api
 from nemo_like.rollout.agents.agent_calls import (
     AgentSession,
-    Answered,
+    CallAnswer,
     CallAnswerer,
-    Wanted,
+    CallRequest,
     assistant_message,
 )
 from nemo_like.rollout.agents.agent_chat_api import (
@@ -43,8 +43,8 @@ from nemo_like.rollout.agents.agent_chat_api import (
     chat_events,
     completion_answer,
     completion_events,
-    wanted_chat,
-    wanted_completion,
+    read_chat_request,
+    read_completion_request,
 )
 from nemo_like.rollout.agents.agent_connections import SilenceWatch
 from nemo_like.rollout.agents.agent_refusals import refusal
@@ -170,7 +170,7 @@ class AgentEndpoint:
         return session
 
     async def _chat(self, session: AgentSession, body: Body) -> Response:
-        answered = await self._answerer.answer(session, await self._wanted_chat(session, body.fields, body))
+        answered = await self._answerer.answer(session, await self._read_chat(session, body.fields, body))
         told = answered, body.fields, self._tokenizer
         whole, events = partial(chat_answer, *told), partial(chat_events, *told)
         return await self._answer(body, answered, whole, events, _data)
@@ -178,30 +178,30 @@ class AgentEndpoint:
     async def _completion(self, session: AgentSession, body: Body) -> Response:
         await self._tools.prepare(body.fields)
 
-        def read() -> Wanted:
-            return wanted_completion(body.fields, self._tools.of_request(body.fields, None))
+        def read() -> CallRequest:
+            return read_completion_request(body.fields, self._tools.of_request(body.fields, None))
 
-        answered = await self._answerer.answer(session, await self._wanted(body, read))
+        answered = await self._answerer.answer(session, await self._read(body, read))
         told = answered, body.fields, self._tokenizer
         whole, events = partial(completion_answer, *told), partial(completion_events, *told)
         return await self._answer(body, answered, whole, events, _data)
 
     async def _message(self, session: AgentSession, body: Body) -> Response:
         chat = await self._work.run(body.num_bytes, messages_api.as_chat, body.fields)
-        answered = await self._answerer.answer(session, await self._wanted_chat(session, chat, body))
+        answered = await self._answerer.answer(session, await self._read_chat(session, chat, body))
         whole = partial(messages_api.message_answer, answered, body.fields)
         events = partial(messages_api.message_events, answered, body.fields)
         return await self._answer(body, answered, whole, events, _named_events)
 
     async def _count_tokens(self, session: AgentSession, body: Body) -> Response:
         chat = await self._work.run(body.num_bytes, messages_api.as_chat, body.fields)
-        wanted = await self._wanted_chat(session, chat, body)
+        wanted = await self._read_chat(session, chat, body)
         return JSONResponse({"input_tokens": await self._answerer.count_tokens(session, wanted)})
 
     async def _response(self, session: AgentSession, body: Body) -> Response:
         kept = self._kept.setdefault(session.key, {})
         chat = await self._work.run(body.num_bytes, responses_api.as_chat, body.fields, {**kept})
-        wanted = await self._wanted_chat(session, chat, body)
+        wanted = await self._read_chat(session, chat, body)
         answered = await self._answerer.answer(session, wanted)
         (choice,) = answered.choices
         said = assistant_message(choice.parsed, choice.call_ids)
@@ -210,23 +210,23 @@ class AgentEndpoint:
         events = partial(responses_api.response_events, answered, body.fields)
         return await self._answer(body, answered, whole, events, _named_events)
 
-    async def _wanted_chat(self, session: AgentSession, chat: dict[str, Any], body: Body) -> Wanted:
+    async def _read_chat(self, session: AgentSession, chat: dict[str, Any], body: Body) -> CallRequest:
         """Read a chat completion that was made from a request of any API; ``body`` is the original
         request."""
         await self._tools.prepare(chat)
 
-        def read() -> Wanted:
-            return wanted_chat(chat, self._tools.of_request(chat, session.tool_parser))
+        def read() -> CallRequest:
+            return read_chat_request(chat, self._tools.of_request(chat, session.tool_parser))
 
-        return await self._wanted(body, read)
+        return await self._read(body, read)
 
-    async def _wanted(self, body: Body, read: Callable[[], Wanted]) -> Wanted:
+    async def _read(self, body: Body, read: Callable[[], CallRequest]) -> CallRequest:
         return replace(await self._work.run(body.num_bytes, read), num_bytes=body.num_bytes)
 
     async def _answer(
         self,
         body: Body,
-        answered: Answered,
+        answered: CallAnswer,
         whole: Callable[[], Mapping[str, Any]],
         events: Callable[[], Iterator[Mapping[str, Any]]],
         lines: Callable[[Iterator[Mapping[str, Any]]], Iterator[str]],

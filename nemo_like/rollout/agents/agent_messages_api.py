@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nemo_like.rollout.agents.agent_calls import Answered, tool_calls
+from nemo_like.rollout.agents.agent_calls import CallAnswer, tool_calls
 from nemo_like.rollout.agents.agent_chat_api import MODEL, pieces
 from nemo_like.rollout.agents.agent_request import (
     BadRequest,
@@ -43,7 +43,7 @@ def as_chat(body: Mapping[str, Any]) -> dict[str, Any]:
     return chat
 
 
-def message_answer(answered: Answered, body: Mapping[str, Any]) -> dict[str, Any]:
+def message_answer(answered: CallAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON answer of /v1/messages."""
     (choice,) = answered.choices
     content: list[dict[str, Any]] = []
@@ -71,7 +71,7 @@ def message_answer(answered: Answered, body: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def message_events(answered: Answered, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def message_events(answered: CallAnswer, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the events of a streamed message; each event's ``type`` is also its name."""
     whole = message_answer(answered, body)
     begun = {**whole, "content": [], "stop_reason": None, "stop_sequence": None}
@@ -141,6 +141,6 @@ def _choice(choice: Mapping[str, Any]) -> dict[str, Any]:
     return {"tool_choice": _CHOICES[kind], **one_call}
 
 
-def _ends_with(answered: Answered, stop: str) -> bool:
+def _ends_with(answered: CallAnswer, stop: str) -> bool:
     (choice,) = answered.choices
     return choice.finish_reason == "stop" and choice.stopped_by == stop

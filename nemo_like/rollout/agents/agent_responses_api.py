@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nemo_like.rollout.agents.agent_calls import Answered, tool_calls
+from nemo_like.rollout.agents.agent_calls import CallAnswer, tool_calls
 from nemo_like.rollout.agents.agent_chat_api import MODEL, pieces
 from nemo_like.rollout.agents.agent_request import BadRequest, an_object, objects, refuse_fields, text_of
 
@@ -48,7 +48,7 @@ def as_chat(body: Mapping[str, Any], kept: Mapping[str, Sequence[dict[str, Any]]
     return chat
 
 
-def response_answer(answered: Answered, body: Mapping[str, Any]) -> dict[str, Any]:
+def response_answer(answered: CallAnswer, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the JSON answer of /v1/responses."""
     (choice,) = answered.choices
     output: list[dict[str, Any]] = []
@@ -100,13 +100,13 @@ def response_answer(answered: Answered, body: Mapping[str, Any]) -> dict[str, An
     }
 
 
-def response_events(answered: Answered, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def response_events(answered: CallAnswer, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the events of a streamed response; each event's ``type`` is also its name."""
     events = _events(response_answer(answered, body))
     yield from ({**event, "sequence_number": number} for number, event in enumerate(events))
 
 
-def response_id(answered: Answered) -> str:
+def response_id(answered: CallAnswer) -> str:
     """Return the id that a later request sends to continue this response."""
     return f"resp_{answered.name}"
 

@@ -18,7 +18,7 @@ from PIL import Image
 from nemo_like.configuration import Config
 from nemo_like.data.datasets import build_dataset
 from nemo_like.data.encoder import PromptEncoder
-from nemo_like.data.image_places import placed, with_marks
+from nemo_like.data.image_marks import with_marks, with_parts_as_marks
 from nemo_like.data.images import ImageError, Picture, picture_of, pictures_of
 from nemo_like.data.interface import Encoded, Message, Observation, PromptExample
 from nemo_like.data.records import RecordFields
@@ -131,11 +131,11 @@ def test_images_without_a_place_and_places_without_an_image_are_errors() -> None
         with_marks("<image>?", 2, "row")
     message = [{"role": "user", "content": [{"type": "image"}]}]
     with pytest.raises(ImageError, match="row, image 1: an image part of the messages has no image"):
-        placed(message, (), None, "row")
+        with_parts_as_marks(message, (), None, "row")
     with pytest.raises(ImageError, match="row: 1 of its 2 images have no image part"):
-        placed(message, (picture, picture), None, "row")
+        with_parts_as_marks(message, (picture, picture), None, "row")
     with pytest.raises(ImageError, match="row, image 1: a part of a message is of type 'video'"):
-        placed([{"role": "user", "content": [{"type": "video"}]}], (), None, "row")
+        with_parts_as_marks([{"role": "user", "content": [{"type": "video"}]}], (), None, "row")
 
 
 def test_images_come_before_the_first_text_of_the_user() -> None:

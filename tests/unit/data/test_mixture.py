@@ -122,8 +122,8 @@ def test_sources_say_how_many_problems_they_have_and_how_many_were_too_long() ->
     first, second = built.reports
     assert (first.name, second.name) == ("arithmetic", "again")
     assert first.num_prompts == second.num_prompts > 0
-    assert len(built.problems) == 2 * first.num_prompts
-    assert all("0" not in built.problems[index].prompt for index in range(len(built.problems)))
+    assert len(built.prompts) == 2 * first.num_prompts
+    assert all("0" not in built.prompts[index].prompt for index in range(len(built.prompts)))
     whole = build_sources([source()], "train", prompt_lengths=lengths, max_prompt_tokens=9)
     num_prompts = first.num_prompts + first.num_too_long
     (report,) = whole.reports

@@ -58,7 +58,7 @@ def test_a_component_that_abstains_for_all_samples_is_told_of_once(watched: Call
     for step in (1, 2):
         found = {f"env/sums/abstained_share/{name}": share for name, share in shares.items()}
         result = failing(4, {})
-        watch.look(prompts(step), replace(result, metrics={**result.metrics, **found}))
+        watch.check(prompts(step), replace(result, metrics={**result.metrics, **found}))
     (warning,) = warnings
     assert "env.sums: the component correct was None for all samples in training step 1" in warning
 
@@ -70,7 +70,7 @@ def test_sessions_that_begin_with_what_the_policy_never_said_are_told_of_once(
     for step, share in enumerate((0.0, 1.0, 2.0)):
         found = {"env/sums/unsaid_share": mean(share, 4)}
         result = failing(4, {})
-        watch.look(prompts(step), replace(result, metrics={**result.metrics, **found}))
+        watch.check(prompts(step), replace(result, metrics={**result.metrics, **found}))
     (warning,) = warnings
     assert "env.sums: 25% of the sessions in training step 1 begin with responses that the policy" in warning
 
@@ -79,9 +79,9 @@ def test_the_first_failure_of_a_kind_is_told_with_sample_and_reason_and_no_later
     watched: Callable[..., Watched],
 ) -> None:
     watch, warnings = watched()
-    watch.look(prompts(1), failing(100, {"raised": 2}))
-    watch.look(prompts(2), failing(100, {"raised": 2, "died": 1}))
-    watch.look(prompts(3), failing(100, {"raised": 2, "died": 1}))
+    watch.check(prompts(1), failing(100, {"raised": 2}))
+    watch.check(prompts(2), failing(100, {"raised": 2, "died": 1}))
+    watch.check(prompts(3), failing(100, {"raised": 2, "died": 1}))
     assert [text.splitlines()[0] for text in warnings] == [
         "env.sums: no reward for prompt 7, sample 1 in training step 1 (raised): it raised",
         "env.sums: no reward for prompt 7, sample 1 in training step 2 (died): it died",
@@ -93,9 +93,9 @@ def test_as_many_failures_as_the_share_allows_go_on_and_one_more_ends_the_run(
     watched: Callable[..., Watched],
 ) -> None:
     watch, _ = watched(max_failed_share=0.5)
-    watch.look(prompts(1), failing(10, {"raised": 5}))
+    watch.check(prompts(1), failing(10, {"raised": 5}))
     with pytest.raises(RewardsFailed) as failed:
-        watch.look(prompts(2), failing(10, {"raised": 4, "died": 2}))
+        watch.check(prompts(2), failing(10, {"raised": 4, "died": 2}))
     assert str(failed.value).splitlines() == [
         "env.sums gave no reward for 6 of 10 samples (60%) in training step 2, and "
         "env.sums.max_failed_share=0.5 allows no more",
@@ -107,12 +107,12 @@ def test_as_many_failures_as_the_share_allows_go_on_and_one_more_ends_the_run(
 
 def test_a_refill_counts_with_the_rollouts_of_its_step(watched: Callable[..., Watched]) -> None:
     watch, _ = watched(max_failed_share=0.5)
-    watch.look(prompts(1), failing(10, {"raised": 4}))
-    watch.look(prompts(1, first_group=2), failing(10, {"raised": 6}))
+    watch.check(prompts(1), failing(10, {"raised": 4}))
+    watch.check(prompts(1, first_group=2), failing(10, {"raised": 6}))
     with pytest.raises(RewardsFailed, match="11 of 20 samples"):
-        watch.look(prompts(1, first_group=4), failing(0, {"raised": 1}))
+        watch.check(prompts(1, first_group=4), failing(0, {"raised": 1}))
     # The step is done again, or is the next one.
-    watch.look(prompts(1), failing(10, {"raised": 5}))
+    watch.check(prompts(1), failing(10, {"raised": 5}))
 
 
 @pytest.mark.parametrize(("share", "num_failed"), [(0.0, 0), (1.0, 10)])
@@ -120,13 +120,13 @@ def test_a_share_of_0_allows_no_failure_and_one_of_1_allows_all(
     watched: Callable[..., Watched], share: float, num_failed: int
 ) -> None:
     watch, _ = watched(max_failed_share=share)
-    watch.look(prompts(1), failing(10, {"raised": num_failed}))
+    watch.check(prompts(1), failing(10, {"raised": num_failed}))
     if share == 0.0:
         with pytest.raises(RewardsFailed, match="1 of 10 samples"):
-            watch.look(prompts(2), failing(10, {"raised": 1}))
+            watch.check(prompts(2), failing(10, {"raised": 1}))
 
 
 def test_each_environment_has_its_own_share(watched: Callable[..., Watched]) -> None:
     watch, warnings = watched()
-    watch.look(prompts(1), failing(10, {"raised": 10}, env="of another configuration"))
+    watch.check(prompts(1), failing(10, {"raised": 10}, env="of another configuration"))
     assert len(warnings) == 1

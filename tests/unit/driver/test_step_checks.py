@@ -14,7 +14,7 @@ from nemo_like.batch.columns import ROLLOUT_COLUMNS
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.configuration import load_config
 from nemo_like.driver.collection import Collected
-from nemo_like.driver.estimated import Estimated
+from nemo_like.driver.ready_groups import ReadyGroups
 from nemo_like.driver.reports import CriticStep, StepResults
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.step_checks import RunFacts, Sent, StepTripwires
@@ -109,7 +109,7 @@ class Step:
         if self.critic is not None:
             of_critic = {name: mean(value) for name, value in self.critic.items()}
             critic = CriticStep(scored, replace(update, metrics=of_critic))
-        return StepResults(batch, rollout, Estimated(batch, scored, scored, scored), update, {}, (), critic)
+        return StepResults(batch, rollout, ReadyGroups(batch, scored, scored, scored), update, {}, (), critic)
 
 
 HEALTHY = Step({}, UPDATE, METRICS, [[(7, 2), (4, 2)]] * 2)
@@ -122,7 +122,7 @@ def tripwires(*overrides: str, warnings: list[str] | None = None) -> StepTripwir
 
 
 def names(step: Step, *overrides: str) -> list[str]:
-    alarms = tripwires(*overrides).look(PROMPTS, step.results(), Sent(step.digest, step.gap))
+    alarms = tripwires(*overrides).check(PROMPTS, step.results(), Sent(step.digest, step.gap))
     return [alarm.tripwire for alarm in alarms]
 
 
@@ -236,8 +236,8 @@ def test_a_group_with_one_reward_trains_unless_dynamic_sampling_chooses() -> Non
 
 def test_a_step_is_compared_with_the_one_before() -> None:
     both = tripwires()
-    assert both.look(PROMPTS, HEALTHY.results(), Sent(99.0)) == ()
-    alarms = both.look(PROMPTS, HEALTHY.results(), Sent(99.0))
+    assert both.check(PROMPTS, HEALTHY.results(), Sent(99.0)) == ()
+    alarms = both.check(PROMPTS, HEALTHY.results(), Sent(99.0))
     assert [alarm.tripwire for alarm in alarms] == ["update_count", "repeated_prompts"]
     assert "0 updates were made, not 2" in alarms[0].wrong
 
@@ -246,15 +246,17 @@ def test_a_reward_that_never_varied_is_warned_of_at_the_third_step() -> None:
     same = {"reward": (1.0,) * 4, "shaped_reward": (1.0,) * 4, "advantage": (0.0,) * 4}
     uniform = replace(HEALTHY, tags=same).results()
     never, later = tripwires(), tripwires()
-    later.look(PROMPTS, HEALTHY.results(), Sent(99.0))
+    later.check(PROMPTS, HEALTHY.results(), Sent(99.0))
     for expected in (False, False, True, False):
-        found = [[one.tripwire for one in each.look(PROMPTS, uniform, Sent(99.0))] for each in (never, later)]
+        found = [
+            [one.tripwire for one in each.check(PROMPTS, uniform, Sent(99.0))] for each in (never, later)
+        ]
         assert ["constant_reward" in names for names in found] == [expected, False]
 
 
 def test_a_sample_that_was_not_judged_must_not_train() -> None:
     step = replace(HEALTHY, num_failed=1, tags={"is_judged": (True, True, True, False)})
-    (alarm,) = tripwires().look(PROMPTS, step.results(), Sent(99.0))
+    (alarm,) = tripwires().check(PROMPTS, step.results(), Sent(99.0))
     assert (alarm.tripwire, alarm.wrong) == ("masks", "1 samples train that were not judged")
 
 
@@ -274,8 +276,8 @@ def test_rewards_are_looked_at_before_samples_are_masked() -> None:
     varying = replace(step, tags={**cut, "reward": (1.0, 1.0, 0.0, 1.0)})
     told = []
     for _ in range(3):
-        told += [one for one in same.look(PROMPTS, step.results(), Sent(99.0)) if "rewards" in one.wrong]
-        found = varied.look(PROMPTS, varying.results(), Sent(99.0))
+        told += [one for one in same.check(PROMPTS, step.results(), Sent(99.0)) if "rewards" in one.wrong]
+        found = varied.check(PROMPTS, varying.results(), Sent(99.0))
         assert "constant_reward" not in [one.tripwire for one in found]
     assert [one.wrong for one in told] == [
         "in each of the first 3 steps all rewards were equal, at last 1; 100% of the responses are "
@@ -309,7 +311,7 @@ def test_a_component_that_differs_in_no_group_is_named() -> None:
         },
     )
     watching = tripwires()
-    [_, _, alarms] = [watching.look(PROMPTS, results, Sent(99.0)) for _ in range(3)]
+    [_, _, alarms] = [watching.check(PROMPTS, results, Sent(99.0)) for _ in range(3)]
     (told,) = (one.wrong for one in alarms if one.tripwire == "constant_reward")
     assert "differ within nearly no group: right of env.math (mean 0): see" in told
     assert "style" not in told
@@ -320,10 +322,10 @@ def test_rewards_say_nothing_where_a_teacher_is_learned_from_and_little_after_a_
     same = {"reward": (1.0,) * 4, "shaped_reward": (1.0,) * 4, "advantage": (0.0,) * 4}
     uniform = replace(HEALTHY, tags=same).results()
     resumed = tripwires()
-    resumed.look_at_resume(3, {}, {})
+    resumed.check_resume(3, {}, {})
     taught = tripwires("teacher=default", "teacher.model_name=x", "loss_fn.kind=distillation")
     for each in (resumed, taught):
-        found = [one.tripwire for _ in range(4) for one in each.look(PROMPTS, uniform, Sent(99.0))]
+        found = [one.tripwire for _ in range(4) for one in each.check(PROMPTS, uniform, Sent(99.0))]
         assert "constant_reward" not in found
 
 
@@ -333,7 +335,7 @@ def alarm(name: str, *, ends_run: bool = True) -> Alarm:
 
 def test_all_alarms_of_a_step_are_told_at_once_when_one_ends_the_run() -> None:
     with pytest.raises(RunFailed) as raised:
-        tripwires().tell(7, [alarm("weak", ends_run=False), alarm("strong")])
+        tripwires().warn_or_end(7, [alarm("weak", ends_run=False), alarm("strong")])
     message = str(raised.value)
     assert message.startswith("at step 7, tripwire 'weak': weak is wrong; look at there\n")
     assert "tripwire 'strong'" in message
@@ -344,15 +346,15 @@ def test_a_tripwire_warns_once() -> None:
     warnings: list[str] = []
     both = tripwires(warnings=warnings)
     for step in (1, 2):
-        both.tell(step, [alarm("weak", ends_run=False)])
-    both.tell(3, [alarm("weak", ends_run=False), alarm("other", ends_run=False)])
-    both.tell(4, [])
+        both.warn_or_end(step, [alarm("weak", ends_run=False)])
+    both.warn_or_end(3, [alarm("weak", ends_run=False), alarm("other", ends_run=False)])
+    both.warn_or_end(4, [])
     assert [text.partition(",")[0] for text in warnings] == ["at step 1", "at step 3"]
     assert "'weak'" not in warnings[1]
 
 
 def test_a_run_continues_with_the_prompts_of_its_checkpoint() -> None:
-    tripwires().look_at_resume(4, {"offset": 8}, {"offset": 8})
-    tripwires("debug.tripwires=off").look_at_resume(4, {"offset": 0}, {"offset": 8})
+    tripwires().check_resume(4, {"offset": 8}, {"offset": 8})
+    tripwires("debug.tripwires=off").check_resume(4, {"offset": 0}, {"offset": 8})
     with pytest.raises(RunFailed, match=r"^resumed at step 4, tripwire 'resumed_prompts'"):
-        tripwires().look_at_resume(4, {"offset": 0}, {"offset": 8})
+        tripwires().check_resume(4, {"offset": 0}, {"offset": 8})

@@ -14,7 +14,7 @@ from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.tags import ADVANTAGE, NUM_TURNS, OUTCOME, SAMPLE_MASK, reads_tags, reward_component
 from nemo_like.configuration import load_config
 from nemo_like.driver.run_failures import RunFailed
-from nemo_like.driver.tag_functions import with_estimated, without_refused
+from nemo_like.driver.tag_functions import with_estimated_advantages, without_refused
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 
@@ -75,18 +75,23 @@ def test_filters_mask_in_order_and_leave_earlier_reasons(cfg: GRPOConfig) -> Non
 
 
 def test_an_estimator_gets_the_tags_that_it_declares(cfg: GRPOConfig) -> None:
-    assert with_estimated(batch(), estimator(cfg, per_turn)).tag(ADVANTAGE) == (1.0, 0.0, 0.0, 1 / 3)
+    assert with_estimated_advantages(batch(), estimator(cfg, per_turn)).tag(ADVANTAGE) == (
+        1.0,
+        0.0,
+        0.0,
+        1 / 3,
+    )
 
 
 def test_what_fails_is_told_with_the_function_the_step_and_the_line(cfg: GRPOConfig) -> None:
     with pytest.raises(
         RunFailed, match=r"of_format failed at step 7: reads the tag 'reward/format', which no"
     ):
-        with_estimated(batch(), estimator(cfg, of_format))
+        with_estimated_advantages(batch(), estimator(cfg, of_format))
     with pytest.raises(
         RunFailed, match=r"broken failed at step 7: KeyError: 'num_truns' \(test_tag_functions"
     ):
-        with_estimated(batch(), estimator(cfg, broken))
+        with_estimated_advantages(batch(), estimator(cfg, broken))
 
 
 def endless(inputs: AdvantageInputs, cfg: GRPOConfig) -> list[float]:
@@ -103,7 +108,7 @@ def test_what_never_returns_has_a_deadline(cfg: GRPOConfig, monkeypatch: pytest.
     monkeypatch.setattr("nemo_like.driver.tag_functions._DEADLINE_S", 0.01)
     told = "endless failed at step 7: did not return within 0.01 s"
     with pytest.raises(RunFailed, match=told):
-        with_estimated(batch(), estimator(cfg, endless))
+        with_estimated_advantages(batch(), estimator(cfg, endless))
     name = f"{__name__}:endless_filter"
     with pytest.raises(RunFailed, match=f"grpo.sample_filters: {name} failed at step 7: did not return"):
         without_refused(batch(), replace(cfg, sample_filters=[name]))

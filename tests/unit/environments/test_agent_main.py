@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.environments.inside import agent_main
+from nemo_like.environments.sandboxed import agent_main
 
 _FILLING_S = 0.3  # a long request has filled all buffers on its way then
 REFUSAL = b"HTTP/1.1 413 Content Too Large\r\nConnection: close\r\n\r\n"

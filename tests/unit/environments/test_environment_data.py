@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nemo_like.data.content_digest import digest_of
-from nemo_like.environments.environment_data import EnvironmentProblems
+from nemo_like.environments.environment_data import EnvironmentPrompts
 from tests.unit.data.test_datasets import config
 from tests.unit.environments.configs import env_config
 
@@ -13,7 +13,7 @@ SOURCE = config("environment", options={"size": 10, "seed": 0})
 
 
 def digest(kind: str, **options: object) -> str:
-    return digest_of(EnvironmentProblems({"sums": env_config(kind, options=options)}).settings(SOURCE))
+    return digest_of(EnvironmentPrompts({"sums": env_config(kind, options=options)}).settings(SOURCE))
 
 
 def test_another_game_is_other_problems_and_another_way_to_judge_it_is_not() -> None:

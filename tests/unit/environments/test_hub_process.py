@@ -12,7 +12,7 @@ import pytest
 from nemo_like.child_process.parent_side import ChildDied
 from nemo_like.environments import hub
 from nemo_like.environments.hub import HubEnvironment
-from nemo_like.environments.hub_process import HubCallFailed, HubProcess, HubRefused, listed_problems
+from nemo_like.environments.hub_process import HubCallFailed, HubProcess, HubRefused, listed_prompts
 from nemo_like.environments.interface import Exchange, Failure, FailureKind, Turn
 from nemo_like.environments.shared_options import EPISODE_KEY, HubOptions
 
@@ -20,7 +20,7 @@ from nemo_like.environments.shared_options import EPISODE_KEY, HubOptions
 ADAPTER = """
 import os, sys
 
-from hub_interface import HubFailure, HubProblem, TurnOutcome
+from hub_interface import HubFailure, HubPrompt, TurnOutcome
 
 class Episode:
     total = 0
@@ -38,18 +38,18 @@ class Hub:
             raise ValueError("no answer")
         self.answer = answer
 
-    async def problems(self, size, seed):
+    async def prompts(self, size, seed):
         if size > 9:
             raise KeyError("too many")
         if not size:
             print("last words", file=sys.stderr)
             os._exit(3)
-        return [HubProblem(f"{seed + index}?", {"seed": seed + index}, self.answer) for index in range(size)]
+        return [HubPrompt(f"{seed + index}?", {"seed": seed + index}, self.answer) for index in range(size)]
 
-    async def open(self, problem):
-        if problem is None:
+    async def open(self, data):
+        if data is None:
             raise HubFailure("timed_out", "the server is gone")
-        if problem["seed"] == 7:
+        if data["seed"] == 7:
             return Episode()
         raise LookupError("no such episode")
 """
@@ -69,7 +69,7 @@ def adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_problems_of_a_hub_follow_from_its_options_and_the_seed() -> None:
-    assert listed_problems(Options(), size=2, seed=5) == [
+    assert listed_prompts(Options(), size=2, seed=5) == [
         {"prompt": "5?", "data": {"seed": 5}, "answer": "yes"},
         {"prompt": "6?", "data": {"seed": 6}, "answer": "yes"},
     ]
@@ -86,7 +86,7 @@ def test_the_problems_of_a_hub_follow_from_its_options_and_the_seed() -> None:
 )
 def test_a_hub_that_makes_no_problems_says_why(options: Options, size: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        listed_problems(options, size, seed=0)
+        listed_prompts(options, size, seed=0)
 
 
 def test_an_episode_stays_between_its_turns_and_is_played_again_where_it_was_not() -> None:
@@ -117,7 +117,7 @@ def test_an_episode_stays_between_its_turns_and_is_played_again_where_it_was_not
 def test_a_call_that_fails_says_in_which_way(problem: Any, failure: Failure) -> None:
     with closing(HubProcess(Options())) as process, pytest.raises(HubCallFailed) as failed:
         asyncio.run(
-            process.call("step", episode="one", problem=problem, history=[], response="r", is_last=False)
+            process.call("step", episode="one", data=problem, history=[], response="r", is_last=False)
         )
     assert failed.value.failure == failure
 

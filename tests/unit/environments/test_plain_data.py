@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.environments.inside.plain_data import (
+from nemo_like.environments.sandboxed.plain_data import (
     MAX_FRAME_BYTES,
     NotPlain,
     decode,

@@ -13,8 +13,8 @@ import pytest
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.generation.interface import CallSampling, GroupRequest, GroupResult, Response
 from nemo_like.generation.sampling import SamplingSettings
-from nemo_like.rollout.agents.agent_calls import AgentSession, CallAnswerer, Wanted
-from nemo_like.rollout.agents.agent_chat_api import wanted_chat, wanted_completion
+from nemo_like.rollout.agents.agent_calls import AgentSession, CallAnswerer, CallRequest
+from nemo_like.rollout.agents.agent_chat_api import read_chat_request, read_completion_request
 from nemo_like.rollout.agents.agent_engines import EngineCalls
 from nemo_like.rollout.agents.agent_messages_api import as_chat as messages_as_chat
 from nemo_like.rollout.agents.agent_prompts import AgentPrompts
@@ -62,7 +62,7 @@ class Host:
         response = Response(ids, np.zeros(len(ids), np.float32), is_truncated=False)
         self._calls.on_groups([GroupResult(group.request_id, (response,), 0)])
 
-    def ask(self, wanted: Wanted, said: str) -> tuple[str, int]:
+    def ask(self, wanted: CallRequest, said: str) -> tuple[str, int]:
         """Return the text of the call's prompt, and how many of its tokens continue an earlier call's."""
         self._said = said
 
@@ -75,8 +75,8 @@ class Host:
         return self.tokenizer.decode(self.prompts[-1]), num_continued
 
 
-def chat(*messages: dict[str, Any]) -> Wanted:
-    return wanted_chat({"messages": [*messages]}, None)
+def chat(*messages: dict[str, Any]) -> CallRequest:
+    return read_chat_request({"messages": [*messages]}, None)
 
 
 @pytest.fixture
@@ -124,14 +124,14 @@ def test_a_call_of_a_tool_without_its_result_is_refused(host: Host) -> None:
 def test_a_completion_begins_with_the_special_tokens_of_a_prompt_once(tmp_path: Path) -> None:
     host = Host(with_post_processor(tmp_path, f"{BOS} $A <eos>"))
     for text in ("1+2=", f"{BOS}1+2="):
-        host.ask(wanted_completion({"prompt": text}, None), "3")
+        host.ask(read_completion_request({"prompt": text}, None), "3")
         assert host.prompts[-1] == (BOS_ID, *host.tokenizer.encode_text("1+2="))
     # One that continues an earlier call has its tokens, and no others between.
-    host.ask(wanted_completion({"prompt": "1+2=3 and"}, None), "4")
+    host.ask(read_completion_request({"prompt": "1+2=3 and"}, None), "4")
     new = host.tokenizer.encode_text(" and")
     assert host.prompts[-1] == (BOS_ID, *host.tokenizer.encode_text("1+2=3<eos>"), *new)
     # Tokens are taken as they are.
-    host.ask(wanted_completion({"prompt": [7, 8]}, None), "4")
+    host.ask(read_completion_request({"prompt": [7, 8]}, None), "4")
     assert host.prompts[-1] == (7, 8)
 
 
@@ -172,7 +172,7 @@ def test_thoughts_come_to_the_template_from_every_api(tmp_path: Path) -> None:
         {},
     )
     for body in (by_messages, by_responses):
-        assert host.ask(wanted_chat(body, None), "yes")[0].startswith(
+        assert host.ask(read_chat_request(body, None), "yes")[0].startswith(
             "? 1+2?\n> (1 and 2)It is<eos>\n? sure?"
         )
 

@@ -13,7 +13,7 @@ import pytest
 from nemo_like.environments.interface import Failure, FailureKind, Feedback, Turn
 from nemo_like.environments.shared_options import Credit
 from nemo_like.generation.interface import CallSampling, GroupRequest
-from nemo_like.rollout.agents.agent_calls import AgentSession, CallAnswerer, Wanted
+from nemo_like.rollout.agents.agent_calls import AgentSession, CallAnswerer, CallRequest
 from nemo_like.rollout.agents.agent_endpoint import _unless_gone
 from nemo_like.rollout.agents.agent_engines import EngineCalls
 from nemo_like.rollout.agents.agent_request import BadRequest
@@ -169,7 +169,7 @@ def test_an_agent_that_ends_before_its_call_is_answered_leaves_nothing_to_sample
     async def scenario() -> None:
         engine = Engine()
         agents = Agents(engine)
-        wanted, late = Wanted(token_ids=(5, 6)), []
+        wanted, late = CallRequest(token_ids=(5, 6)), []
 
         class Runner:
             async def step(self, turns: Sequence[Turn]) -> list[Feedback]:

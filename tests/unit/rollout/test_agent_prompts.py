@@ -9,7 +9,7 @@ import pytest
 
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.generation.interface import Response
-from nemo_like.rollout.agents.agent_chat_api import wanted_chat
+from nemo_like.rollout.agents.agent_chat_api import read_chat_request
 from nemo_like.rollout.agents.agent_prompts import AgentPrompts, plain_messages
 from nemo_like.rollout.agents.agent_request import BadRequest
 from nemo_like.rollout.agents.agent_session import AgentCall
@@ -109,7 +109,7 @@ def test_a_stop_token_is_no_part_of_the_text_and_a_stop_string_may_be_a_special_
 @pytest.mark.parametrize("key", ["max_tokens", "max_completion_tokens"])
 def test_limits_of_tokens_are_whole_numbers_by_both_of_their_names(key: str) -> None:
     body = {"messages": [{"role": "user", "content": "1+2"}]}
-    assert wanted_chat({**body, key: 3}, None).max_tokens == 3
+    assert read_chat_request({**body, key: 3}, None).max_tokens == 3
     for wrong in ("3", 0, -1, 2.5, True):
         with pytest.raises(BadRequest, match=f"{key}=.* must be a whole number"):
-            wanted_chat({**body, key: wrong}, None)
+            read_chat_request({**body, key: wrong}, None)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.rollout.agents.agent_chat_api import wanted_chat, wanted_completion
+from nemo_like.rollout.agents.agent_chat_api import read_chat_request, read_completion_request
 from nemo_like.rollout.agents.agent_messages_api import as_chat as messages_as_chat
 from nemo_like.rollout.agents.agent_request import BadRequest, check_token_ids, read_body
 from nemo_like.rollout.agents.agent_responses_api import as_chat as responses_as_chat
@@ -67,12 +67,12 @@ _ANY = st.recursive(
 @given(st.dictionaries(st.sampled_from(_FIELDS), _ANY, max_size=6))
 def test_every_request_is_understood_or_refused(body: dict[str, Any]) -> None:
     with suppress(BadRequest):
-        wanted_chat(body, None)
+        read_chat_request(body, None)
     with suppress(BadRequest):
-        wanted_completion(body, None)
+        read_completion_request(body, None)
     for as_chat in (messages_as_chat, lambda body: responses_as_chat(body, {})):
         with suppress(BadRequest):
-            wanted_chat(as_chat(body), None)
+            read_chat_request(as_chat(body), None)
 
 
 @given(st.dictionaries(st.text(), _ANY, max_size=3))

@@ -15,9 +15,9 @@ from nemo_like.data.interface import Message, PromptExample
 from nemo_like.environments.interface import Exchange, Failure, FailureKind
 from nemo_like.rollout.conversation import Conversation, Limits, Passage
 from nemo_like.rollout.dump import StepSamples
-from nemo_like.rollout.prompts import ProblemPlace
+from nemo_like.rollout.prompts import PromptOrigin
 
-PLACE = ProblemPlace("pairs", 17)
+PLACE = PromptOrigin("pairs", 17)
 
 
 def texts(token_ids: Sequence[int]) -> list[str]:

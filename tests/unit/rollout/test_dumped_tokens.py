@@ -7,7 +7,7 @@ from nemo_like.batch.columns import ENTROPIES, PREV_LOGPROBS, ROLLOUT_COLUMNS
 from nemo_like.data.interface import SourceReport
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.rollout.dumped_tokens import fetch_scores
-from nemo_like.rollout.prompts import ProblemPlace, problem_place
+from nemo_like.rollout.prompts import PromptOrigin, prompt_origin
 
 
 def test_scores_are_fetched_by_sample_and_only_of_batches_that_were_scored() -> None:
@@ -41,10 +41,10 @@ def test_the_place_of_a_problem_counts_within_its_source() -> None:
         SourceReport(name=name, num_prompts=size, num_too_long=0, digest="")
         for name, size in (("a", 3), ("b", 2))
     ]
-    places = [problem_place(index, sources) for index in (0, 2, 3, 4)]
+    places = [prompt_origin(index, sources) for index in (0, 2, 3, 4)]
     assert places == [
-        *(ProblemPlace("a", 0), ProblemPlace("a", 2)),
-        *(ProblemPlace("b", 0), ProblemPlace("b", 1)),
+        *(PromptOrigin("a", 0), PromptOrigin("a", 2)),
+        *(PromptOrigin("b", 0), PromptOrigin("b", 1)),
     ]
     with pytest.raises(IndexError, match="no problem 5 in 2 sources of 5 together"):
-        problem_place(5, sources)
+        prompt_origin(5, sources)

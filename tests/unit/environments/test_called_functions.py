@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_like.environments.inside.by_value import functions_called
-from nemo_like.environments.inside.remote_program import RefusedTests
+from nemo_like.environments.sandboxed.called_functions import functions_called
+from nemo_like.environments.sandboxed.remote_program import RefusedTests
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Groups that are scored and have their advantages, and the order in which they train.
 
-parts of a step, each when its groups have ended ──joined──▶ the step's batch, in the order of its updates
+parts of a step, each when its groups have ended ──join_parts──▶ the step's batch, in the order of its updates
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nemo_like.policy.groups.results import ScoredBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Estimated:
+class ReadyGroups:
     """Whole groups with every tag that training reads, and the results of the scoring phases."""
 
     batch: KVBatchMeta
@@ -50,12 +50,12 @@ def num_accumulated(cfg: Config) -> int:
     return cfg.policy.train_global_batch_size if cfg.grpo.overlap is Overlap.exact else 0
 
 
-def joined(parts: Sequence[Estimated], cfg: GRPOConfig) -> Estimated:
+def join_parts(parts: Sequence[ReadyGroups], cfg: GRPOConfig) -> ReadyGroups:
     """Return the parts of a step as one, in the order of its updates."""
     if len(parts) == 1:
         return parts[0]
     batch = in_update_order(in_order(KVBatchMeta.concat([part.batch for part in parts])), cfg)
-    return Estimated(
+    return ReadyGroups(
         batch,
         _merged(batch, [part.scored for part in parts]),
         _merged(batch, [part.taught for part in parts]),

@@ -11,7 +11,7 @@ from nemo_like.data.images import IMAGE_MARK, ImageError, Picture, picture_of
 from nemo_like.data.interface import Prompt
 
 
-def placed(
+def with_parts_as_marks(
     prompt: Any, images: tuple[Picture, ...], directory: str | None, where: str
 ) -> tuple[Any, tuple[Picture, ...]]:
     """Return a record's prompt with ``<image>`` in place of image parts, and the pictures in their order.

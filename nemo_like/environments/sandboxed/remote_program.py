@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any, BinaryIO, NoReturn
 
-from nemo_like.environments.inside import plain_data
+from nemo_like.environments.sandboxed import plain_data
 
 # Exceptions that would end an iteration, and so a test, early when raised inside map() or a generator.
 _ENDS_ITERATION = (StopIteration, StopAsyncIteration, GeneratorExit)

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from nemo_like.environments.inside.confine import confine
+from nemo_like.environments.sandboxed.confine import confine
 
 
 def main(mode: str, source_fd: str, user_id: str, limits: str, *package_folders: str) -> None:
@@ -62,7 +62,7 @@ def _run(source: str, name: str, namespace: dict[str, Any]) -> None:
 
 
 def _answer_calls(namespace: dict[str, Any], calls: BinaryIO, replies: BinaryIO) -> None:
-    from nemo_like.environments.inside import plain_data
+    from nemo_like.environments.sandboxed import plain_data
 
     while True:
         try:
@@ -78,7 +78,7 @@ def _answer_calls(namespace: dict[str, Any], calls: BinaryIO, replies: BinaryIO)
 
 def _reply(namespace: dict[str, Any], name: str, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
     """Call a function of the program and put its result, or its exception, into a reply."""
-    from nemo_like.environments.inside import plain_data
+    from nemo_like.environments.sandboxed import plain_data
 
     try:
         if name not in namespace:

@@ -13,7 +13,7 @@ from nemo_like.data.interface import Encoded
 from nemo_like.environments.interface import Failure, FailureKind, Feedback
 from nemo_like.generation.interface import Response
 from nemo_like.rollout.conversation import Conversation, Passage
-from nemo_like.rollout.rollout_watch import measured_rollout
+from nemo_like.rollout.rollout_measures import measure_rollout
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.rollout_checks import rollout_alarms
 from tests.unit.rollout.conversations import conversation, finished, response
@@ -32,7 +32,7 @@ class Held:
 
 def measured(*responses: Response, **changes: object) -> dict[str, float]:
     group = [finished((4, 5), one, DONE) for one in responses]
-    found = measured_rollout(Held([group], **changes), STOP)  # type: ignore[arg-type]
+    found = measure_rollout(Held([group], **changes), STOP)  # type: ignore[arg-type]
     return {name: metric.value for name, metric in found.items()}
 
 
@@ -52,7 +52,7 @@ def test_a_response_ends_with_a_stop_token_or_is_truncated() -> None:
 
 def test_with_stop_strings_a_response_may_end_anywhere() -> None:
     group = [finished((4, 5), response([7, 8]), DONE)]
-    assert measured_rollout(Held([group]), {})[Measured.num_unended_responses].value == 0
+    assert measure_rollout(Held([group]), {})[Measured.num_unended_responses].value == 0
 
 
 def test_only_the_last_response_of_a_conversation_may_be_truncated() -> None:
@@ -62,7 +62,7 @@ def test_only_the_last_response_of_a_conversation_may_be_truncated() -> None:
     sample.add_observation("go on", Encoded((9,)))
     sample.add_response(response([7, 8], is_truncated=True), "x", 3)
     sample.add_feedback(DONE)
-    assert measured_rollout(Held([[sample]]), STOP)[Measured.num_unended_responses].value == 1
+    assert measure_rollout(Held([[sample]]), STOP)[Measured.num_unended_responses].value == 1
 
 
 def test_logprobs_above_0_or_not_finite_are_impossible() -> None:
@@ -108,7 +108,7 @@ def test_samples_without_a_response_are_left_out(without_response: Callable[[int
     truncated = finished((4, 5), response([7, 8], is_truncated=True), DONE)
     pair = [finished((4, 5), response([token, 1], [half, half]), DONE) for token in (7, 8)]
     # These samples come first, between others, and last.
-    found = measured_rollout(Held([failed, [truncated], failed, pair, failed]), STOP)
+    found = measure_rollout(Held([failed, [truncated], failed, pair, failed]), STOP)
     assert found[Measured.num_unended_responses].value == 0
     assert found[Measured.num_equal_neighbours].value == 0
     assert found[Measured.expected_equal_neighbours].value == pytest.approx(0.25)
@@ -119,6 +119,6 @@ def test_a_rollout_in_which_nothing_was_sampled_has_nothing_wrong(
     without_response: Callable[[int], Conversation],
 ) -> None:
     group = [without_response(0), without_response(1)]
-    found = measured_rollout(Held([group], seeds=[], weights_digests=set()), STOP)
+    found = measure_rollout(Held([group], seeds=[], weights_digests=set()), STOP)
     assert {name: metric.value for name, metric in found.items()} == dict.fromkeys(found, 0.0)
     assert not [*rollout_alarms({name: metric.value for name, metric in found.items()})]

@@ -24,9 +24,9 @@ from enum import Enum
 from types import ModuleType
 from typing import Any
 
-from nemo_like.environments.inside.by_value import functions_called
-from nemo_like.environments.inside.confine import confine
-from nemo_like.environments.inside.remote_program import (
+from nemo_like.environments.sandboxed.called_functions import functions_called
+from nemo_like.environments.sandboxed.confine import confine
+from nemo_like.environments.sandboxed.remote_program import (
     ProgramExit,
     RefusedTests,
     RemoteFunction,

@@ -11,8 +11,8 @@ import symtable
 from collections import Counter
 from collections.abc import Iterator
 
-from nemo_like.environments.inside.plain_data import PLAIN_TYPES
-from nemo_like.environments.inside.remote_program import RefusedTests
+from nemo_like.environments.sandboxed.plain_data import PLAIN_TYPES
+from nemo_like.environments.sandboxed.remote_program import RefusedTests
 
 # Modules that show or change objects of their process, or its files; modules that run code which a program
 # returned; and modules that wait for its coroutines.

@@ -12,7 +12,7 @@ import subprocess
 import threading
 from contextlib import suppress
 
-from nemo_like.environments.inside.confine import confine
+from nemo_like.environments.sandboxed.confine import confine
 
 _CHUNK_BYTES = 65536
 _FILES_OF_CONNECTION = 2

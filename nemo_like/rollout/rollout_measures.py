@@ -17,7 +17,7 @@ from nemo_like.tripwires.sample_checks import sample_digests
 _ROUNDING_NATS = 1e-3
 
 
-class HeldRollout(Protocol):
+class EndedRollout(Protocol):
     """A rollout that has ended. ``TurnLoop`` is one."""
 
     groups: Sequence[Sequence[Conversation]]
@@ -26,7 +26,7 @@ class HeldRollout(Protocol):
     num_misplaced_answers: int
 
 
-def measured_rollout(rollout: HeldRollout, stop_tokens: Mapping[str, Sequence[int]]) -> dict[str, Metric]:
+def measure_rollout(rollout: EndedRollout, stop_tokens: Mapping[str, Sequence[int]]) -> dict[str, Metric]:
     """Take the numbers that ``tripwires.rollout_checks`` judges.
 
     ``stop_tokens`` has, by environment, the tokens that may end a response that is not truncated.

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from nemo_like.driver.holding import HeldDirectories
+from nemo_like.driver.held_directories import HeldDirectories
 from nemo_like.observability.run_lock import DirectoryInUse, DirectoryLock
 
 RENEW_S = 0.01
