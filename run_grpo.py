@@ -54,8 +54,10 @@ every key, docs/configuration.md the rest
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command that ``arguments`` name, by default those of the process; return the exit code, as
-    docs/faults.md lists them."""
+    """Run the command that ``arguments`` (by default those of the process) ask for, and return the exit code.
+
+    docs/faults.md lists the exit codes.
+    """
     accept_all_characters()
     bypass_proxies()
     options = _parse(arguments)
@@ -101,7 +103,7 @@ def _main(options: argparse.Namespace) -> int:
 
 
 def _configuration(options: argparse.Namespace) -> tuple[Path, list[str]]:
-    """Return the file to start from, and the arguments for it."""
+    """Return the configuration file, and the arguments to apply to it."""
     if options.config is not None:
         return Path(options.config), options.overrides
     file = find_configuration(options.config_name, options.config_dir)
@@ -111,20 +113,20 @@ def _configuration(options: argparse.Namespace) -> tuple[Path, list[str]]:
 
 
 def _check(cfg: Config, machine: Machine) -> Preflight:
-    """Check a configuration, and say which options of environments were replaced. Raises ConfigError."""
+    """Check a configuration, and note environments with replaced options on stderr. Raises ConfigError."""
     validate(cfg, machine)
     return preflight(cfg, machine, partial(print, file=sys.stderr))
 
 
 def _plan(cfg: Config) -> str:
-    """Return what a configuration would run, on whatever machine. Raises ConfigError."""
+    """Return the plan of a run as text, whatever this machine can run. Raises ConfigError."""
     checked = _check(cfg, Machine.another)
     plan = make_plan(cfg, run_models(cfg), bytes_per_token(checked.columns))
     return "\n".join([format_plan(plan), "", *(printable(str(note)) for note in checked.notes)])
 
 
 def _what_if(cfg: Config, options: argparse.Namespace) -> int:
-    """Print what the configuration would make of a recorded run; return the exit code."""
+    """Print what a recorded run would do under this configuration; return the exit code."""
     from nemo_like_tools.what_if.calibration import UnfitRun
     from nemo_like_tools.what_if.prediction import format_what_if, what_if
 
@@ -145,7 +147,7 @@ def _sweep(config: Path, sweep: Sweep) -> int:
 
 
 def _plan_sweep(config: Path, sweep: Sweep) -> int:
-    """Check every job of a sweep, and print the plan of each that can run; return the exit code."""
+    """Check every job of a sweep, and print the plan of each valid one; return the exit code."""
     if sweep.jobs_are_examples:
         print("the sweeper chooses values as it goes; these jobs have each value and end of an interval\n")
     refused = []

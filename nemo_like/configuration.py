@@ -1,11 +1,11 @@
-"""The typed configuration of a run: the groups of keys that its parts have.
+"""The typed configuration of a run: the groups of keys of all parts.
 
-The options of a part give each key its type, limits, default and sentence. ``scripts/write_configs.py``
-writes them into ``configs/``, one commented default file per group, on which configurations build.
-``load_config`` merges YAML and overrides into these classes and checks each value by its key; ``rules``
-checks what spans several keys.
+A part's ``options.py`` gives each of its keys a type, limits, a default and a sentence.
+``scripts/write_configs.py`` writes them into ``configs/``, one commented default file per group, on which
+configurations build. ``load_config`` merges YAML and overrides into these classes and checks each value by
+its key; ``rules`` checks what spans several keys.
 
-A key has the name that NeMo-RL gives it, where NeMo-RL has such a key, so that runs can be compared.
+A key that NeMo-RL also has gets NeMo-RL's name for it, so that runs can be compared.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 def load_sweep(path: str | Path, overrides: Sequence[str]) -> loader.Sweep:
     """Return the runs that the arguments ``overrides`` ask for.
 
-    Raises ConfigError, which lists the problems found; what only some combinations of the alternatives have
-    is left to the runs themselves.
+    Raises ConfigError, which lists the problems found. Problems of some combinations only are left to those
+    runs.
     """
     return loader.load_sweep(path, overrides, Config)

@@ -1,1 +1,1 @@
-"""Runs from Python, such as a notebook: ``GRPO`` makes one, ``RunResult`` reads what it left."""
+"""Runs from Python, such as a notebook: ``GRPO`` makes a run, ``RunResult`` reads what the run left."""

@@ -1,4 +1,4 @@
-"""The configuration of a run that a program starts: a base, and what the program's arguments set."""
+"""Makes the configuration of a run that a program starts, from a base file and the program's arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nemo_like.plan.machine_rules import present_gpus
 
 REWARD_ENVIRONMENT = "reward"  # the name in ``env`` of the environment that asks the program's function
 
-# How many steps keep their samples, where the program names no configuration.
+# How many steps keep their samples when the program names no configuration.
 _KEPT_STEPS = 10
 _NO_VALIDATION = ("grpo.val_period=0", "grpo.val_at_start=false", "grpo.val_at_end=false")
 _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
@@ -21,7 +21,7 @@ _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 @dataclass(frozen=True, slots=True)
 class InputFiles:
-    """Where the processes of a run find what a program gave to it."""
+    """The files in which a run's processes find the program's reward function and its rows."""
 
     reward: Path
     train: Path
@@ -30,14 +30,14 @@ class InputFiles:
 
 @dataclass(frozen=True, slots=True)
 class ProgramArguments:
-    """The arguments of a program that end up in the configuration; see ``GRPO``."""
+    """The arguments of ``GRPO`` that end up in the configuration."""
 
     num_steps: int
     config: str | Path | None
     overrides: tuple[str, ...]
 
     def configuration(self, model: str, files: InputFiles) -> Config:
-        """Return the typed configuration, not validated yet. Raises ConfigError, listing the problems."""
+        """Return the typed configuration, not yet validated. Raises ConfigError, listing the problems."""
         given = [
             f"policy.model_name={quoted(model)}",
             f"grpo.max_num_steps={self.num_steps}",
@@ -50,11 +50,11 @@ class ProgramArguments:
             *(() if files.validation else ("checkpointing.metric_name=null",)),
         ]
         base, of_base = self._base()
-        last = () if files.validation else _NO_VALIDATION  # would be of the rows that train
+        last = () if files.validation else _NO_VALIDATION  # they would measure the training rows
         return load_config(base, [*of_base, *given, *self.overrides, *last])
 
     def _base(self) -> tuple[Path, list[str]]:
-        """Return the file to build on, and the arguments with which it suits any model, rows and machine."""
+        """Return the file to build on, and arguments that fit it to any model, any rows and this machine."""
         if self.config is not None:
             path = Path(self.config)
             return path if path.is_file() else find_configuration(str(self.config)), []
@@ -68,7 +68,7 @@ class ProgramArguments:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a value of Hydra's grammar that stands for exactly this text."""
+    """Return a text quoted so that Hydra's grammar reads exactly this text."""
     for special in ("\\'", "\\${"):
         if special in text:
             rule = f"has the characters {special}, which no configuration can hold"
@@ -77,10 +77,10 @@ def quoted(text: str) -> str:
 
 
 def local_model(model: str | Path) -> str:
-    """Return the directory of a checkpoint; one that is named as on the Hugging Face hub is fetched, unless
-    the hub's cache on this machine has it.
+    """Return the directory of a checkpoint.
 
-    Raises ConfigError when it is nowhere.
+    A name on the Hugging Face hub is downloaded, unless the hub's cache on this machine has it. Raises
+    ConfigError when there is no such checkpoint.
     """
     path, remedy = Path(model), "give a checkpoint's directory, or OWNER/NAME on the hub"
     if path.is_dir():

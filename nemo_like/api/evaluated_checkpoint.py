@@ -1,4 +1,4 @@
-"""What ``scripts/evaluate.py --checkpoint`` names: a Hugging Face directory, a run, or a run's step."""
+"""Finds the checkpoint of ``scripts/evaluate.py --checkpoint``: a Hugging Face directory, run, or step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _STEP = re.compile(r"step_(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedCheckpoint:
-    """A checkpoint to evaluate; ``source``, unless it is None, must be converted to ``model`` first."""
+    """A checkpoint to evaluate. When ``source`` is not None, it must first be converted to ``model``."""
 
     model: Path  # a Hugging Face directory
     step: int  # of the run that trained it; 0 where that is unknown
@@ -24,8 +24,8 @@ class EvaluatedCheckpoint:
 def evaluated_checkpoint(path: Path) -> EvaluatedCheckpoint:
     """Find the checkpoint in ``path``.
 
-    Of a run directory it is ``final_hf``, or, where a later checkpoint was saved, that one, which is
-    converted to RUN_DIR/hf_step_N once. Raises ValueError, saying what is there, when there is none.
+    In a run directory it is ``final_hf``, or the latest saved checkpoint if that is of a later step, which is
+    then converted to RUN_DIR/hf_step_N once. Raises ValueError when there is none, saying what is there.
     """
     if (path / "config.json").is_file():
         return EvaluatedCheckpoint(path, _exported_step(path) or 0)
@@ -57,14 +57,16 @@ def _converted(run: Path, step: int, source: Path) -> EvaluatedCheckpoint:
 
 
 def _saved(run: Path) -> list[Path]:
-    """Return the checkpoints of a run, where its configuration puts them. Raises ValueError where that
-    cannot be read."""
+    """Return the checkpoints that a run saved, in the directory that its configuration names.
+
+    Raises ValueError when the configuration cannot be read.
+    """
     directory = read_resolved(run / "config.yaml", "checkpointing")["checkpointing"].get("checkpoint_dir")
     return [*(run / "checkpoints" if directory is None else Path(directory)).glob("step_*")]
 
 
 def _exported_step(model: Path) -> int | None:
-    """Return the step that an export of a run names; None without an export, or if it names none."""
+    """Return the step of the model that a run exported to ``model``; None when its run.json names none."""
     try:
         return int(json.loads((model / "run.json").read_text(encoding="utf-8"))["step"])
     except (OSError, ValueError, TypeError, KeyError):

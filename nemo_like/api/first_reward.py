@@ -1,4 +1,4 @@
-"""Asks a program's reward function once before a run, in a process of its own, as the run will ask it."""
+"""Calls a program's reward function once before a run, in a child process, as the run will call it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from nemo_like.data.options import DatasetConfig
 from nemo_like.environments.options import EnvConfig
 from nemo_like.preflight.child import ChildCall
 
-# What the child process may take for its imports on a busy machine.
+# Time for the child process's imports on a busy machine.
 _START_TIME_S = 60.0
 
 
 def check_first_reward(cfg: Config) -> None:
-    """Raise ConfigError unless the reward judges the first row, whose answer is the response.
+    """Raise ConfigError unless the reward function judges the first row, with the row's answer as the
+    response.
 
-    How high the reward is does not matter. Nothing is asked with check_at_start=false.
+    The height of the reward does not matter. Does nothing with check_at_start=false.
     """
     env = cfg.env[REWARD_ENVIRONMENT]
     if not env.check_at_start:
@@ -41,7 +42,7 @@ def check_first_reward(cfg: Config) -> None:
 
 
 def first_reward_problem(source: DatasetConfig, env: EnvConfig) -> str | None:
-    """Return why the reward cannot judge the first row of a source; None when it can.
+    """Return why the reward function cannot judge the first row of a source; None when it can.
 
     Runs in a child process.
     """

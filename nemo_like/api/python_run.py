@@ -34,19 +34,21 @@ from nemo_like.rules.rules import validate
 if TYPE_CHECKING:
     from nemo_like.driver.whole_run import RunEnd
 
-# Ray's own, with its debugger for breakpoint(), and where no proxy is asked.
+# Variables that Ray sets, also for breakpoint(), and variables that name hosts to reach without a proxy.
 _CHANGED = ("RAY_", "PYTHONBREAKPOINT", "NO_PROXY", "no_proxy")
 
 
 class GRPO:
     """A GRPO run of a model on rows, with a reward function; docs/notebook.md has examples.
 
-    ``model`` is a checkpoint's directory or its name on the Hugging Face hub. ``reward`` is called with what
-    its parameters name (``prompt``, ``response``, ``answer``, fields of the row, ``turn``) and returns a
-    number, named numbers or a ``Feedback``; it may be async. ``train`` and ``validation`` are lists of dicts
-    with the field ``prompt``, or paths of files of such records; without ``validation`` nothing is validated.
+    ``model`` is a checkpoint's directory or its name on the Hugging Face hub. ``reward`` may have the
+    parameters ``prompt``, ``response``, ``answer``, ``turn`` and fields of the row, and is called with the
+    ones that it has; it returns a number, named numbers or a ``Feedback``, and may be async. ``train`` and
+    ``validation`` are lists of dicts with the field ``prompt``, or paths of files of such records; without
+    ``validation`` the run does not validate.
+
     ``on_step(step, metrics)`` is called after each of the ``num_steps`` steps; when it returns False, the run
-    saves and ends. ``config`` is a configuration to build on instead of one that suits this machine, and
+    saves and ends. ``config`` is a configuration to build on, instead of the one that suits this machine.
     ``overrides`` are arguments as ``run_grpo.py`` takes them, such as "policy.optimizer.lr=1e-5".
     """
 
@@ -62,7 +64,7 @@ class GRPO:
         config: str | Path | None = None,
         overrides: Sequence[str] = (),
     ) -> None:
-        """Check the arguments. Raises ConfigError, a ValueError, for those with which no run can start."""
+        """Check the arguments. Raises ConfigError, which is a ValueError, when no run can start with them."""
         if on_step is not None and not callable(on_step):
             raise _refused("on_step", f"is {type(on_step).__name__} and cannot be called", "give a function")
         if not isinstance(num_steps, int) or num_steps < 1:
@@ -78,12 +80,12 @@ class GRPO:
         check_reward(reward, "validation", self._validation or [], source)
 
     def train(self) -> RunResult:
-        """Make the run and return what it left; further calls make further runs.
+        """Make the run and return what it left. Each call makes another run.
 
-        A run with a logger.run_name continues where an earlier one of that name stopped. Only the main thread
+        A run with a logger.run_name continues where an earlier run of that name stopped. Only the main thread
         may call this, and Ray may not be in use in this process. Raises ConfigError before anything starts,
-        RunFailed when the run fails, DirectoryInUse when another run has its directory, KeyboardInterrupt
-        when it is interrupted, and what ``on_step`` raises.
+        RunFailed when the run fails, DirectoryInUse when another run uses its directory, KeyboardInterrupt
+        when it is interrupted, and the error of ``on_step`` when that raises one.
         """
         _check_process()
         model = local_model(self._model)
@@ -100,7 +102,7 @@ class GRPO:
         return _result(end, directory.path)
 
     def _check(self, model: str) -> None:
-        """Raise ConfigError for everything that can be found wrong before the run has a directory."""
+        """Raise ConfigError for every problem that can be found before the run has a directory."""
         with tempfile.TemporaryDirectory() as folder:
             cfg = self._with_inputs(model, Path(folder))
             validate(cfg)
@@ -108,7 +110,7 @@ class GRPO:
             check_first_reward(cfg)
 
     def _without_inputs(self, model: str) -> Config:
-        """Return the configuration with names of files that do not exist."""
+        """Return the configuration with the reward and the rows in files that do not exist."""
         nowhere = Path("inputs")
         return self._arguments.configuration(model, InputFiles(nowhere, nowhere, nowhere))
 
@@ -128,7 +130,7 @@ class GRPO:
 
 @contextmanager
 def _variables_restored() -> Iterator[None]:
-    """Undo after the block what Ray and a run change in this process's environment."""
+    """Undo, after the ``with`` block, what Ray and the run changed in the environment variables."""
 
     def present() -> dict[str, str]:
         return {name: value for name, value in os.environ.items() if name.startswith(_CHANGED)}
@@ -143,7 +145,7 @@ def _variables_restored() -> Iterator[None]:
 
 
 def _check_process() -> None:
-    """Raise RuntimeError where this process cannot make a run."""
+    """Raise RuntimeError unless this is the main thread and Ray is not in use in this process."""
     if threading.current_thread() is not threading.main_thread():
         raise RuntimeError(
             "GRPO.train() was called in another thread than the main one, in which alone a run can be "
@@ -160,7 +162,7 @@ def _check_process() -> None:
 
 
 def _result(end: RunEnd, directory: Path) -> RunResult:
-    """Return what a run left; raise what it ended with where it neither finished nor was asked to stop."""
+    """Return what a run left. Raises the run's error unless it finished or was asked to stop."""
     if end.exit_code in (exit_codes.FINISHED, exit_codes.PREEMPTED):
         return RunResult(directory, end.outcome)
     if end.exit_code == exit_codes.INTERRUPTED:

@@ -1,10 +1,10 @@
-"""Checks what a program gives to a run, and writes it where the run's other processes read it.
+"""Checks the reward function and the rows that a program gives to a run, and writes them for its other
+processes.
 
     rows      ──▶ RUN_DIR/inputs/train-DIGEST.jsonl, validation-DIGEST.jsonl
     a reward  ──▶ RUN_DIR/inputs/reward-DIGEST.pickle
 
-A file's name has a digest of its contents, so that a run that is continued with other inputs leaves those of
-its past as they are.
+The digest in a file's name is of its contents: a run that is continued with other inputs keeps the old files.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _SHOWN_DIGITS = 12
 
 
 def checked_rows(name: str, rows: Rows, source: DatasetConfig) -> list[dict[str, Any]] | Path:
-    """Return rows as plain dicts, each with a prompt and an answer, or the absolute path of a file of them.
+    """Return rows as plain dicts, each with a prompt and an answer, or the absolute path of a file of rows.
 
-    ``name`` is that of the argument; ``source`` names the fields. A row without an answer gets null. Raises
-    ConfigError for rows that no run could use.
+    ``name`` is the name of the argument in messages; ``source`` says which fields are the prompt and the
+    answer. A row without an answer gets null. Raises ConfigError for rows that no run could use.
     """
     if isinstance(rows, str | Path):
         return _file(name, Path(rows))
@@ -46,7 +46,7 @@ def checked_rows(name: str, rows: Rows, source: DatasetConfig) -> list[dict[str,
 def check_reward(
     reward: Callable[..., Any], name: str, rows: list[dict[str, Any]] | Path, source: DatasetConfig
 ) -> None:
-    """Raise ConfigError for a reward that cannot be called, or not with what the rows have."""
+    """Raise ConfigError unless the reward function can be called with the fields that every row has."""
     try:
         parameters = RewardParameters.of(reward)
     except UnfitReward as error:
@@ -68,7 +68,8 @@ def check_reward(
 
 
 def write_rows(folder: Path, name: str, rows: list[dict[str, Any]] | Path) -> Path:
-    """Write rows as JSON lines into ``folder`` and return the file; a file that is given stays where it is.
+    """Write rows as JSON lines into ``folder`` and return the file; when ``rows`` is a file already, return
+    it.
 
     Raises DiskFull or OSError.
     """
@@ -79,9 +80,10 @@ def write_rows(folder: Path, name: str, rows: list[dict[str, Any]] | Path) -> Pa
 
 
 def write_reward(folder: Path, reward: Callable[..., Any]) -> Path:
-    """Write a reward function by value into ``folder`` and return the file.
+    """Pickle a reward function, with its code, into ``folder`` and return the file.
 
-    Raises ConfigError when it cannot leave this process, DiskFull or OSError when it cannot be written.
+    Raises ConfigError when the function cannot be pickled, DiskFull or OSError when the file cannot be
+    written.
     """
     try:
         return _written(folder, "reward", "pickle", pickled_reward(reward))

@@ -1,4 +1,4 @@
-"""What a run left in its directory, for a program: metrics and samples as tables, and the trained model."""
+"""Reads what a run left in its directory, for a program: metrics and samples as tables, and the model."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _OF_A_SAMPLE = (
 
 
 class RunResult:
-    """What the run in ``run_directory`` left. It may be any run, also one that a command started.
+    """What a run left in ``run_directory``; the run may also have been started by a command.
 
-    ``outcome`` completes the sentence "the run ..."; None where this program did not make the run.
+    ``outcome`` completes the sentence "the run ..."; it is None when this program did not make the run.
     """
 
     def __init__(self, run_directory: str | Path, outcome: str | None = None) -> None:
@@ -35,7 +35,8 @@ class RunResult:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """A row per step and a column per metric (docs/metrics.md); NaN where a step did not measure it.
+        """Return the metrics (docs/metrics.md): a row per step, a column per metric, NaN where a step has no
+        value.
 
         Warns of lines that are no metrics. Raises FileNotFoundError when there is no such run.
         """
@@ -46,11 +47,11 @@ class RunResult:
 
     @cached_property
     def samples(self) -> pd.DataFrame:
-        """A row per sample of the steps and validations of which the run kept the samples.
+        """Return the samples that the run kept, a row per sample.
 
-        ``mode`` is training or validation. ``response`` is all that followed the prompt, of which ``turns``
-        has the parts. The reward of a sample is NaN where it failed. Raises FileNotFoundError when the run
-        kept no samples, and ValueError, which names file and line, for a line that is no sample.
+        ``mode`` is training or validation. ``response`` is everything after the prompt, and ``turns`` has its
+        parts. The reward is NaN where the sample failed. Raises FileNotFoundError when the run kept no
+        samples, and ValueError, which names file and line, for a line that is no sample.
         """
         import pandas as pd
 
@@ -64,7 +65,7 @@ class RunResult:
 
     @property
     def model_path(self) -> Path | None:
-        """The trained model, a directory for transformers and vLLM; None where it was not exported."""
+        """The directory of the trained model, for transformers and vLLM; None when it was not exported."""
         path = RunDirectory(self.run_directory).final_hf_path
         return path if path.is_dir() else None
 

@@ -1,9 +1,11 @@
-"""The arguments of a command line, checked against the schema and the files, and put as Hydra takes them.
+"""The arguments of a command line: checked against the schema and the files, and rewritten as Hydra takes
+them.
 
-They follow Hydra's grammar. What is more lenient here, so that one can write an argument without looking
-into the files first: ``key=value`` also sets a key that only the schema has, ``group=name`` also chooses from
-a group that the defaults do not have, and ``~key`` makes a key null where null is a value, also where that is
-a group. What is more strict: a mapping or list replaces the one that was there.
+Arguments follow Hydra's grammar. Three rules are more lenient than Hydra's, so that nobody must read the
+files before writing an argument: ``key=value`` also sets a key that only the schema has; ``group=name`` also
+chooses from a group that the file's defaults do not name; ``~key`` sets a key or group to null where the
+schema allows null. One rule is stricter: a mapping or list replaces the earlier value instead of merging with
+it.
 """
 
 from __future__ import annotations
@@ -24,18 +26,21 @@ from nemo_like.config.grammar import Override, alternatives
 from nemo_like.config.keys import MISSING
 from nemo_like.config.problems import Problem
 
-_REMOVED = object()  # in a layer, in the place of a value: the key is there no more
-_ABSENT = object()  # a layer has nothing of the key
+_REMOVED = object()  # stands in a layer for the value of a key that was removed
+_ABSENT = object()  # the layer does not mention the key
 _FORMS = "key=value, +key=value, ++key=value or ~key"
 _SEARCH_PATH = "hydra.searchpath"
 
 
 @dataclass(slots=True)
 class Arguments:
-    """What was read: ``given``, for each argument those that Hydra takes for it, and ``values``, those that
-    set or remove a value; ``files``, what files set, and ``layers``, what files and arguments set, later ones
-    over earlier ones; and the ``problems`` found in either. ``root`` is the class of the whole configuration,
-    whose keys they set."""
+    """The arguments of one run or sweep after reading them.
+
+    ``root`` is the class of the whole configuration. ``given`` has, for each argument, the arguments that
+    Hydra takes for it; ``values`` has all of these that set or remove a value. ``files`` has one layer per
+    file; ``layers`` continues it with one layer per argument, and a later layer wins. ``problems`` has what
+    is wrong with the files and the arguments.
+    """
 
     root: type
     given: list[list[str]] = field(default_factory=list)
@@ -46,18 +51,22 @@ class Arguments:
 
     @property
     def for_hydra(self) -> list[str]:
-        """The arguments as Hydra takes them, in order."""
+        """All arguments as Hydra takes them, in the order of the command line."""
         return [text for texts in self.given for text in texts]
 
     def source_of(self, key: str, otherwise: str) -> str:
-        """Return the file or argument that set a full key last."""
+        """Return the file or argument that set a full key last, or ``otherwise`` when none set it."""
         names = key.partition("=")[0].partition("[")[0].split(".")
         found = (layer.where for layer in reversed(self.layers) if _at(layer.tree, names) is not _ABSENT)
         return next(found, otherwise)
 
     def was_replaced(self, key: str, naming: str, name: str) -> bool:
-        """Return whether a file set a full key last, when the key ``naming`` had another value than ``name``,
-        which a later file or an argument gave it."""
+        """Return whether a file set ``key`` last, while the key ``naming`` had another value than its present
+        ``name``.
+
+        For example, a file sets a key of ``loss_fn.kind=a``, and a later file or an argument sets
+        ``loss_fn.kind=b``.
+        """
         path, naming_path = key.split("."), naming.split(".")
         places = [place for place, one in enumerate(self.layers) if _at(one.tree, path) is not _ABSENT]
         if not places or places[-1] >= len(self.files):
@@ -66,15 +75,18 @@ class Arguments:
         return next((one for one in reversed(named) if one is not _ABSENT), name) != name
 
     def is_removed(self, group: str) -> bool:
-        """Return whether the last that set the group of this name has made it null."""
+        """Return whether the last file or argument that set the group ``group`` made it null."""
         return _current(group, self.layers) is None
 
 
 def read_arguments(
     files: Composition, texts: Sequence[str], root: type, *, is_sweep: bool = False
 ) -> Arguments:
-    """Read the arguments of one run or, where ``is_sweep``, of several, of which each sets some keys to
-    alternatives. Raises ConfigError where the files cannot be composed with the groups that were chosen."""
+    """Read and check the arguments ``texts`` of one run or, with ``is_sweep``, of several runs.
+
+    In a sweep an argument may give a key several alternatives. Raises ConfigError when Hydra cannot compose
+    the files with the chosen groups; other problems are in the result.
+    """
     read = Arguments(root)
     parsed = list(_parsed(texts, files, read.problems))
     read.given = [[] for _ in parsed]
@@ -108,7 +120,7 @@ def read_arguments(
 
 
 def _trees(argument: Override) -> Iterator[Mapping[str, Any]]:
-    """Yield the trees that the alternatives of an argument set."""
+    """Yield one tree per alternative of an argument: its value under its full key."""
     return (nested(argument.key_or_group, value) for value in alternatives(argument))
 
 
@@ -200,8 +212,10 @@ def _is_removal(argument: Override, root: type) -> bool:
 
 
 def _read_removal(argument: Override, read: Arguments, files: Composition, is_sweep: bool) -> list[str]:
-    """Return what Hydra takes, which only removes groups that the defaults chose; the keys that a file itself
-    has in such a group are made null afterwards."""
+    """Return the arguments that make Hydra remove a group.
+
+    Hydra removes only groups that the defaults chose. Keys of the group in the file itself become null later.
+    """
     group = argument.key_or_group
     is_chosen = group in files.choices()
     if is_sweep and not is_chosen and any(group in layer.tree for layer in files.layers([])):
@@ -216,7 +230,7 @@ def _read_removal(argument: Override, read: Arguments, files: Composition, is_sw
 
 
 def _read_value(argument: Override, read: Arguments, is_sweep: bool) -> list[str]:
-    """Check an argument that sets or removes a value, and add what it does to what was read."""
+    """Check an argument that sets or removes a value, add its layer to ``read``, and return Hydra's form."""
     key, where = argument.key_or_group, _where(argument.input_line)
     annotation = fields.find(read.root, key)
     if annotation is None:
@@ -236,7 +250,7 @@ def _read_value(argument: Override, read: Arguments, is_sweep: bool) -> list[str
 
 
 def _refuse_value(argument: Override, annotation: Any, read: Arguments) -> list[Problem]:
-    """Return why a value cannot be set or removed; empty when it can."""
+    """Return the problems of an argument that sets or removes a value; empty when it may."""
     layers, root = read.layers, read.root
     key, where = argument.key_or_group, _where(argument.input_line)
     if (whole := _list_above(key, layers)) is not None:
@@ -271,7 +285,7 @@ def _refuse_removal(argument: Override, annotation: Any, current: Any, root: typ
 
 
 def _is_removable(key: str, annotation: Any, root: type) -> bool:
-    """Return whether a key can be gone: a mapping's entry, a mapping of names to values, a list of groups."""
+    """Return whether ``~key`` may delete a key: a mapping, an entry of one, or a list of groups."""
     above = fields.find(root, key.rpartition(".")[0]) if "." in key else root
     is_entry = above is Any or _is_mapping(above)
     return is_entry or _is_mapping(annotation) or fields.item_group(annotation) is not None
@@ -282,7 +296,7 @@ def _is_mapping(annotation: Any) -> bool:
 
 
 def _value(argument: Override, annotation: Any, layers: Sequence[Layer]) -> list[str]:
-    """Return an argument that sets or removes a value as Hydra takes it."""
+    """Return an argument that sets or removes a value, as one or two arguments that Hydra takes."""
     key, text = argument.key_or_group, str(argument.input_line).lstrip("+")
     current = _current(key, layers)
     if argument.is_delete():
@@ -294,21 +308,24 @@ def _value(argument: Override, annotation: Any, layers: Sequence[Layer]) -> list
 
 
 def _is_replaced_by(annotation: Any, current: Any, value: Any) -> bool:
-    """Return whether a value takes the place of the current one as a whole; Hydra would merge the two."""
+    """Return whether a value replaces the current one as a whole, where Hydra would merge the two."""
     if fields.item_group(annotation):
         return isinstance(value, list) or isinstance(current, list)
     return isinstance(value, list | Mapping) and (_is_mapping(annotation) or annotation is Any)
 
 
 def _current(key: str, layers: Sequence[Layer]) -> Any:
-    """Return the value that a key has in the last layer that has it; _REMOVED where there is none."""
+    """Return the value of a key in the last layer that has the key; _REMOVED when no layer has it."""
     values = (_at(layer.tree, key.split(".")) for layer in reversed(layers))
     return next((value for value in values if value is not _ABSENT), _REMOVED)
 
 
 def _at(tree: Any, names: Sequence[str]) -> Any:
-    """Return the value at a key of a layer; _ABSENT where the layer has nothing of it, and _REMOVED where it
-    has a value in the place of a tree that would have the key."""
+    """Return the value of a key in the tree of one layer.
+
+    Returns _ABSENT when the layer does not mention the key, and _REMOVED when the layer sets a group above
+    the key to something without keys, such as null.
+    """
     for name in names:
         if not isinstance(tree, Mapping):
             return _REMOVED
@@ -319,7 +336,7 @@ def _at(tree: Any, names: Sequence[str]) -> Any:
 
 
 def _list_above(key: str, layers: Sequence[Layer]) -> str | None:
-    """Return the full key of the list that ``key`` would reach into; None when it reaches into none."""
+    """Return the full key of the list that contains ``key``; None when no list does."""
     names = key.split(".")
     for depth in range(1, len(names)):
         whole = ".".join(names[:depth])

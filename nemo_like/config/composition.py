@@ -1,4 +1,4 @@
-"""Composing a configuration by Hydra, and which file gave each of its keys."""
+"""Composes a configuration with Hydra, and says which file gave each of its keys."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from nemo_like.config.search_path import (
 )
 
 _HYDRAS_SWEEP_DIRECTORY = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
-HYDRA_VERSION = "1.3"  # whose behaviour is asked for
-# Hydra's plugins that the extra ``sweep`` brings (pyproject.toml), by the group in which they are.
+HYDRA_VERSION = "1.3"  # Hydra behaves as this version
+# Hydra's plugins of the extra ``sweep`` (pyproject.toml), by group.
 _PLUGINS = {"hydra/launcher": ("joblib", "submitit_local", "submitit_slurm"), "hydra/sweeper": ("optuna",)}
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The keys that one file or argument sets, as a tree from the root of the configuration."""
+    """The keys that one file or argument (``where``) sets, as a tree from the root of the configuration."""
 
     where: str
     tree: Mapping[str, Any]
@@ -53,16 +53,20 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSettings:
-    """What Hydra's own keys say of a sweep."""
+    """The settings of a sweep in Hydra's own group of keys, ``hydra``."""
 
-    directory: str  # of the runs' directories: hydra.sweep.dir if set, else a new one in logger.log_dir
+    directory: str  # has the runs' directories: hydra.sweep.dir if set, else a new one in logger.log_dir
     sweeper: str  # the choice of hydra/sweeper; "basic" makes every combination
-    in_files: list[str]  # hydra.sweeper.params as arguments, but for what only the sweeper can read
+    in_files: list[str]  # hydra.sweeper.params as arguments, except entries that only the sweeper can read
 
 
 @contextmanager
 def composing(path: Path) -> Iterator[Composition]:
-    """Within it, the configuration of a file can be composed. Raises ConfigError when there is no file."""
+    """Start Hydra for the file ``path``, and yield its Composition, which works only inside the ``with``
+    block.
+
+    Raises ConfigError when there is no such file.
+    """
     folder, name = path.parent, path.stem if path.suffix in (".yaml", ".yml") else path.name
     if not file_of(folder, name).is_file():
         raise ConfigError(
@@ -74,7 +78,7 @@ def composing(path: Path) -> Iterator[Composition]:
 
 
 class Composition:
-    """Hydra on one primary configuration. The methods raise ConfigError where Hydra cannot compose it."""
+    """Hydra, started on one configuration file. Methods raise ConfigError where Hydra cannot compose it."""
 
     def __init__(self, name: str, folders: Sequence[Path]) -> None:
         self._name, self._own_folders = name, list(folders)
@@ -84,7 +88,7 @@ class Composition:
             self.search(places_in(file_of(folders[0], name)))
 
     def search(self, places: Sequence[str]) -> None:
-        """Look in further places too, in place of those named before: folders, or packages as pkg://NAME."""
+        """Have Hydra also look in ``places``, folders or packages (pkg://NAME), instead of earlier ones."""
         self._search_path = [search_path_argument(places)] if places else []
         self._folders = [*self._own_folders, *map(folder_of, places)]
 
@@ -98,12 +102,15 @@ class Composition:
         return [option for option in options if not option.startswith("_")]
 
     def choices(self) -> set[str]:
-        """Return the groups in the defaults of the configuration, as "policy" and "env@env.math"."""
+        """Return the groups that the file's defaults choose from, such as "policy" and "env@env.math"."""
         with self._errors_as_problems():
             return set(self._defaults(()).overrides.known_choices)
 
     def layers(self, arguments: Sequence[str]) -> list[Layer]:
-        """Return what each file sets, later ones over earlier ones. ``arguments`` choose among groups."""
+        """Return the keys that each file sets, a winning file after the files that it overrides.
+
+        ``arguments`` choose configurations of groups, such as "policy=fsdp".
+        """
         with self._errors_as_problems():
             defaults = self._defaults(arguments).defaults
         layers = []
@@ -117,15 +124,16 @@ class Composition:
         return layers
 
     def default_of(self, config_path: str) -> Mapping[str, Any]:
-        """Return what one file of a group sets, such as "policy/default"; nothing where there is none."""
+        """Return the keys of one file of a group, such as "policy/default"; empty without such a file."""
         file = self._file(config_path)
         return read_configuration(file, config_path).tree if file.is_file() else {}
 
     def compose(self, layers: Sequence[Layer], arguments: Sequence[str]) -> dict[str, Any]:
-        """Return the configuration that ``layers`` of files and ``arguments`` that set values make: a tree of
-        plain values, in which interpolations are not resolved.
+        """Merge the layers of files, apply the ``arguments`` that set values, and return the tree of plain
+        values.
 
-        It is the one that ``hydra.compose`` makes, which would find the layers anew.
+        Interpolations stay unresolved. The result equals that of ``hydra.compose``, which would read all
+        files again.
         """
         with self._errors_as_problems():
             trees = [OmegaConf.create(lists_as_text(layer.tree)) for layer in layers]
@@ -142,11 +150,11 @@ class Composition:
 
     @property
     def search_path(self) -> list[str]:
-        """The argument of Hydra's that names the further places; none without any."""
+        """The argument that names the further places to Hydra, in a list; empty without further places."""
         return list(self._search_path)
 
     def sweep_settings(self, arguments: Sequence[str]) -> SweepSettings:
-        """Return what files and arguments say of a sweep."""
+        """Return the settings of a sweep that the files and the arguments give."""
         with self._errors_as_problems():
             given = [*self._search_path, *self.first_alternatives(arguments)]
             composed = hydra.compose(self._name, given, return_hydra_config=True)
@@ -163,7 +171,7 @@ class Composition:
             )
 
     def first_alternatives(self, arguments: Sequence[str]) -> list[str]:
-        """Return arguments without sweeps: of alternatives the first, of an interval its start."""
+        """Return arguments without sweeps: each keeps its first alternative, or the start of its interval."""
         return [without_sweep(self.parse(argument)) for argument in arguments]
 
     def _defaults(self, arguments: Sequence[str]) -> Any:
@@ -172,7 +180,7 @@ class Composition:
 
     @contextmanager
     def _errors_as_problems(self) -> Iterator[None]:
-        """Turn the errors of Hydra into a ConfigError."""
+        """Turn Hydra's errors inside the ``with`` block into a ConfigError."""
         try:
             with warnings.catch_warnings():
                 warnings.filterwarnings("error", message=".*is not available")
@@ -197,7 +205,7 @@ class Composition:
         return Problem(key=str(file_of(self._folders[0], self._name)), rule=rule, remedy=remedy)
 
     def _missing(self, error: MissingConfigException) -> Problem:
-        """Build the problem of a default that is nowhere; its remedy names the nearest that there is."""
+        """Build the problem of a file that defaults name but no folder has; the remedy names the nearest."""
         missing = str(error.missing_cfg_file)
         group, _, name = missing.rpartition("/")
         options = self.options(group)
@@ -217,7 +225,8 @@ class Composition:
         return first_file(self._folders, config_path) or file_of(self._folders[0], config_path)
 
     def _circle(self, config_path: str, before: tuple[str, ...]) -> tuple[Path, ...]:
-        """Return the files of a circle of defaults, in which the first is the last too; empty for none."""
+        """Return the files of a circle of defaults, the first file again at the end; empty without a
+        circle."""
         if config_path in before:
             names = (*before[before.index(config_path) :], config_path)
             return tuple(self._file(name) for name in names)
@@ -238,7 +247,7 @@ def _config_path(entry: str | Mapping[str, Any], folder: str) -> str:
 
 
 def _missing_plugin(group: str, name: str, options: Sequence[str]) -> Problem:
-    """Build the problem of a plugin of Hydra's that is not installed, or that nobody has."""
+    """Build the problem of a Hydra plugin that is not installed, or that does not exist."""
     of_extra = _PLUGINS.get(group, ())
     if name in of_extra:
         rule = "is a plugin of Hydra's that is not installed"
@@ -251,12 +260,12 @@ def _missing_plugin(group: str, name: str, options: Sequence[str]) -> Problem:
 
 
 def nested(key: str, value: Any) -> Any:
-    """Return a tree that has ``value`` under the full key ``key``, and the value itself for an empty key."""
+    """Return a tree in which the full key ``key`` has ``value``; for an empty key, ``value`` itself."""
     return reduce(lambda inner, name: {name: inner}, reversed(key.split(".")), value) if key else value
 
 
 def _remedy(reason: str) -> str:
-    """Return what to do about some of Hydra's errors that its text does not say."""
+    """Return a remedy for the errors of Hydra whose text names none; empty for other errors."""
     if "appears more than once" in reason or "Multiple values" in reason:
         return "name the group once, and write `- override GROUP: NAME` to replace what a default chose"
     return ""

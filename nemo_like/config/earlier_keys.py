@@ -1,7 +1,8 @@
-"""Files of an earlier version of this framework, such as the ``config.yaml`` of a run.
+"""Reads files that an earlier version of this framework wrote, such as the ``config.yaml`` of a run.
 
-Keys of then are read as what they are now; as arguments they are errors that say so. A file that has every
-group, as a run writes it, gets the defaults of keys that are newer. Each change is noted on stderr.
+A renamed key in a file is read under its present name; on the command line it is an error that says the
+present name. A file that has every group, as a run writes it, gets the defaults of keys that are newer than
+the file. Each change is noted on stderr.
 """
 
 from __future__ import annotations
@@ -17,8 +18,11 @@ from nemo_like.config.other_frameworks import Entry, heres, table_of
 
 
 def with_todays_keys(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the tree of a file, called ``where``, with today's keys in the place of earlier ones. A key that
-    has no effect any more is left out, and one that the file also has by its name of today stays."""
+    """Return the tree of the file ``where`` with each earlier key replaced by its present name.
+
+    A key that has no effect any more is dropped. Where the file has a key under both names, the present name
+    wins.
+    """
     content, found = _copied(tree), dict[str, list[str]]()
     for key, entry in table_of("earlier").keys.items():
         *parents, name = key.split(".")
@@ -36,9 +40,13 @@ def with_todays_keys(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
 def newer_keys(
     tree: Mapping[str, Any], root: type, where: str, default_of: Callable[[str], Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return the defaults of the keys that the tree of a file, called ``where``, lacks of the groups that it
-    has; ``default_of`` returns what a shipped file sets, such as that of "policy/default". It is empty for a
-    file without some group that every configuration has: what that lacks its author forgot."""
+    """Return the defaults of the keys that a file written by an earlier version lacks, for the groups that it
+    has.
+
+    ``tree`` is the content of the file ``where``. ``default_of`` returns the keys of a shipped file, such as
+    "policy/default". Returns an empty dict when the file lacks a group that every configuration needs: then a
+    person wrote the file, and a missing key was forgotten.
+    """
     groups = fields.hints(root)
     needed = (name for name, kind in groups.items() if fields.is_group(kind))
     if not all(isinstance(tree.get(name), Mapping) for name in needed):
@@ -76,7 +84,7 @@ def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _replace(content: dict[str, Any], value: Any, entry: Entry) -> None:
-    """Give each key that the entry leads to the value, unless the file says another."""
+    """Set each present key of an entry to ``value``, unless the file sets that key itself."""
     for here in heres(entry):
         *parents, name = here.key.split(".")
         for parent in parents:
@@ -91,5 +99,5 @@ def _now(entry: Entry) -> str:
 
 @cache
 def note(text: str) -> None:
-    """Write a note once in the life of the process."""
+    """Write a note to stderr; the same text is written once per process."""
     sys.stderr.write(f"note: {text}\n")

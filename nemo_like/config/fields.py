@@ -1,4 +1,4 @@
-"""Questions to the schema: which keys exist, which values they accept, and what a mistyped key meant."""
+"""Answers questions about the schema: which keys exist, which values they take, what a mistyped key meant."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def hints(group: type) -> dict[str, Any]:
 
 @cache
 def kinds_of(group: type) -> Kinds | None:
-    """Return the kinds whose own keys stand in a group, beside the key that names one; None without any."""
+    """Return the kinds that put keys of their own into a group, beside the key that names one; else None."""
     name = _naming_key(group)
     return None if name is None else keys(group)[name][1].kinds
 
 
 def _naming_key(group: type) -> str | None:
-    """Return the key that names a kind whose own keys stand beside it; None without any."""
+    """Return the key of a group that names a kind, if the kind's own keys stand beside it; else None."""
     found = (
         name
         for name, (annotation, key) in keys(group).items()
@@ -47,8 +47,10 @@ def _naming_key(group: type) -> str | None:
 
 
 def hints_of_kinds(group: type) -> dict[str, Any]:
-    """Return the field names of a group with their types, with those of all its kinds that are shipped or
-    loaded, and with the keys that these have replaced."""
+    """Return the fields of a group with their types, including the fields that its kinds bring.
+
+    Shipped kinds and loaded kinds count, and so do keys that kinds have replaced.
+    """
     kinds, found = kinds_of(group), _hints_of_shipped(group)
     for own in kinds.own() if kinds else ():
         found = {**hints(own.options), **found}
@@ -56,8 +58,10 @@ def hints_of_kinds(group: type) -> dict[str, Any]:
 
 
 def load_kinds(tree: Any, group: type) -> None:
-    """Load the kinds that a tree of plain values of ``group`` names, so that their keys are known. One that
-    cannot be loaded is left to the checks."""
+    """Load the kinds that ``tree``, plain values of ``group``, names, so that their keys are known.
+
+    A kind that cannot be loaded is skipped here; the checks report it.
+    """
     if not isinstance(tree, Mapping):
         return
     for name, (annotation, key) in keys(group).items():
@@ -85,15 +89,14 @@ def _hints_of_shipped(group: type) -> dict[str, Any]:
 
 
 def of_kind(group: type, tree: Mapping[str, Any]) -> type:
-    """Return the class of the keys that ``tree`` has, values of ``group``: that of the kind it names, if it
-    names one."""
+    """Return the class with the keys of ``tree``: the options of the kind that it names, else ``group``."""
     kinds, name = kinds_of(group), _naming_key(group)
     options = kinds.options_in(tree.get(name)) if kinds and name else None
     return group if options is None else options
 
 
 def all_keys(group: type, prefix: str = "") -> Iterator[str]:
-    """Yield the full key of every group and every leaf below ``group``."""
+    """Yield the full key of every group and every value below ``group``."""
     for name, annotation in hints_of_kinds(group).items():
         yield prefix + name
         inner = without_none(annotation)
@@ -108,16 +111,16 @@ def is_group(annotation: Any) -> TypeGuard[type]:
 
 
 def entry_group(annotation: Any) -> type | None:
-    """Return the group that every entry has, for a mapping of names to groups; None for other types."""
+    """Return the class of the entries when the type is a mapping of names to groups; None for other types."""
     if get_origin(annotation) is dict and is_group(entry := get_args(annotation)[1]):
         return entry
     return None
 
 
 def item_group(annotation: Any) -> type | None:
-    """Return the group that every item has, for a list of groups; None for other types.
+    """Return the class of the items when the type is a list of groups; None for other types.
 
-    A list of one group may be written as the group itself.
+    A file may write a list of one group as the group itself.
     """
     if get_origin(annotation) is list and is_group(item := get_args(annotation)[0]):
         return item
@@ -151,11 +154,11 @@ def find(group: type, key: str) -> Any | None:
 
 
 def nearest_key(group: type, key: str) -> str | None:
-    """Return the key that was probably meant by an unknown one; None when no key is similar.
+    """Return the known key that an unknown one was probably meant to be; None when no key is similar.
 
-    These are tried in order: a key of the same group; one of the same name in a group of the same name
-    elsewhere; one of the same name further down; a key of the same depth with a similar full name; a key
-    anywhere with a similar last part; and any key with a similar full name.
+    Tries in order: a key of the same group; a key whose group and name are the same elsewhere; a key of the
+    same name further down; a key of the same depth with a similar full name; a key anywhere with a similar
+    last part; any key with a similar full name.
     """
     keys = list(all_keys(group))
     parent, _, leaf = key.rpartition(".")
@@ -187,10 +190,10 @@ def _end(key: str) -> str:
 def check_tree(
     tree: Mapping[str, Any], group: type, where: str, *, root: type, prefix: str = ""
 ) -> list[Problem]:
-    """Return the problems of a tree of plain values: unknown keys and wrong types.
+    """Return the problems of a tree of plain values: unknown keys, wrong types, unknown kinds.
 
-    ``tree`` holds values of ``group``, a part of the schema ``root``; ``prefix`` is that group's full key
-    with a dot. ``where`` is the file or argument that the values come from. Interpolations are skipped.
+    ``tree`` holds values of ``group``, which is part of the schema ``root`` and has the full key ``prefix``
+    (with its dot). ``where`` is the file or argument that gave the values. Interpolations are skipped.
     """
     problems: list[Problem] = []
     known = hints_of_kinds(group)
@@ -206,7 +209,7 @@ def check_tree(
 
 
 def unknown_kinds(root: type, key: str, value: Any, where: str) -> list[Problem]:
-    """Return the problems of names in a value of the full key that name no kind of what the key names."""
+    """Return a problem for each name in the value of ``key`` that is not a kind which the key may name."""
     parent, _, leaf = key.rpartition(".")
     group = without_none(find(root, parent)) if parent else root
     group = item_group(group) or group
@@ -215,7 +218,7 @@ def unknown_kinds(root: type, key: str, value: Any, where: str) -> list[Problem]
 
 
 def _unknown_kinds(kinds: Kinds, key: str, value: Any, where: str) -> Iterator[Problem]:
-    """Yield the problem of each name in a value, one or a list, that names no kind."""
+    """Yield a problem for each name in a value, a name or a list of names, that is none of ``kinds``."""
     named = {f"{key}[{place}]": name for place, name in enumerate(value)} if isinstance(value, list) else {}
     for at, name in (named or {key: value}).items():
         is_name = isinstance(name, str) and name != MISSING and not is_interpolation(name)
@@ -224,8 +227,11 @@ def _unknown_kinds(kinds: Kinds, key: str, value: Any, where: str) -> Iterator[P
 
 
 def _misplaced(key: str, value: Any) -> Iterator[str]:
-    """Yield the keys to tell of where ``key`` is unknown: those below it, where another framework has the
-    group, since what they are called here differs for each."""
+    """Yield the unknown keys to report for the unknown ``key``.
+
+    Where another framework has a group ``key``, these are the keys below it, since each has its own name
+    here.
+    """
     from nemo_like.config.other_frameworks import has_names_below
 
     if isinstance(value, Mapping) and has_names_below(key):
@@ -236,14 +242,17 @@ def _misplaced(key: str, value: Any) -> Iterator[str]:
 
 
 def unknown_key(key: str, where: str, *, root: type) -> Problem:
-    """Build the problem of a key that the schema does not have; its remedy names the nearest one it has."""
+    """Build the problem of a key that the schema lacks; its remedy names the key that was probably meant."""
     rule = "is not a key of the configuration"
     return Problem(key=key, rule=rule, remedy=_what_was_meant(key, root), where=where)
 
 
 def _what_was_meant(key: str, root: type) -> str:
-    """Return the remedy for an unknown key: what another framework's key is here, the nearest
-    one of its group, what another framework's last part is, the nearest anywhere, or all of its group."""
+    """Return the remedy for an unknown key.
+
+    Tries in order: the name that another framework's key has here; the nearest key of the same group; the
+    name that the key's last part has in another framework; the nearest key anywhere; all keys of the group.
+    """
     # The tables are long, and only a key that is wrong needs them.
     from nemo_like.config.other_frameworks import known_name, nearest_name
 
@@ -272,7 +281,7 @@ def is_interpolation(value: Any) -> bool:
 
 
 def check_value(key: str, value: Any, annotation: Any, where: str, root: type) -> list[Problem]:
-    """Return why a plain value cannot stand where the schema has type ``annotation``; empty when it can."""
+    """Return why a plain value does not fit the schema's type ``annotation`` of ``key``; empty if it fits."""
     kind = without_none(annotation)
     if value == MISSING or (is_interpolation(value) and not is_group(kind)):
         return []
@@ -316,7 +325,7 @@ def _leaf(annotation: Any) -> TypeAdapter[Any]:
 
 
 def _at(key: str, annotation: Any, place: Sequence[int | str]) -> tuple[str, Any]:
-    """Return the full key and the type of what is at a place in lists and mappings below ``key``."""
+    """Return full key and type of the value at ``place``, a path in lists and mappings below ``key``."""
     for part in place:
         key += f"[{part}]" if isinstance(part, int) else f".{part}"
         annotation = get_args(without_none(annotation))[-1]
@@ -325,7 +334,7 @@ def _at(key: str, annotation: Any, place: Sequence[int | str]) -> tuple[str, Any
 
 @dataclass(frozen=True, slots=True)
 class ByKind:
-    """As metadata of a group with keys of a kind, has pydantic make an instance of the kind's class."""
+    """Metadata of a group to which kinds bring keys: has pydantic build the named kind's class."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         def of_class(value: Any, _: ValidatorFunctionWrapHandler) -> Any:
@@ -335,9 +344,9 @@ class ByKind:
 
 
 def typed(value: Any, annotation: Any) -> Any:
-    """Return a plain value as the type that the schema has for it, groups and Enum members included.
+    """Return a plain value as the schema's type for it, with instances of groups and Enum members.
 
-    ``check_value`` must have found nothing wrong with it, and no key may be missing.
+    ``check_value`` must have found no problem in it, and no key may be missing.
     """
     return _whole(annotation).validate_python(value)
 
@@ -375,7 +384,7 @@ def _type_name(kind: Any) -> str:
 
 
 def without_none(annotation: Any) -> Any:
-    """Return T of ``T | None``, and other types as they are."""
+    """Return T for the type ``T | None``, and any other type unchanged."""
     if get_origin(annotation) in (Union, types.UnionType):
         rest = [part for part in get_args(annotation) if part is not type(None)]
         return rest[0] if len(rest) == 1 else annotation

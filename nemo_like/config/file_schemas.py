@@ -1,8 +1,8 @@
-"""JSON schemas of the YAML files of a configuration, by which editors complete keys and mark mistakes.
+"""JSON schemas of the YAML files of a configuration, with which editors complete keys and mark mistakes.
 
-A file sets some keys of a group, so none is required; a scalar may be an interpolation, or ``???`` for a
-value that another file or an argument brings. The schemas are of draft 7, which editors' YAML extensions
-know.
+A file sets only some keys of a group, so the schemas require none. A value may also be an interpolation, or
+``???`` where another file or an argument brings the value. The schemas are of draft 7, which the YAML
+extensions of editors know.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pydantic import TypeAdapter
 
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _OPEN = "#/definitions/open"
-# What stands for a value that the file itself does not have.
+# Stands for a value that the file itself does not have.
 _OPEN_VALUE = {"type": "string", "pattern": r"\$\{|^\?\?\?$"}
 _OF_KEY = ("description", "default")
-# What Hydra takes from a file besides the keys.
+# The entries that Hydra reads in a file besides the keys.
 _DEFAULTS = {"type": "array", "description": "the configurations that this one builds on, by Hydra"}
 
 
 def file_schema(group: type, further: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the schema of files that set keys of ``group``, with ``further`` names that they may have."""
+    """Return the schema of files that set keys of ``group``. ``further`` has the schemas of other keys."""
     schema = definitions(group)
     whole = schema.pop(group.__name__)
     whole["properties"] = {"defaults": _DEFAULTS, **(further or {}), **whole["properties"]}
@@ -30,14 +30,17 @@ def file_schema(group: type, further: Mapping[str, Any] | None = None) -> dict[s
 
 
 def definitions(group: type) -> dict[str, Any]:
-    """Return the schemas of a group and of everything below it, by name, in which ``open`` is referred to."""
+    """Return the schemas, by class name, of a group and of every group and Enum below it.
+
+    They refer to a definition ``open``, which the caller adds.
+    """
     found = TypeAdapter(group).json_schema(ref_template="#/definitions/{model}")
     named = {**found.pop("$defs", {}), group.__name__: found}
     return {name: _partial(one) for name, one in named.items()}
 
 
 def _partial(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a group, or of an Enum, for files."""
+    """Return the schema that files need of a group or an Enum, made from pydantic's ``schema`` of it."""
     if "properties" not in schema and schema.get("type") != "object":
         return {name: value for name, value in schema.items() if name not in ("title", "description")}
     properties = {name: _value(one) for name, one in schema.get("properties", {}).items()}
@@ -45,7 +48,7 @@ def _partial(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a key's value, or of what is in it, for files."""
+    """Return the schema that files need of a key's value, made from pydantic's ``schema`` of it."""
     told = {name: schema[name] for name in _OF_KEY if name in schema}
     bare = {name: value for name, value in schema.items() if name not in (*_OF_KEY, "title")}
     if not bare:
@@ -66,5 +69,5 @@ def _within(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _single(values: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the schema of a single group for each list of groups, which may be written as one."""
+    """Return the group's schema for each list of groups: a file may write one group instead of a list."""
     return [one["items"] for one in values if "$ref" in one.get("items", {})]

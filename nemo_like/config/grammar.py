@@ -11,7 +11,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 
 
 def parse(text: str, loader: ConfigLoader | None = None) -> Override:
-    """Read an argument; ``loader`` is needed for the names that key=glob(*) stands for.
+    """Read an argument. ``loader`` finds the names of a pattern such as key=glob(*).
 
     Raises HydraException when the text does not follow the grammar.
     """
@@ -19,7 +19,7 @@ def parse(text: str, loader: ConfigLoader | None = None) -> Override:
 
 
 def alternatives(argument: Override) -> Iterator[Any]:
-    """Yield the values that an argument gives: one, or those of a sweep; of an interval its ends."""
+    """Yield the value of an argument, each value of a sweep, or the two ends of an interval."""
     if not argument.is_sweep_override():
         yield argument.value()
     elif isinstance(interval := argument.value(), IntervalSweep):
@@ -29,7 +29,7 @@ def alternatives(argument: Override) -> Iterator[Any]:
 
 
 def alternative_texts(argument: Override) -> list[str]:
-    """Return an argument once for each value that it gives, as Hydra hands it to a job."""
+    """Return one argument per value that the argument gives, as Hydra hands it to a job."""
     key = argument.get_key_element()
     if not argument.is_sweep_override():
         return [f"{key}={argument.get_value_element_as_str()}"]

@@ -1,4 +1,4 @@
-"""Loading of a user's own functions and classes by import path."""
+"""Loads a user's own functions and classes by import path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Interpolations, such as ``${grpo.seed}`` and ``${oc.env:HOME}``, in a configuration's plain values."""
+"""Finds interpolations, such as ``${grpo.seed}`` and ``${oc.env:HOME}``, among a configuration's values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nemo_like.config import fields
 
-KeyPath = tuple[str | int, ...]  # names of keys, and places in lists
+KeyPath = tuple[str | int, ...]  # names of keys, and indexes of lists
 
 
 def texts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Yield (path, text) of every text in ``value``, which is found under ``path``."""
+    """Yield (path, text) of every text in ``value``, which stands at ``path`` in a configuration."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from texts(inner, (*path, name))
@@ -26,20 +26,21 @@ def texts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
 
 
 def interpolations(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """Yield (path, text) of every interpolation in ``value``, which is found under ``path``."""
+    """Yield (path, text) of every interpolation in ``value``, which stands at ``path``."""
     return ((place, text) for place, text in texts(value, path) if fields.is_interpolation(text))
 
 
 def full_key(path: KeyPath) -> str:
-    """Return the full key of a path, as ``data.train[0].path``."""
+    """Return the full key of a path, such as "data.train[0].path"."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
 
 
 def values_of_texts(tree: Mapping[str, Any], resolved: Mapping[str, Any], group: type) -> dict[str, Any]:
-    """Return resolved values in which an interpolation's text became a value where its key takes no text.
+    """Return the resolved values with the text of each interpolation read as YAML where its key takes no
+    text.
 
-    So ``lr: ${oc.env:LR}`` is a number, which the variable has as text. ``tree`` holds the same values before
-    they were resolved, and ``group`` is their part of the schema.
+    So ``lr: ${oc.env:LR}`` becomes a number, although a variable is a text. ``tree`` holds the values before
+    resolution, and ``group`` is their class.
     """
     return {
         name: _value(tree.get(name), value, fields.hints_of_kinds(group).get(name))

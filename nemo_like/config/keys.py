@@ -1,9 +1,10 @@
-"""What is known of a key beside its type: a sentence, a default and limits.
+"""Declares a key beside its type: its sentence, its default and its limits.
 
     lr: Annotated[float, Key("the peak", 1e-6, above=0)]
 
-The YAML files in ``configs/`` and the JSON schemas are written from these (``scripts/write_configs.py``). No
-code falls back on a default: what loads a configuration has every key's value from files.
+``scripts/write_configs.py`` writes the YAML files in ``configs/`` and the JSON schemas from these
+declarations. No code falls back on a default: every key of a loaded configuration got its value from a file
+or an argument.
 """
 
 from __future__ import annotations
@@ -31,22 +32,24 @@ from nemo_like.config.kinds import Kinds
 from nemo_like.config.problems import Problem
 from nemo_like.config.secrets import reference_of, referring
 
-MISSING = "???"  # in the place of a value: the key has to be set
-# The fields of ``Key`` that are limits, and what pydantic calls them.
+MISSING = "???"  # stands for a missing value: the key must be set
+# The fields of ``Key`` that are limits, with pydantic's classes for them.
 _LIMITS: dict[str, Any] = {"at_least": Ge, "above": Gt, "at_most": Le, "below": Lt}
 
 
 class Leaf:
-    """As metadata of a type, has pydantic take a value of YAML as it is: an integer may stand for a number, a
-    number for a text, and the name of an Enum's member for the member; nothing else is converted. A value
-    that the environment gave goes on to say so."""
+    """Metadata of a type that has pydantic take a YAML value without converting it.
+
+    Three exceptions: an integer may stand for a float, a number for a text, and the name of an Enum's member
+    for the member. A value from the environment still remembers the interpolation that gave it.
+    """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return _as_it_is(handler(source))
 
 
 def _as_it_is(schema: Any) -> Any:
-    """Return pydantic's description of a type, and of the types within it, with these rules."""
+    """Return pydantic's description of a type, and of the types within it, with the rules of ``Leaf``."""
     kind = schema["type"]
     if kind in ("int", "float", "bool"):
         return {**schema, "strict": True}
@@ -67,9 +70,12 @@ def _still_referring(value: Any, convert: ValidatorFunctionWrapHandler) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Key(Leaf):
-    """A key's sentence, as the comment beside it in YAML; its default, which may be an interpolation; and the
-    limits of a number; ``below`` infinity it is finite. ``remedy`` is for a number outside of them. A text
-    may name one of ``kinds``."""
+    """The declaration of a key.
+
+    ``about`` is its sentence, the comment beside it in YAML. ``default`` may be an interpolation. The limits
+    hold for numbers; ``below=inf`` asks for a finite number. ``remedy`` ends the message of a number beyond
+    the limits. ``kinds`` has the kinds that a text, or the texts of a list, may name.
+    """
 
     about: str = ""
     default: Any = MISSING
@@ -82,7 +88,7 @@ class Key(Leaf):
 
     @property
     def limits(self) -> tuple[Ge | Gt | Le | Lt, ...]:
-        """The limits as pydantic takes them."""
+        """The limits, as pydantic takes them."""
         given = {name: getattr(self, name) for name in _LIMITS}
         return tuple(_LIMITS[name](limit) for name, limit in given.items() if limit is not None)
 
@@ -107,8 +113,7 @@ class Key(Leaf):
 
 @cache
 def keys(group: type) -> dict[str, tuple[Any, Key]]:
-    """Return the type and the ``Key`` of each field of a group, in order; a group of keys has an empty one
-    where it brings none."""
+    """Return the type and the ``Key`` of each field of a group, in order; the ``Key`` may be empty."""
     annotated = get_type_hints(group, include_extras=True)
     return {field.name: _split(annotated[field.name]) for field in fields(group)}
 
@@ -121,8 +126,11 @@ def _split(annotation: Any) -> tuple[Any, Key]:
 
 
 def beyond_limits(group: Any, prefix: str = "") -> Iterator[Problem]:
-    """Yield the problem of every number below an instance of a group that is beyond its limits, also in
-    mappings of names to groups. Null, and what is in lists, has none."""
+    """Yield a problem for every number in an instance of a group, and in the groups below it, that breaks its
+    limits.
+
+    Mappings of names to groups are entered; null and the items of lists are not checked.
+    """
     kind: type = type(group)
     for name, (_, key) in keys(kind).items():
         value = getattr(group, name)
@@ -137,7 +145,7 @@ def beyond_limits(group: Any, prefix: str = "") -> Iterator[Problem]:
 
 
 def _asked(key: Key) -> str:
-    """Return what the limits of a key ask of a number."""
+    """Return what the limits of a key demand of a number, such as "must be above 0 and at most 1"."""
     given = {name.replace("_", " "): getattr(key, name) for name in _LIMITS}
     return "must be " + " and ".join(
         "finite" if limit == math.inf else f"{word} {limit:g}"

@@ -1,4 +1,4 @@
-"""The keys that a kind brings: their defaults where a configuration leaves them out, and those of others."""
+"""Fills in defaults of the keys that named kinds bring, and deals with keys of kinds that are not named."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from nemo_like.config.keys import MISSING, Key, keys
 from nemo_like.config.kinds import Kinds
 from nemo_like.config.problems import Problem
 
-# Called with the full key of a key of kinds, that of the key which names a kind, and its present value.
+# Called with the full key of a key that kinds bring, the full key that names the kind, and the kind's name.
 WasReplaced = Callable[[str, str, str], bool]
 
 
 def fill_kinds(tree: Any, group: type, was_replaced: WasReplaced, prefix: str = "") -> list[Problem]:
-    """Give every key of a named kind that ``tree`` lacks its default; changes ``tree`` itself.
+    """Give every key of a named kind that ``tree`` lacks its default, in ``tree`` itself; return the
+    problems.
 
-    ``tree`` holds the plain, resolved values of ``group``, whose full key with a dot is ``prefix``. Keys that
-    kinds have replaced are read as what they are now, with a note. A key of another kind goes, with a
-    note too, where ``was_replaced`` says that a file set it before the present kind was named; for others a
-    problem is returned. A kind that cannot be loaded brings none of this.
+    ``tree`` holds the plain, resolved values of ``group``, whose full key is ``prefix`` (with its dot). A key
+    that kinds have replaced is rewritten, with a note. A key of a kind that is not named is removed, with a
+    note, when ``was_replaced`` says that a file set it before another kind was named; otherwise it is a
+    problem. A kind that cannot be loaded is skipped.
     """
     if not isinstance(tree, dict):
         return []
@@ -66,7 +67,7 @@ def _of_named(
     _fill(tree, {key: what for key, what in keys(options).items() if key not in keys(group)})
     found, rule = [], f"is no key of {prefix}{name}={tree[name]}"
     for key, value in [item for item in tree.items() if item[0] in of_any and item[0] not in known]:
-        # Null is what ``~key`` leaves.
+        # The argument ``~key`` leaves null.
         if value is not None and not was_replaced(f"{prefix}{key}", f"{prefix}{name}", named):
             found.append(Problem(key=f"{prefix}{key}={value}", rule=rule, remedy=_remedy(kinds, key)))
             continue
@@ -77,7 +78,7 @@ def _of_named(
 
 
 def _default_of(kinds: Kinds, key: str) -> Any:
-    """Return the default of a key of a shipped kind, as YAML has it."""
+    """Return the default of a key that some shipped kind brings, as a plain value."""
     options = (kinds.load(name).options for name in kinds.names())
     return next((_plain(keys(one)[key][1]) for one in options if key in keys(one)), None)
 

@@ -1,4 +1,4 @@
-"""Rules on the options of a kind that stand in a group of their own, as plain values."""
+"""Checks the options of a kind that have a group of their own and are still plain values."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from nemo_like.config.problems import Problem
 def option_mistakes(
     at: str, options: Mapping[str, Any], group: type, chosen: str, others: str = ""
 ) -> list[Problem]:
-    """Return the problems of options with their class ``group``: keys that it lacks, wrong types, keys
-    without a value, numbers beyond their limits.
+    """Return the problems of options against their class ``group``.
 
-    ``at`` is the full key of the options, ``chosen`` is the key that names the kind with its value, and
-    ``others`` is the file that has the kind's defaults.
+    Problems are unknown keys, wrong types, keys without a value and numbers beyond their limits. ``at`` is
+    the full key of the options, ``chosen`` is the key that names the kind with its value, and ``others`` is
+    the file with the kind's defaults.
     """
     found = fields.check_tree(options, group, "", root=group)
     wrong = [replace(problem, key=f"{at}.{problem.key}") for problem in found]

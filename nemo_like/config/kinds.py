@@ -1,9 +1,9 @@
-"""Kinds that a configuration names: each is one module, which brings all that is known of it.
+"""Kinds that a configuration names, such as a loss or an environment. One module describes one kind.
 
     KINDS = Kinds("nemo_like.environments.kinds", "environment", "nemo_like.environments.kind:Kind")
 
-A shipped kind is a module of that package, of the kind's name, with an object ``KIND``; a user's own is named
-by import path, "package.module:KIND". What describes a kind is light: it names what is heavy by import path.
+A shipped kind is the object ``KIND`` of the module of that name in the package; a user's own kind is named by
+import path, "package.module:KIND". Such an object is cheap to import: it refers to heavy modules by path.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from nemo_like.config.problems import Problem
 
 @dataclass(frozen=True, slots=True)
 class EarlierKeys:
-    """Keys that a group had before kinds replaced them: their types by name, and what replaces them in a tree
-    of the group's plain values, in place; it returns a sentence for each that says what to write now."""
+    """Keys that a group had before kinds replaced them.
+
+    ``types`` has their types by name. ``replace`` rewrites them in a tree of the group's plain values, in
+    place, and returns for each a sentence that says what to write now.
+    """
 
     types: Mapping[str, Any]
     replace: Callable[[dict[str, Any]], list[str]]
@@ -31,16 +34,17 @@ class EarlierKeys:
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """The kinds of one thing.
+    """All kinds of one thing, such as all losses.
 
-    ``package`` has the shipped ones, and ``what`` is the thing's name in messages. ``described_by`` is the
-    import path of the class whose objects describe kinds; such an object has ``options``, the class of the
-    kind's own keys. They stand in the group ``into`` beside the key that names the kind, or beside that key;
-    unless ``has_keys``, there are none.
+    ``package`` has the shipped kinds, and ``what`` names the thing in messages. ``described_by`` is the
+    import path of the class of the objects ``KIND``. The attribute ``options`` of such an object is the class
+    of the kind's own keys. These keys stand in the group ``into``, beside the key that names the kind, or
+    directly beside that key when ``into`` is empty; with ``has_keys`` false kinds have no keys.
 
-    Where ``of_function`` is the import path of what describes a function, given its path, a user's own may be
-    a plain function too, which is not imported for that; what describes a kind is then called ``KIND``.
-    ``earlier`` is the import path of an ``EarlierKeys``, of keys that kinds have replaced.
+    With ``of_function``, a user's own kind may also be a plain function: ``of_function`` is the import path
+    of what makes a ``KIND`` from the function's path without importing the function. A user's object must
+    then be called ``KIND``. ``earlier`` is the import path of the ``EarlierKeys`` that these kinds have
+    replaced.
     """
 
     package: str
@@ -56,10 +60,10 @@ class Kinds:
         return _modules(self.package)
 
     def load(self, name: str) -> Any:
-        """Return what describes a kind.
+        """Return the object ``KIND`` of the kind ``name``.
 
-        Raises ValueError when the kind is neither shipped nor such an object of the user's. What the user's
-        module raises while it is imported is raised unchanged.
+        Raises ValueError when ``name`` is no shipped kind and leads to no object of the right class. Errors
+        of the user's module while it is imported are raised unchanged.
         """
         if name in self.names():
             return importlib.import_module(f"{self.package}.{name}").KIND
@@ -75,7 +79,7 @@ class Kinds:
         return found
 
     def own(self) -> tuple[Any, ...]:
-        """Return what describes the users' own kinds that this process has loaded."""
+        """Return the objects ``KIND`` of users' own kinds that this process has loaded."""
         return tuple(_own.get(self.package, {}).values())
 
     def is_own(self, name: str) -> bool:
@@ -83,20 +87,22 @@ class Kinds:
         return name not in self.names()
 
     def function(self, name: str) -> Any:
-        """Import and return the function of a kind. Raises what ``load`` does, and ValueError where its path
-        does not exist."""
+        """Import and return the function of a kind. Raises ``load``'s errors, ValueError for a wrong path."""
         return load_by_path(self.load(name).function)
 
     def options_in(self, name: object) -> type | None:
-        """Return the class of the keys of the kind ``name`` which stand beside the key that names it; None
-        where they have a group of their own, or there is no such kind."""
+        """Return the class of the keys that the kind ``name`` puts beside the key that names it.
+
+        Returns None when its keys have a group of their own, when it has none, and when there is no such
+        kind.
+        """
         if self.into or not self.has_keys or not isinstance(name, str) or self.problem("", name) is not None:
             return None
         options: type = self.load(name).options
         return options
 
     def problem(self, key: str, name: str, where: str = "") -> Problem | None:
-        """Return what is wrong with ``name`` as the value of a key; None when it names a kind."""
+        """Return why ``name``, the value of ``key``, is not the name of a kind; None when it is one."""
         try:
             self.load(name)
         except Exception as error:
@@ -113,7 +119,7 @@ class Kinds:
         return f"must be one of {', '.join(self.names())}, or your own {self.what}, {own}"
 
 
-# By the package of the shipped kinds, and by the path of each.
+# Users' own kinds, by the package of the shipped kinds and by import path.
 _own: dict[str, dict[str, Any]] = {}
 
 

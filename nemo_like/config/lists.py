@@ -1,7 +1,7 @@
-"""Lists of groups, such as ``data.train``.
+"""Completes lists of groups, such as ``data.train``.
 
-A single group may be written in place of a list of one. A group takes the keys that it leaves out from the
-group ``default`` beside the list.
+A file may write a single group instead of a list of one. Keys that a group in the list leaves out come from
+the group ``default`` beside the list.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _DEFAULT = "default"
 
 
 def complete_lists(tree: dict[str, Any], group: type) -> None:
-    """Fill in, in place, the keys that the groups of every list leave out.
+    """Fill in the keys that the groups of every list leave out, in ``tree`` itself.
 
     ``tree`` holds the plain, unresolved values of ``group``.
     """
@@ -31,7 +31,7 @@ def complete_lists(tree: dict[str, Any], group: type) -> None:
 
 
 def make_lists(tree: dict[str, Any], group: type) -> None:
-    """Put every group that is written instead of a list of one into such a list; changes ``tree`` itself."""
+    """Replace each single group that stands where a list belongs by a list of one, in ``tree`` itself."""
     for name, annotation in fields.hints(group).items():
         value = tree.get(name)
         if fields.is_group(annotation) and isinstance(value, dict):
@@ -41,7 +41,7 @@ def make_lists(tree: dict[str, Any], group: type) -> None:
 
 
 def single_groups(tree: Mapping[str, Any], group: type) -> dict[str, Any]:
-    """Return a copy in which every list of one group is that group, so that arguments can reach its keys."""
+    """Return a copy in which each list of one group is just the group, so that arguments reach its keys."""
     plain = dict(tree)
     for name, annotation in fields.hints(group).items():
         value = plain.get(name)

@@ -1,20 +1,19 @@
-"""The loader, which makes a typed configuration of a YAML file and command-line arguments.
+"""Loads a typed configuration from a YAML file and command-line arguments.
 
-Hydra composes them (https://hydra.cc/docs/advanced/defaults_list/): the file's ``defaults`` name others that
-it builds on, which are looked for beside it and among the shipped configurations, so that a file may be
+Hydra composes them (https://hydra.cc/docs/advanced/defaults_list/). The ``defaults`` of a file name the files
+on which it builds; these are searched beside it and among the shipped configurations, so the file may be
 anywhere::
 
     defaults:
       - grpo_arithmetic_cpu             # merged as it is
-      - override policy: fsdp           # policy/fsdp.yaml in place of what that chose, put under "policy"
+      - override policy: fsdp           # policy/fsdp.yaml instead of that file's choice, put under "policy"
       - env@env.math: math_verify       # env/math_verify.yaml, put under "env.math"
       - _self_                          # the file's own values win over those above, also without this line
 
-What Hydra leaves open is checked here: a key that the schema does not know is an error, and so is a key that
-is left without a value, or with one of another type.
+This module also checks what Hydra does not: unknown keys, keys without a value, and values of a wrong type.
 
-A text that environment variables gave is written as the interpolation that asked for it (``secrets``), so
-who loads a written configuration needs the variables again.
+A text that environment variables gave is written down as the interpolation that asked for it (``secrets``),
+so loading a written configuration needs the same variables again.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ from nemo_like.config.sweep_jobs import BASIC, combinations, examples, interval_
 
 _Root = TypeVar("_Root")
 
-# In the value of a key: what would be read as an interpolation, with the backslashes before it.
+# Text in a value that would be read as an interpolation, with the backslashes before it.
 _INTERPOLATION_START = re.compile(r"(\\*)\$\{")
 
 
 def load(path: str | Path, overrides: Sequence[str], root: type[_Root]) -> _Root:
-    """Return the configuration of the file ``path``, with the arguments ``overrides`` applied, as an instance
-    of the dataclass ``root``.
+    """Return the configuration of the file ``path`` with the arguments ``overrides``, as an instance of
+    ``root``.
 
     Raises ConfigError, which lists the problems found.
     """
@@ -67,19 +66,19 @@ def load(path: str | Path, overrides: Sequence[str], root: type[_Root]) -> _Root
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Several runs of one configuration."""
+    """Several runs of one configuration. ``jobs`` has the arguments of each run."""
 
     arguments: list[str]  # as hydra.main takes them; some set alternatives
-    directory: str  # in which each run gets its own
-    jobs: list[list[str]]  # the arguments of each run as load_config takes them; else examples
-    jobs_are_examples: bool  # whether the sweeper chooses values only as it goes
+    directory: str  # in which each run gets a directory
+    jobs: list[list[str]]  # the arguments of each run, or of examples, as load_config takes them
+    jobs_are_examples: bool  # the sweeper chooses values while it runs, so that ``jobs`` cannot be known
 
 
 def load_sweep(path: str | Path, overrides: Sequence[str], root: type) -> Sweep:
     """Return the runs that the arguments ``overrides`` ask for.
 
-    Raises ConfigError, which lists the problems found; what only some combinations of the alternatives have
-    is left to the runs themselves.
+    Raises ConfigError, which lists the problems found. Problems of some combinations only are left to those
+    runs.
     """
     register_resolvers()
     with composing(Path(path)) as files:
@@ -100,7 +99,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str], root: type) -> Sweep:
 
 
 def _params(files: Composition, settings: SweepSettings) -> Iterator[Override]:
-    """Yield what the files sweep as arguments. Raises ConfigError for one that cannot be read."""
+    """Yield the sweeps that the files ask for, as arguments. Raises ConfigError when one cannot be read."""
     for text in settings.in_files:
         try:
             yield files.parse(text)
@@ -113,14 +112,19 @@ def _params(files: Composition, settings: SweepSettings) -> Iterator[Override]:
 
 
 def to_yaml(cfg: Any) -> str:
-    """Return a configuration as YAML that ``load`` reads back to an equal one, given the same
-    environment variables. The password in a URL is masked, and has to be given again."""
+    """Return a configuration as YAML, from which ``load`` makes an equal one under the same environment
+    variables.
+
+    The password of a URL is masked, and has to be given again.
+    """
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(cfg)))
 
 
 def to_dict(cfg: Any) -> dict[str, Any]:
-    """Return the configuration as nested dicts of plain values, as ``to_yaml`` has them: Enum members by
-    name, texts from the environment as interpolations."""
+    """Return a configuration as nested dicts of plain values, the content of ``to_yaml``.
+
+    Enum members are written by name, and texts from the environment as interpolations.
+    """
     plain = _plain(cfg)
     assert isinstance(plain, dict)
     return single_groups(plain, type(cfg))
@@ -148,7 +152,7 @@ def _raise(problems: Sequence[Problem]) -> None:
 
 
 def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Any:
-    """Resolve the interpolations of a composed tree, check what it has become, and give it its types."""
+    """Resolve the interpolations of a composed tree, check it, and return it as an instance of its class."""
     root = arguments.root
     tree.setdefault("vars", {})
     for name, annotation in fields.hints(root).items():
@@ -174,7 +178,7 @@ def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Any:
 def _references(
     unresolved: DictConfig, tree: Mapping[str, Any], root: type
 ) -> tuple[list[Problem], dict[KeyPath, str]]:
-    """Return the problems of the interpolations, and the text of each that reads the environment by place."""
+    """Return the problems of the interpolations, and by place the text of each that reads the environment."""
     problems, references = [], {}
     for place, text in interpolations(tree):
         key = full_key(place)
@@ -195,7 +199,7 @@ def _holds_groups(place: KeyPath, root: type) -> bool:
 
 
 def _refer(tree: Any, place: KeyPath, text: str) -> None:
-    """Have the value at ``place`` remember the interpolation that gave it; changes ``tree`` itself."""
+    """Mark the value at ``place``, in ``tree`` itself, as given by the interpolation ``text``."""
     *parents, last = place
     for part in parents:
         tree = tree[part]
@@ -214,7 +218,7 @@ def _unresolvable(tree: DictConfig, key: str, text: str) -> Problem | None:
 
 
 def _masked_passwords(value: Any) -> Iterator[Problem]:
-    """Yield a problem for each URL whose password was left out when a run wrote its configuration."""
+    """Yield a problem for each URL whose password was masked when a run wrote its configuration."""
     for place, text in texts(value):
         if is_masked(text):
             yield Problem(
@@ -225,7 +229,7 @@ def _masked_passwords(value: Any) -> Iterator[Problem]:
 
 
 def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (full key, value) of everything below ``prefix`` that is not a mapping with keys."""
+    """Yield (full key, value) of everything below ``prefix`` except mappings that have keys."""
     if isinstance(value, Mapping) and (value or not prefix):
         for name, inner in value.items():
             yield from _leaves(f"{prefix}.{name}" if prefix else str(name), inner)
@@ -251,7 +255,7 @@ def _missing(tree: Any, group: type, prefix: str, path: str) -> Iterator[Problem
                 names = ", ".join(problem.key for problem in lacking[:3])
                 rule = f"has no {names}" + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
                 remedy = f"set them in {path}"
-                if len(lacking) > 3:  # as an argument the group would win over what the file has of it
+                if len(lacking) > 3:  # as an argument, the group's file would win over the file's own keys
                     remedy = f"add `- {key}: default` to the defaults in {path}, or {key}=default"
                 yield Problem(key=key, rule=rule, remedy=remedy, where=path)
         elif entry := fields.entry_group(annotation):

@@ -1,16 +1,16 @@
-"""What other frameworks call the keys of this one, for those who come from them.
+"""Says what keys of other frameworks are called here, for people who come from these frameworks.
 
-``frameworks/*.yaml`` is the table of each framework. It gives each of their keys an entry:
+``frameworks/*.yaml`` has a table per framework. It gives each key of that framework an entry:
 
-- ``key``, the key that it is here, or ``key=value``, what the value true means here;
+- ``key``, the key's name here, or ``key=value``, the setting here that means the same as the value true;
 - ``{here: key, how: text, by: conversion, …}``, or a list of these, for a key whose value changes: ``how``
-  says what becomes of it, and ``by`` names the function that computes it in a conversion, with its
+  says what becomes of the value, and ``by`` names the function that computes it in a conversion, with its
   arguments;
-- ``{always: values, why: text}`` where it always is so here, ``{no_effect: why}``, and ``{missing: why}``.
+- ``{always: values, why: text}`` where a run here always does so, ``{no_effect: why}``, ``{missing: why}``.
 
-The names of NeMo-RL and verl are full keys; those of TRL (``GRPOConfig``, ``PPOConfig`` and ``ModelConfig``)
-and OpenRLHF (arguments) have no groups. An earlier version of this framework counts as another. The same
-tables feed scripts/convert_config.py and the pages docs/from_*.md.
+The names of NeMo-RL and verl are full keys; the names of TRL (``GRPOConfig``, ``PPOConfig`` and
+``ModelConfig``) and OpenRLHF (arguments) have no groups. An earlier version of this framework counts as
+another framework. scripts/convert_config.py and the pages docs/from_*.md use the same tables.
 """
 
 from __future__ import annotations
@@ -24,19 +24,22 @@ from typing import Any, NamedTuple
 
 import yaml
 
-# By the names of their files, in the order in which they are asked.
+# Names of the tables' files, in the order in which the tables are searched.
 FRAMEWORKS = ("earlier", "nemo_rl", "verl", "trl", "openrlhf")
 _FOLDER = Path(__file__).parent / "frameworks"
-# The conversion of a value that stays as it is.
+# The name of the conversion that returns a value unchanged.
 UNCHANGED = "unchanged"
-# Of 1, for equal spelling.
+# The least similarity of a spelling that counts as close; equal spellings have 1.
 _CLOSE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """The key that it is here. ``how`` says what becomes of the value, and is empty where it stays; ``by``
-    names the conversion that computes it, and ``arguments`` has the arguments of that function."""
+    """A key of this framework to which a key of another framework leads.
+
+    ``how`` says what becomes of the value, and is empty when the value stays. ``by`` names the conversion
+    that computes the value here, and ``arguments`` are the further arguments of that conversion.
+    """
 
     key: str
     how: str = ""
@@ -46,7 +49,10 @@ class Here:
 
 @dataclass(frozen=True, slots=True)
 class Always:
-    """Here it always has one of these ``values``; ``why`` says so, and what to do about another one."""
+    """A key whose behaviour is fixed here: only its ``values`` are possible.
+
+    ``why`` says so, and what to do about another value.
+    """
 
     values: Sequence[Any]
     why: str
@@ -54,27 +60,26 @@ class Always:
 
 @dataclass(frozen=True, slots=True)
 class NoEffect:
-    """It changes nothing that a run here computes."""
+    """A key that changes nothing that a run here computes."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """There is nothing like it here; ``why`` says what to do instead. With the ``neutral`` values it asks for
-    nothing."""
+    """A key without a counterpart here; ``why`` says what to do instead. ``neutral`` values need nothing."""
 
     why: str
     neutral: Sequence[Any]
 
 
-# A text is a key whose value stays as it is, or key=value: what the value true means here.
+# A text is a key whose value stays unchanged, or key=value, the setting that the value true means here.
 Entry = str | tuple[Here, ...] | Always | NoEffect | Missing
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Keys below ``group`` count only where the key ``by`` has one of ``values``."""
+    """A group of another framework that counts only when its key ``by`` has one of ``values``."""
 
     group: str
     by: str
@@ -83,7 +88,7 @@ class Switch:
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """The value that a key has here to do as they do without a key for it, and what that is."""
+    """What another framework does without having a key for it: ``value`` makes a key here do the same."""
 
     value: Any
     why: str
@@ -91,10 +96,11 @@ class Habit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
-    """Another framework: the entries of its ``keys``; its ``habits``, by keys here; and ``rest``, what keys
-    below a group mean that are not in the table, where the configuration here has that group too.
+    """The table of another framework.
 
-    With ``shares_names`` a key that is in both, and not in the table, means the same.
+    ``keys`` has the entries of its keys, and ``habits`` its habits by key of this framework. ``rest`` has
+    entries of groups: they hold for the keys below a group that are not in ``keys``. With ``shares_names``, a
+    key outside the table that exists in both frameworks means the same in both.
     """
 
     name: str
@@ -106,7 +112,7 @@ class Framework:
 
 
 class KnownName(NamedTuple):
-    """What a name of another framework is here."""
+    """A name that another framework uses, with its entry in the table of that framework."""
 
     framework: str
     name: str
@@ -114,7 +120,7 @@ class KnownName(NamedTuple):
 
     @property
     def here(self) -> str:
-        """The key that it is here, or key=value; empty for none."""
+        """The key here, or key=value; empty when there is no counterpart."""
         if isinstance(self.entry, str):
             return self.entry
         return next((each.key for each in heres(self.entry)), "")
@@ -125,7 +131,7 @@ class KnownName(NamedTuple):
 
 @cache
 def table_of(name: str) -> Framework:
-    """Return the table of one of FRAMEWORKS."""
+    """Read the table of one of FRAMEWORKS."""
     given = yaml.load((_FOLDER / f"{name}.yaml").read_bytes(), yaml.CSafeLoader)
     return Framework(
         name=given["name"],
@@ -138,7 +144,7 @@ def table_of(name: str) -> Framework:
 
 
 def heres(entry: Entry) -> tuple[Here, ...]:
-    """Return the keys that an entry leads to; none for one that leads nowhere."""
+    """Return the keys of this framework to which an entry leads; empty when it leads to none."""
     if isinstance(entry, str):
         key, equals, value = entry.partition("=")
         if not equals:
@@ -148,8 +154,11 @@ def heres(entry: Entry) -> tuple[Here, ...]:
 
 
 def known_name(key: str) -> KnownName | None:
-    """Return what ``key`` means to another framework: as it stands, by a group of theirs that has no
-    counterpart, or by its last part where that is a name without groups; None when none has such a name."""
+    """Return what ``key`` means to another framework; None when no framework has such a name.
+
+    Tries in order: the full key; a group above it that has no counterpart here; its last part, for frameworks
+    whose names have no groups.
+    """
     for theirs in _frameworks():
         if key in theirs.keys:
             return KnownName(theirs.name, key, theirs.keys[key])
@@ -165,8 +174,10 @@ def known_name(key: str) -> KnownName | None:
 
 
 def nearest_name(key: str) -> KnownName | None:
-    """Return the name of another framework that is spelled most like ``key``, in full or without its groups,
-    among those with a counterpart; None when none is close."""
+    """Return the name of another framework that is spelled most like ``key``, with or without its groups.
+
+    Only names with a counterpart here count. Returns None when none is close.
+    """
     every = {name for theirs in _frameworks() for name, entry in theirs.keys.items() if heres(entry)}
     for word in (key, key.rpartition(".")[2]):
         if close := get_close_matches(word, every, n=1, cutoff=_CLOSE):
@@ -175,7 +186,7 @@ def nearest_name(key: str) -> KnownName | None:
 
 
 def has_names_below(key: str) -> bool:
-    """Return whether a framework has a group of this name that the configuration here lacks."""
+    """Return whether some framework's table has keys below ``key``."""
     return any(name.startswith(f"{key}.") for theirs in _frameworks() for name in theirs.keys)
 
 
@@ -184,7 +195,7 @@ def _frameworks() -> Iterator[Framework]:
 
 
 def _entry(given: Any) -> Entry:
-    """Return an entry as the table writes it down."""
+    """Return an entry of a table, read from its YAML."""
     if isinstance(given, str):
         return given
     if isinstance(given, list):
@@ -204,7 +215,7 @@ def _here(given: Mapping[str, Any]) -> Here:
 
 
 def _told(entry: Entry) -> str:
-    """Return what an entry says, as the end of a sentence about the key."""
+    """Return the meaning of an entry as the end of a sentence about the key."""
     if isinstance(entry, str):
         return f"is {entry} here"
     if isinstance(entry, Always):

@@ -11,7 +11,7 @@ from nemo_like.config.secrets import masked, referring_texts, without_referred
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One broken rule. ``where`` is the file or argument that sets the key; empty where that is not known."""
+    """One broken rule. ``where`` is the file or argument that sets the key; empty when it is not known."""
 
     key: str  # full key, "policy.device"; empty when it concerns a whole file or argument
     rule: str  # what must hold, and the value that breaks it
@@ -25,7 +25,7 @@ class Problem:
 
 
 def without_secrets(problems: Iterable[Problem], cfg: Any) -> Iterator[Problem]:
-    """Yield the problems of a configuration without the texts that environment variables gave to it."""
+    """Yield the problems with interpolations in place of texts that environment variables gave to ``cfg``."""
     given = {key: (value, reference) for key, value, reference in referring_texts(cfg)}
     for one in problems:
         key, equals, value = one.key.partition("=")
@@ -36,7 +36,7 @@ def without_secrets(problems: Iterable[Problem], cfg: Any) -> Iterator[Problem]:
 
 
 class ConfigError(ValueError):
-    """The configuration cannot run; the message lists every problem found."""
+    """The configuration cannot run. The message lists every problem found."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         if not problems:

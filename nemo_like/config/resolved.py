@@ -1,4 +1,4 @@
-"""Reads the ``config.yaml`` that a run left: its configuration, every default filled in."""
+"""Reads the ``config.yaml`` that a run left: its configuration with every default filled in."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from nemo_like.config.resolvers import register_resolvers
 
 
 def read_resolved(path: Path, *sections: str) -> dict[str, Any]:
-    """Return the configuration in a file, with these ``sections`` in it. What they ask of the environment,
-    where the run wrote that instead of a secret, is in them; elsewhere it stands as it was written.
+    """Return the configuration in a file, which must have the groups ``sections``.
 
-    Raises OSError when the file cannot be read, and ValueError, which names it, for one that no run wrote
-    and where the sections ask for an environment variable that is not set.
+    The run wrote interpolations instead of texts that came from the environment. In ``sections`` these are
+    resolved; elsewhere they stay. Raises OSError when the file cannot be read, and ValueError, which names
+    the file, when no run wrote it or when ``sections`` need an environment variable that is not set.
     """
     import yaml  # takes a while to load
     from omegaconf import OmegaConf
@@ -29,7 +29,7 @@ def read_resolved(path: Path, *sections: str) -> dict[str, Any]:
     if absent:
         raise ValueError(f"{path} is not the configuration of a run: it has no section {absent[0]}")
     register_resolvers()
-    whole = OmegaConf.create(config)  # its sections refer to each other
+    whole = OmegaConf.create(config)  # sections refer to each other
     try:
         resolved = {name: OmegaConf.to_container(whole[name], resolve=True) for name in sections}
     except OmegaConfBaseException as error:

@@ -1,6 +1,6 @@
 """Arithmetic inside YAML, ``${mul:${grpo.num_prompts_per_step},8}``; also ``add``, ``sub`` and ``div``.
 
-OmegaConf's own ``oc.env`` is one that tells what it has read.
+OmegaConf's ``oc.env`` is replaced by one that also records which variables were read.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ def register_resolvers() -> None:
 
 @contextmanager
 def environment_reads() -> Iterator[list[str]]:
-    """Yield a list that gets the name of each environment variable which is read to resolve an interpolation
-    within the block."""
+    """Yield a list that gets the environment variables read by interpolations inside the ``with`` block."""
     names: list[str] = []
     before = _read.set(names)
     try:
@@ -40,7 +39,7 @@ def environment_reads() -> Iterator[list[str]]:
 
 
 def _environment_variable(name: str, *default: Any) -> str | None:
-    """Return an environment variable, or else a default, as OmegaConf's ``oc.env`` does."""
+    """Return an environment variable or the default, as OmegaConf's ``oc.env`` does, and record its name."""
     if (names := _read.get()) is not None:
         names.append(name)
     return oc.env(name, *default)
@@ -71,9 +70,10 @@ def _sub(*values: Any) -> Number:
 
 
 def _div(*values: Any) -> Number:
-    """Return the quotient; that of two integers is an integer.
+    """Return the quotient, which is an integer for two integers.
 
-    Raises ValueError when the divisor is 0 or, of two integers, does not divide the dividend.
+    Raises ValueError when the divisor is 0, and when it is an integer that does not divide the integer
+    dividend.
     """
     dividend, divisor = _numbers("div", values, 2)
     if divisor == 0:

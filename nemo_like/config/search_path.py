@@ -1,7 +1,7 @@
-"""Where Hydra finds configurations: beside the one that is run, then in ``configs/`` and ``recipes/``.
+"""Tells Hydra where configurations are: beside the file that is run, then in ``configs/`` and ``recipes/``.
 
-Hydra reads them through ``ConfigurationFiles``, which also takes what Hydra's own reader would not: defaults
-that are not in a list, defaults that are paths, and a list of groups where another file has one group.
+Hydra reads them through ``ConfigurationFiles``. It accepts three things that Hydra's own reader refuses:
+defaults that are not a list, defaults that are paths, and a list of groups where another file has one group.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from yaml import YAMLError
 from nemo_like.config.problems import ConfigError, Problem
 
 SHIPPED = tuple(Path(__file__).resolve().parents[2] / folder for folder in ("configs", "recipes"))
-# The configuration of a file anywhere: this and the file's absolute path without its suffix.
+# A configuration outside of the search path is named by this and the file's absolute path without its suffix.
 _ANYWHERE = "__file__"
 _SUFFIXES = (".yaml", ".yml")
 _PACKAGE_HEADER = re.compile(r"^\s*#\s*@package\s+(\S+)\s*$", re.MULTILINE)
@@ -39,7 +39,7 @@ _further_folders: ContextVar[Sequence[Path] | None] = ContextVar("nemo_like_furt
 
 @contextmanager
 def searching(folders: Sequence[Path]) -> Iterator[None]:
-    """Within it, a Hydra application has ``folders`` behind its own, and reads files as this module does."""
+    """Make Hydra search ``folders`` too, and read files with this module, in the ``with`` block."""
     for plugin in (ConfigurationFiles, FurtherFolders):
         Plugins.instance().register(plugin)
     token = _further_folders.set(folders)
@@ -50,7 +50,7 @@ def searching(folders: Sequence[Path]) -> Iterator[None]:
 
 
 class FurtherFolders(SearchPathPlugin):
-    """Puts folders behind that of the application, and has all of them read by ``ConfigurationFiles``."""
+    """A Hydra plugin: appends search folders, and has ``ConfigurationFiles`` read every folder."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         if (folders := _further_folders.get()) is None:
@@ -63,8 +63,11 @@ class FurtherFolders(SearchPathPlugin):
 
 
 def folders_behind(file: Path) -> list[Path]:
-    """Return the folders in which to look behind that of a file: those to which its defaults lead by a path,
-    then the shipped ones. Raises ConfigError when a file cannot be read."""
+    """Return the folders to search after the folder of ``file``.
+
+    First come folders to which paths in its defaults lead, directly or through other files, then the shipped
+    folders. Raises ConfigError when a file cannot be read.
+    """
     folders: dict[Path, None] = {}
     waiting, seen = [(file, "")], set[Path]()
     while waiting:
@@ -82,14 +85,14 @@ def folders_behind(file: Path) -> list[Path]:
 
 
 def places_in(file: Path) -> list[str]:
-    """Return the further places in which a primary configuration has Hydra look, its ``hydra.searchpath``."""
+    """Return the ``hydra.searchpath`` of a configuration file: further places in which Hydra looks."""
     hydras = read_configuration(file, "").tree.get("hydra")
     places = hydras.get("searchpath") if isinstance(hydras, Mapping) else None
     return list(OmegaConf.create(places)) if isinstance(places, list) else []
 
 
 def folder_of(place: str) -> Path:
-    """Return the folder that a place of a search path is: a path, or that of a package as pkg://NAME."""
+    """Return the folder of a place on a search path: a path, or a package as pkg://NAME."""
     if place.startswith("pkg://"):
         with suppress(ImportError, ValueError):
             spec = find_spec(place.removeprefix("pkg://").strip("/").replace("/", "."))
@@ -104,12 +107,12 @@ def _as_ours(place: str) -> str:
 
 
 def search_path_argument(places: Sequence[str]) -> str:
-    """Return the argument that has Hydra look in further places, whose files are read as this module does."""
+    """Return the argument with which Hydra searches further places and reads their files with this module."""
     return f"hydra.searchpath={json.dumps([_as_ours(place) for place in places])}"
 
 
 class ConfigurationFiles(ConfigSource):
-    """The configurations below a folder, one file each. Raises ConfigError for a file that it cannot read."""
+    """Hydra's access to the configurations below a folder. Raises ConfigError for an unreadable file."""
 
     @staticmethod
     def scheme() -> str:
@@ -144,7 +147,7 @@ class ConfigurationFiles(ConfigSource):
 
 
 def file_of(folder: Path, config_path: str) -> Path:
-    """Return the file of a configuration, "env/math_verify" for example; it need not exist."""
+    """Return the file of a configuration such as "env/math_verify"; it need not exist."""
     if config_path.startswith(f"{_ANYWHERE}/"):
         folder, config_path = Path("/"), config_path.removeprefix(f"{_ANYWHERE}/")
     files = [folder / f"{config_path.removesuffix('.yaml')}{suffix}" for suffix in _SUFFIXES]
@@ -158,15 +161,22 @@ def first_file(folders: Sequence[Path], config_path: str) -> Path | None:
 
 
 class Configuration:
-    """What a file holds: ``tree``, its keys without ``defaults``, as plain values; ``defaults``, the entries
-    as Hydra takes them; and the ``package`` of its header, None where it has none."""
+    """The content of one file.
+
+    ``tree`` has its keys as plain values, without ``defaults``. ``defaults`` has the entries as Hydra takes
+    them. ``package`` is the package in the file's header, or None.
+    """
 
     def __init__(self, tree: dict[str, Any], defaults: list[Any], package: str | None) -> None:
         self.tree, self.defaults, self.package = tree, defaults, package
 
 
 def read_configuration(file: Path, config_path: str) -> Configuration:
-    """Read a file. Raises ConfigError when it is no YAML file of keys, or has defaults of another form."""
+    """Read the file of the configuration ``config_path``.
+
+    Raises ConfigError when the file is not a YAML mapping of keys, or when an entry of its defaults is
+    malformed.
+    """
     try:
         seen = file.stat()
     except OSError as error:
@@ -183,7 +193,7 @@ def read_configuration(file: Path, config_path: str) -> Configuration:
 
 @lru_cache(maxsize=256)
 def _parsed(file: Path, modified_ns: int, size: int) -> tuple[str | None, Mapping[str, Any]]:
-    """Parse a file, whose time of modification and size say whether it was parsed before."""
+    """Parse a file. The cache parses it again only when its time of modification or its size differs."""
     try:
         text = file.read_text(encoding="utf-8")
         loaded = OmegaConf.load(file)
@@ -198,7 +208,7 @@ def _parsed(file: Path, modified_ns: int, size: int) -> tuple[str | None, Mappin
 
 
 def _entry(entry: Any, file: Path, config_path: str) -> Any:
-    """Return an entry of a file's defaults as Hydra takes it."""
+    """Return an entry of a file's defaults, rewritten as Hydra takes it."""
     if isinstance(entry, str):
         return _path_entry(entry, file, config_path)
     if not isinstance(entry, Mapping) or len(entry) != 1:
@@ -219,7 +229,7 @@ def _entry(entry: Any, file: Path, config_path: str) -> Any:
 
 
 def _path_entry(entry: str, file: Path, config_path: str) -> str:
-    """Return an entry that is a name as it is, without a suffix; one that is a path leads to that file."""
+    """Return an entry that is a text as Hydra takes it: a name loses its suffix, a path leads to its file."""
     name, at, package = entry.partition("@")
     named = _without_suffix(name)
     is_elsewhere = config_path.startswith(f"{_ANYWHERE}/")
@@ -242,7 +252,10 @@ def _is_shipped(path: Path) -> bool:
 
 
 def find_configuration(name: str, folder: str | None = None) -> Path:
-    """Return the file of a configuration of ``folder``, or of a shipped one; ConfigError without one."""
+    """Return the file of the configuration ``name`` in ``folder``, or else of the shipped one.
+
+    Raises ConfigError when there is neither.
+    """
     folders = (*([Path(folder)] if folder is not None else []), *SHIPPED)
     if (file := first_file(folders, _without_suffix(name))) is None:
         raise _file_error(folders[0] / name, "is not a configuration", near_files(f"{name}.yaml", *folders))
@@ -250,7 +263,7 @@ def find_configuration(name: str, folder: str | None = None) -> Path:
 
 
 def near_files(name: str, *folders: Path) -> str:
-    """Return the remedy for a missing file: the one with the most similar name, or all that there are."""
+    """Return the remedy for a missing file: the YAML file with the most similar name, or the names of all."""
 
     there = {other.name: other for folder in reversed(folders) for other in sorted(folder.glob("*.yaml"))}
     if close := get_close_matches(name, there, n=1, cutoff=0.6):
@@ -263,16 +276,17 @@ def _without_suffix(name: str) -> str:
 
 
 def _for_hydra(tree: Mapping[str, Any], config_path: str) -> dict[str, Any]:
-    """Return a tree in which every list that has groups in it is one value, so that a list can take the place
-    of a group, and a group that of a list, when Hydra merges files."""
+    """Return a file's tree with lists of groups as text; the keys of Hydra itself stay as they are."""
     if config_path.startswith("hydra/"):
         return dict(tree)
     return {key: value if key == "hydra" else lists_as_text(value) for key, value in tree.items()}
 
 
 def lists_as_text(value: Any) -> Any:
-    """Return a tree in which every list that has groups in it is one value, so that a list can take the place
-    of a group, and a group that of a list, when files are merged."""
+    """Return a tree in which every list of groups is one JSON text in bytes.
+
+    So a later file replaces the list by another list or by one group, instead of merging into it.
+    """
     if isinstance(value, Mapping):
         return {key: lists_as_text(inner) for key, inner in value.items()}
     if isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
@@ -281,7 +295,7 @@ def lists_as_text(value: Any) -> Any:
 
 
 def lists_from_text(value: Any) -> Any:
-    """Return what Hydra composed, with lists of groups as lists again."""
+    """Return a merged tree in which the texts of ``lists_as_text`` are lists again."""
     if isinstance(value, Mapping):
         return {str(key): lists_from_text(inner) for key, inner in value.items()}
     return json.loads(value) if isinstance(value, bytes) else value

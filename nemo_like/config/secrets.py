@@ -1,7 +1,7 @@
-"""What must not be written down: passwords in URLs, and values that environment variables gave.
+"""Keeps secrets out of everything written: passwords in URLs, and values that environment variables gave.
 
-A value that an interpolation got from the environment, ``${oc.env:TOKEN}``, remembers this text for as long
-as it lives. The value is used, and the text is written: into a run's files, to loggers, and in messages.
+A value that an interpolation such as ``${oc.env:TOKEN}`` got from the environment remembers the text of the
+interpolation. The run uses the value; files, loggers and messages get the text.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ MASK = "***"
 _SHORTEST_SECRET = 6  # characters
 
 _URL = re.compile(r"""[\w+.-]+://[^\s"'<>]+""")
-# What stands before the last @ of the server's part. A "/" is in the password where what follows the colon is
-# no port. What the environment will give is no password yet.
+# The text before the last @ of the server's part. A "/" belongs to the password if no port follows the colon.
+# An interpolation, whose value the environment will give, is no password yet.
 _PASSWORD = re.compile(r"(?<=://)(?!\[)([^/?#@:]*:)(?!\$\{)(?!\d{1,5}[/?#])([^/?#]+(?=@)|[^@]+(?=@))")
 _SECRET_FIELD = re.compile(
     r"([?&](?:[^=&#]*[_-])?(?:access|api|auth|client|private)?"
@@ -26,7 +26,7 @@ _SECRET_FIELD = re.compile(
 
 
 class Referring:
-    """A value that the environment gave. ``reference`` is the text that stands for it where it is written."""
+    """A value that the environment gave. ``reference`` is the interpolation that is written in its place."""
 
     reference: str = ""
 
@@ -44,10 +44,10 @@ class ReferringMapping(Referring, dict[str, Any]):
 
 
 def referring(value: Any, reference: str) -> Any:
-    """Return a value that is written as ``reference``.
+    """Return a copy of ``value`` that is written as the interpolation ``reference``.
 
-    Without a text in it the value itself is returned: a number or a choice is no secret, and files that say
-    what a run did must have it.
+    A value without any text is returned unchanged: a number or a choice is no secret, and the files of a run
+    must say it.
     """
     if not _has_text(value):
         return value
@@ -58,14 +58,14 @@ def referring(value: Any, reference: str) -> Any:
 
 
 def reference_of(value: Any) -> str:
-    """Return the text that is written for a value which the environment gave; empty for any other value."""
+    """Return the interpolation written in place of a value from the environment; empty for other values."""
     return value.reference if isinstance(value, Referring) else ""
 
 
 def referring_texts(value: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """Yield (full key, text, reference) for each text of a configuration that the environment gave.
+    """Yield (full key, text, interpolation) for each text of a configuration that the environment gave.
 
-    ``value`` is the configuration or a part of it, which has the full key ``key``.
+    ``value`` is the configuration, or the part of it that has the full key ``key``.
     """
     if isinstance(value, str) and (reference := reference_of(value)):
         yield key, str(value), reference
@@ -81,8 +81,11 @@ def referring_texts(value: Any, key: str = "") -> Iterator[tuple[str, str, str]]
 
 
 def without_referred(text: str, configuration: Any) -> str:
-    """Return a message without the texts that the environment gave to a configuration, or a part of it. Short
-    ones stay: they are no secrets, and may stand in it by chance."""
+    """Return a message in which each text that the environment gave to ``configuration`` is its
+    interpolation.
+
+    Texts of fewer than 6 characters stay: they are no secrets, and may stand in the message by chance.
+    """
     for _, value, reference in referring_texts(configuration):
         if len(value) >= _SHORTEST_SECRET:
             text = text.replace(value, reference)
@@ -90,19 +93,19 @@ def without_referred(text: str, configuration: Any) -> str:
 
 
 def as_written(value: str) -> str:
-    """Return what may be written of a text of the configuration."""
+    """Return a text of the configuration without secrets, as files and messages may have it."""
     return masked(reference_of(value) or value)
 
 
 def masked(text: str) -> str:
-    """Return the text with the passwords of its URLs masked, and what their queries call a token or key."""
+    """Return the text with passwords in its URLs masked, and with secrets in the URLs' fields masked."""
     if "://" not in text:
         return text
     return _URL.sub(lambda url: _SECRET_FIELD.sub(rf"\1{MASK}", _PASSWORD.sub(rf"\1{MASK}", url[0])), text)
 
 
 def is_masked(text: str) -> bool:
-    """Return whether a text has a URL whose password ``masked`` took away."""
+    """Return whether a text has a URL in which ``masked`` has masked something."""
     return MASK in text and any(MASK in url[0] and masked(url[0]) == url[0] for url in _URL.finditer(text))
 
 

@@ -1,4 +1,4 @@
-"""The jobs of a sweep, known before any of them runs."""
+"""Lists the jobs of a sweep before any of them runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BASIC = "basic"  # Hydra's own sweeper
 
 
 def interval_problems(arguments: Sequence[Override]) -> list[Problem]:
-    """Return a problem for each argument from which Hydra's own sweeper cannot choose."""
+    """Return a problem for each argument with an interval, from which Hydra's own sweeper cannot choose."""
     return [
         Problem(
             key=str(argument.input_line),
@@ -30,8 +30,10 @@ def combinations(arguments: Sequence[Override]) -> list[list[str]]:
 
 
 def examples(arguments: Sequence[Override]) -> list[list[str]]:
-    """Return arguments of some jobs of a sweeper that chooses values as it goes: the first has the first
-    value of every argument, and each further one has another value of one argument."""
+    """Return the arguments of example jobs, for a sweeper that chooses values while it runs.
+
+    The first job has the first value of every argument; each further job changes one argument.
+    """
     values = _by_key(arguments)
     first = [texts[0] for texts in values]
     further = [(place, text) for place, texts in enumerate(values) for text in texts[1:]]
@@ -39,5 +41,5 @@ def examples(arguments: Sequence[Override]) -> list[list[str]]:
 
 
 def _by_key(arguments: Sequence[Override]) -> list[list[str]]:
-    """Return the alternatives of each key; of several arguments with one key the last counts."""
+    """Return the alternatives of each key. Where several arguments set one key, the last counts."""
     return list({one.get_key_element(): alternative_texts(one) for one in arguments}.values())

@@ -1,4 +1,4 @@
-"""Sizes and durations as text."""
+"""Formats sizes, and reads durations."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The linear layers that low-rank adapters can stand beside, by the names they have in Hugging Face
-checkpoints, and what the adapters take."""
+"""The linear layers that low-rank adapters can stand beside, by their names in Hugging Face checkpoints, and
+the number of the adapters' parameters."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def adapts_all_linear(lora: LoraConfig) -> bool:
 
 
 def num_adapter_parameters(model: ModelInfo, lora: LoraConfig) -> int:
-    """Return the number of scalars in the adapters of a model with the layers of Llama; for other models an
-    estimate, in which each named layer that Llama lacks is as large as a feed-forward layer.
+    """Return the number of scalars in the adapters of a model that has Llama's layers.
 
-    An adapter is A [rank, inputs] and B [outputs, rank].
+    For other models it is an estimate: each named layer that Llama lacks counts like a feed-forward layer. An
+    adapter is A [rank, inputs] and B [outputs, rank].
     """
     heads, groups = model.num_heads * model.head_size, model.num_kv_heads * model.head_size
     hidden, inner = model.hidden_size, model.intermediate_size

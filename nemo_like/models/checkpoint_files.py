@@ -1,4 +1,4 @@
-"""The files that a checkpoint must have."""
+"""Checks that a checkpoint has the files it needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def missing_files(key: str, path: Path) -> Iterator[Problem]:
-    """Yield a problem for what the checkpoint in ``path``, which ``key`` names, lacks."""
+    """Yield a problem for each kind of file that the checkpoint in ``path``, the value of ``key``, lacks."""
     if not any(path.glob("*.safetensors")):
         remedy = "save the model with save_pretrained, or download it completely"
         yield Problem(key=key, rule="has no weights (*.safetensors)", remedy=remedy)

@@ -1,4 +1,4 @@
-"""Rules on dividing the parts of a model."""
+"""Checks that the parts of a model can be divided evenly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How to get a model that is not here."""
+"""Says how to get a model that is not on this machine."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _OWNERS = {
 
 
 def how_to_get(name: str, sources: Sequence[DatasetConfig], seed: int) -> str:
-    """Return what to do for a checkpoint ``name`` that is no directory, in a run on these sources of data
-    with this seed."""
+    """Return the remedy for a checkpoint ``name`` that is no directory: a command that makes or downloads it.
+
+    ``sources`` and ``seed`` are those of the run; the tiny model of the arithmetic demo depends on them.
+    """
     digits = [source.digits for source in sources if source.kind == "arithmetic"]
     if digits and "arithmetic" in Path(name).name:
         own_seed = re.search(r"-s(\d+)$", name)
@@ -46,5 +48,5 @@ def how_to_get(name: str, sources: Sequence[DatasetConfig], seed: int) -> str:
 
 
 def _download(owner: str, path: Path) -> str:
-    """Return the command that downloads ``path.name`` of an owner into ``path``, for a shell."""
+    """Return the shell command that downloads the model ``path.name`` of ``owner`` into ``path``."""
     return f"hf download {quote(f'{owner}/{path.name}')} --local-dir {quote(str(path))}"

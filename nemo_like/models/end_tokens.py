@@ -1,7 +1,7 @@
-"""The tokens that end a response: those that the files of a checkpoint name as ``eos_token_id``.
+"""The tokens that end a response: the files of a checkpoint name them as ``eos_token_id``.
 
-A chat model often has several: Llama 3.1 ends its turn with <|eot_id|>, a call of a tool with <|eom_id|>
-and a text with <|end_of_text|>.
+A chat model often has several: Llama 3.1 ends its turn with <|eot_id|>, a tool call with <|eom_id|> and a
+text with <|end_of_text|>.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _FILES = ("generation_config.json", "config.json")
 
 
 class EndTokenError(ValueError):
-    """A file of a checkpoint names an eos token by something other than an id."""
+    """A checkpoint's file has an ``eos_token_id`` that is neither an id nor a list of ids."""
 
 
 def stated_end_ids(checkpoint: Path) -> tuple[int, ...]:
@@ -28,10 +28,10 @@ def stated_end_ids(checkpoint: Path) -> tuple[int, ...]:
 
 
 def shown_end_tokens(checkpoint: Path) -> list[str]:
-    """Return the tokens that end a response as text for people, such as "<|im_end|> (151645)": the eos of the
-    tokenizer first, then ``stated_end_ids``.
+    """Return the tokens that end a response as text for people, such as "<|im_end|> (151645)".
 
-    The files tell the id of the tokenizer's eos only where there is a tokenizer.json.
+    The tokenizer's eos comes first, then ``stated_end_ids``. Without a tokenizer.json the files do not say
+    the id of the tokenizer's eos, and words stand for it.
     """
     texts = _added_tokens(checkpoint)
     eos = _text(_content(checkpoint / "tokenizer_config.json").get("eos_token"))
@@ -60,7 +60,7 @@ def _added_tokens(checkpoint: Path) -> dict[int, str]:
 
 
 def _text(token: Any) -> str | None:
-    """Return a token's text, which tokenizer_config.json has as it is or in a mapping."""
+    """Return the text of a token, which tokenizer_config.json has either plainly or in a mapping."""
     return token if isinstance(token, str) else _mapping(token).get("content")
 
 

@@ -1,7 +1,7 @@
-"""The operations and the bytes of a decoder-only transformer, from its sizes alone.
+"""Counts the operations and bytes of a decoder-only transformer from its sizes.
 
-FLOPs count a multiplication and an addition as two. Matrix products count, everything else does not: norms,
-activations, softmax and rotary embeddings are a few per cent of the work and are bound by memory.
+A multiplication and an addition are two FLOPs. Only matrix products count: norms, activations, softmax and
+rotary embeddings are a few per cent of the work, and memory bounds them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from nemo_like.models.model_info import ModelInfo
 from nemo_like.policy.options import Precision
 
-# The gradients with regard to inputs and to weights are a matrix product each, for one in the forward pass.
+# For one matrix product forward there are two backward, for the gradients of inputs and of weights.
 BACKWARD_OVER_FORWARD = 2
 # vLLM's attention on CPU reads the KV cache in blocks of a multiple of this many tokens.
 CPU_BLOCK_TOKENS = 32
@@ -23,8 +23,8 @@ def value_bytes(precision: Precision) -> int:
 def layer_flops_per_token(model: ModelInfo) -> int:
     """Return the FLOPs of one token's forward pass through the weights of all layers.
 
-    A token meets its chosen experts only. The products of queries with keys are not in it, nor the output
-    layer.
+    Of a mixture's experts only those chosen for the token count. Attention's products of queries with keys
+    and of probabilities with values are not included, nor is the output layer.
     """
     counts = model.parameters
     query, key_value = model.num_heads * model.head_size, 2 * model.num_kv_heads * model.head_size
@@ -34,16 +34,16 @@ def layer_flops_per_token(model: ModelInfo) -> int:
 
 
 def attention_flops_per_token(model: ModelInfo, context_length: float) -> float:
-    """Return the FLOPs of one token's forward pass through attention over ``context_length`` tokens.
+    """Return the FLOPs of one token's attention over ``context_length`` tokens, in all layers.
 
-    Both products count, that of queries with keys and that of probabilities with values, in all layers. A
-    causal sequence of L tokens has (L + 1) / 2 tokens of context in the mean.
+    Counts the products of queries with keys and of probabilities with values. In a causal sequence of L
+    tokens the mean context is (L + 1) / 2 tokens.
     """
     return 4 * model.num_layers * model.num_heads * model.head_size * context_length
 
 
 def output_flops_per_token(model: ModelInfo) -> int:
-    """Return the FLOPs of the logits of one token, tied or not."""
+    """Return the FLOPs of the logits of one token; tied embeddings do not change them."""
     return 2 * model.hidden_size * model.vocab_size
 
 
@@ -57,7 +57,7 @@ def forward_flops_per_token(model: ModelInfo, context_length: float) -> float:
 
 
 def training_flops_per_token(model: ModelInfo, context_length: float) -> float:
-    """Return the FLOPs of one token's forward and backward pass, without what is computed again."""
+    """Return the FLOPs of one token's forward and backward pass, without recomputation of activations."""
     return (1 + BACKWARD_OVER_FORWARD) * forward_flops_per_token(model, context_length)
 
 
@@ -67,10 +67,10 @@ def kv_bytes_per_token(model: ModelInfo, bytes_per_value: int = 2) -> int:
 
 
 def distinct_experts(model: ModelInfo, num_tokens: float) -> float:
-    """Return how many experts of a layer ``num_tokens`` tokens reach in the mean; 0 without a mixture.
+    """Return the mean number of experts of a layer that ``num_tokens`` tokens reach; 0 without a mixture.
 
-    Experts are taken to be chosen evenly and by each token independently, so that an expert is missed by all
-    tokens with probability (1 - k / E) ^ num_tokens.
+    Assumes that each token chooses evenly and independently, so that all tokens miss an expert with
+    probability (1 - k / E) ^ num_tokens.
     """
     if model.num_experts is None:
         return 0.0
@@ -81,7 +81,7 @@ def distinct_experts(model: ModelInfo, num_tokens: float) -> float:
 def weights_read(model: ModelInfo, num_tokens: float) -> float:
     """Return how many parameters a forward pass of ``num_tokens`` tokens reads from memory.
 
-    All parameters but the experts that no token reaches and the rows of an input embedding of its own.
+    Counts all parameters except the experts that no token reaches and an input embedding that is not tied.
     """
     counts = model.parameters
     looked_up = 0 if model.has_tied_embeddings else counts.input_embeddings

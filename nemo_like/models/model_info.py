@@ -1,5 +1,4 @@
-"""The sizes and features of a model, read from its checkpoint directory without loading it or any library
-for it."""
+"""Reads the sizes and features of a model from its checkpoint directory, without loading the model."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ from nemo_like.policy.options import BACKEND_KINDS, ValueConfig, WorkerGroupConf
 SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 # Models with a vision tower.
 IMAGE_TEXT_MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl")
-# The keys of config.json for the tokens that stand where an image or a video is. In a response such a token
+# The keys of config.json for tokens that stand for an image or a video. In a response such a token
 # would stand for a picture that is not there, so it is neither sampled nor scored.
 _PLACEHOLDERS = ("image_token_id", "video_token_id")
 
@@ -33,7 +32,7 @@ _REQUIRED = (
     "vocab_size",
 )
 _REQUIRED_OF_MIXTURES = ("moe_intermediate_size", "num_experts", "num_experts_per_tok")
-# The names that other models, or other versions of transformers, have for these sizes.
+# Names of these sizes in other models, or in other versions of transformers.
 _OTHER_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
     "intermediate_size": ("n_inner", "ffn_dim"),
@@ -44,16 +43,16 @@ _OTHER_NAMES = {
 }
 # A model that leaves out the size of its feed-forward layers has this many times the hidden size.
 _USUAL_FFN_FACTOR = 4
-# The values that transformers takes where config.json has none.
+# Values that transformers assumes when config.json has none.
 _USUAL_NORM_EPSILON = 1e-6
 _USUAL_ROPE_THETA = 10000.0
-# The one rope scaling that Megatron-core implements, that of Llama 3.1 (the factor is free).
+# The only rope scaling that Megatron-core implements: Llama 3.1's, with any factor.
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """What config.json says of a causal language model."""
+    """The facts about a causal language model in its config.json."""
 
     model_type: str
     hidden_size: int
@@ -71,7 +70,7 @@ class ModelInfo:
     norm_epsilon: float
     rope_theta: float
     rope_scaling_factor: float | None  # of Llama 3.1's scaling; None with no scaling, or with another kind
-    num_stored_scalars: int | None  # counted in the weight files; None for a type whose sizes give them
+    num_stored_scalars: int | None  # counted in the weight files; None if the sizes give the number
     placeholder_ids: tuple[int, ...] = ()  # tokens that are never sampled; none without a vision tower
     has_value_head: bool = False  # a critic's one output is in the place of the output layer
 
@@ -91,7 +90,7 @@ class ModelInfo:
         return self.model_type in ("qwen3", "qwen3_moe")
 
     def padded_vocab_size(self, tp: int) -> int:
-        """Return the rows of an embedding over ``tp`` ranks: the vocabulary, rounded up to a multiple."""
+        """Return the rows of an embedding on ``tp`` ranks: the vocabulary, rounded up to a multiple."""
         return -(-self.vocab_size // tp) * tp
 
     @property
@@ -107,10 +106,10 @@ class ModelInfo:
 
     @property
     def parameters(self) -> ParameterCounts:
-        """The number of scalars in the weights by kind.
+        """The number of scalars in the weights, by kind.
 
-        Where the weight files were counted, the kinds are estimates: a layer's feed-forward part gets its
-        share of what the other kinds, counted as in Llama, leave of the sum.
+        Where the weight files were counted, the kinds are estimates: the other kinds are counted as in Llama,
+        and the feed-forward layers share the rest of the counted sum.
         """
         query, key_value = self.num_heads * self.head_size, 2 * self.num_kv_heads * self.head_size
         biases = query + key_value if self.has_qkv_bias else 0
@@ -138,24 +137,27 @@ class ModelInfo:
 
 
 def shipped_shape(model_name: str) -> Path | None:
-    """Return the shipped directory with the sizes of a model of this name; None when there is none.
+    """Return the shipped directory with the sizes of the model of this name; None when there is none.
 
-    It is for planning a run on a machine that does not have the model.
+    With it a run can be planned on a machine that does not have the model.
     """
     shape = _SHAPES / Path(model_name).name
     return shape if (shape / "config.json").is_file() else None
 
 
 def model_of(group: WorkerGroupConfig) -> ModelInfo:
-    """Return the sizes of the model of a group of training workers; where its directory is not here, the
-    shipped ones of its name. Raises ConfigError when there are none either."""
+    """Return the sizes of the model of a training worker group.
+
+    Without the model's directory, the shipped sizes of its name are read. Raises ConfigError when there are
+    none.
+    """
     shape = None if Path(group.model_name).is_dir() else shipped_shape(group.model_name)
     model = read_model_info(str(shape or group.model_name), group.backend)
     return _as_critic(model) if isinstance(group, ValueConfig) else model
 
 
 def _as_critic(model: ModelInfo) -> ModelInfo:
-    """Return the sizes of a critic that is made of a language model."""
+    """Return the sizes of the critic made of a language model: a value head replaces the output layer."""
     critic = replace(model, has_value_head=True, has_tied_embeddings=False)
     if model.num_stored_scalars is None:
         return critic
@@ -166,9 +168,8 @@ def _as_critic(model: ModelInfo) -> ModelInfo:
 def read_model_info(model_name: str, backend: str | None, group: str = "policy") -> ModelInfo:
     """Read a model's sizes from ``config.json`` in the directory ``model_name``.
 
-    Raises ConfigError when the file is missing or broken, or when it describes a model that the training
-    ``backend`` does not support; None is for a model that nothing trains. ``group`` names the worker group of
-    whose keys the error tells.
+    Raises ConfigError when the file is missing or broken, or when the training ``backend`` does not support
+    the model; None is for a model that nothing trains. The error names keys of the worker group ``group``.
     """
     path = Path(model_name) / "config.json"
     if not path.is_file():
@@ -200,7 +201,7 @@ def read_model_info(model_name: str, backend: str | None, group: str = "policy")
 
 
 def _check_vision_tower(group: str, model_name: str, model_type: str) -> None:
-    """Raise ConfigError unless a model of this type, which has a vision tower, is known."""
+    """Raise ConfigError unless models of this type, which have a vision tower, are supported."""
     if model_type not in IMAGE_TEXT_MODEL_TYPES:
         rule = f"has a vision tower (it is of type {model_type!r}) that is not supported"
         supported = f"use one of type {' or '.join(IMAGE_TEXT_MODEL_TYPES)}, or a model of text alone"
@@ -208,9 +209,9 @@ def _check_vision_tower(group: str, model_name: str, model_type: str) -> None:
 
 
 def _of_language_model(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``content`` of an image-text model with the sizes of its language model in their usual places.
+    """Return ``content`` of an image-text model with the sizes of its language model at the top level.
 
-    Checkpoints of earlier versions of transformers have them there already.
+    Earlier versions of transformers wrote them there already.
     """
     of_text = dict(content.get("text_config") or {})
     of_text.pop("model_type", None)
@@ -223,9 +224,9 @@ def count_stored_scalars(path: Path) -> int:
 
 
 def stored_shapes(path: Path) -> dict[str, list[int]]:
-    """Return the shapes of the tensors in a directory's safetensors files by name, from their headers alone.
+    """Return the shapes of the tensors in a directory's safetensors files, by name, from the headers alone.
 
-    A file whose header is not valid JSON has none.
+    A file whose header is not valid JSON contributes none.
     """
     shapes: dict[str, list[int]] = {}
     for file in sorted(path.glob("*.safetensors")):
@@ -241,7 +242,7 @@ def stored_shapes(path: Path) -> dict[str, list[int]]:
 
 
 def _with_usual_names(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``content`` with the sizes under the names that Llama, Qwen and most others have for them."""
+    """Return ``content`` with each size under the name that Llama, Qwen and most other models use."""
     named = dict(content)
     for name, others in _OTHER_NAMES.items():
         values = [content[key] for key in (name, *others) if content.get(key) is not None]
@@ -253,12 +254,12 @@ def _with_usual_names(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def rope_settings(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rope settings under transformers 5's key, or under that of earlier versions."""
+    """Return the rope settings, under the key of transformers 5 or of earlier versions; else empty."""
     return content.get("rope_parameters") or content.get("rope_scaling") or {}
 
 
 def rope(content: Mapping[str, Any]) -> tuple[float, float | None] | None:
-    """Return theta and the factor of Llama 3.1's scaling, or (theta, None) for a model without scaling.
+    """Return theta and the factor of Llama 3.1's scaling; the factor is None for a model without scaling.
 
     Returns None for another kind of scaling.
     """
@@ -299,13 +300,12 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
 
 
 def placeholder_ids(content: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the ids of the tokens that stand for images and videos, of what config.json has."""
+    """Return the ids that config.json gives for the tokens that stand for images and videos."""
     return tuple(content[name] for name in _PLACEHOLDERS if content.get(name) is not None)
 
 
 def has_vision_tower(model_name: str) -> bool:
-    """Return whether the checkpoint in the directory ``model_name`` reads images; False where it has no
-    config.json that can be read."""
+    """Return whether the checkpoint ``model_name`` reads images; False without a readable config.json."""
     try:
         content = json.loads((Path(model_name) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):

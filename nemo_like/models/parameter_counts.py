@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterCounts:
-    """How many parameters a model has of each kind; counts are scalars of one layer where they say so."""
+    """The number of a model's parameters of each kind, in scalars.
+
+    ``attention``, ``dense_ffn``, ``router`` and ``layer_norms`` are counts of one layer, ``expert`` of one
+    expert.
+    """
 
     num_layers: int
     input_embeddings: int
@@ -28,7 +32,7 @@ class ParameterCounts:
 
     @property
     def embeddings(self) -> int:
-        """The parameters of the input embedding and of the output layer, which count once where tied."""
+        """The parameters of the input embedding and of the output layer; tied ones count once."""
         return self.input_embeddings + self.output_layer
 
     @property
@@ -48,6 +52,6 @@ class ParameterCounts:
 
     @property
     def active(self) -> int:
-        """The parameters that one token meets: all but the experts that it is not sent to."""
+        """The parameters that one token uses: all except the experts that are not chosen for it."""
         idle = self.num_experts - self.num_experts_per_token
         return self.total - self.num_layers * idle * self.expert

@@ -1,4 +1,4 @@
-"""Runs each metrics back end on a thread of its own, where nothing it does can hold up or end the run."""
+"""Runs each metrics back end on a thread of its own, so that nothing it does can delay or end the run."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Protocol
 
 from nemo_like.observability.summary import SampleAnswer
 
-# How long to wait after ``give_up``: a back end whose processes have ended notices that at once.
+# How long to wait after ``give_up``: a back end notices at once that its processes have ended.
 _GIVEN_UP_S = 2.0
 
 
 class Recorder(Protocol):
-    """A run in a metrics back end. One thread makes and uses it."""
+    """A run in a metrics back end. One thread makes the recorder and makes all calls."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record metrics of a step; several calls may bring those of one step."""
+        """Record metrics of a step; several calls may bring metrics of the same step."""
 
     def log_answers(self, step: int, answers: Sequence[SampleAnswer]) -> None:
-        """Record a few answers of a validation, where the back end has a place for texts."""
+        """Record a few answers of a validation, if the back end keeps texts."""
 
     def close(self) -> None:
-        """Write out what is left."""
+        """Write everything that is not written yet."""
 
 
 class BackgroundLogger:
     """Hands metrics to a recorder on a thread of its own; every call but ``finish`` returns at once.
 
-    Importing and starting a back end takes seconds. ``start`` does it on the thread, while the run's
-    processes start, and returns the recorder.
+    Importing and starting a back end takes seconds. The thread calls ``start``, which does both and returns
+    the recorder, while the run's processes start.
     """
 
     def __init__(
@@ -39,8 +39,8 @@ class BackgroundLogger:
     ) -> None:
         """Begin to start the back end, which messages call ``name``.
 
-        ``give_up`` is called when the back end does not finish in time. It ends what the back end waits for,
-        which would keep this process from its end too.
+        ``give_up`` is called when the back end does not finish in time. It must end whatever the back end
+        waits for, which would also keep this process from exiting.
         """
         self._name, self._give_up = name, give_up
         self._tasks: queue.SimpleQueue[Callable[[Recorder], None] | None] = queue.SimpleQueue()
@@ -60,15 +60,15 @@ class BackgroundLogger:
         self._tasks.put(lambda recorder: recorder.log_answers(step, kept))
 
     def end(self) -> None:
-        """Let the back end close as soon as it has recorded everything. Safe to call twice."""
+        """Let the back end close once it has recorded everything. Safe to call twice."""
         if not self._has_ended:
             self._has_ended = True
             self._tasks.put(None)
 
     def finish(self, *, timeout_s: float) -> str | None:
-        """Let the back end close, and wait until it has, or for about ``timeout_s``.
+        """Let the back end close, and wait for it, but no longer than about ``timeout_s``.
 
-        Returns a sentence on what went wrong, or None. Only the first call waits; later ones return None.
+        Returns a sentence on what went wrong, or None. Only the first call waits; later calls return None.
         """
         self.end()
         if self._has_waited:

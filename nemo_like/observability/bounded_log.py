@@ -1,9 +1,9 @@
-"""Keeps a log short that a process, and what it starts, append to: its beginning and its end stay.
+"""Keeps a growing log short: its beginning and its end stay, its middle is cut out.
 
     beginning ── --- N bytes were left out here --- ── end ◀── appended
 
-Whoever writes does so with O_APPEND and learns nothing of it. What is written in the moment of a cut may be
-left out too.
+A process and its children append with O_APPEND, and do not notice a cut. Bytes written at the moment of a cut
+may be lost too.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# A log longer than the first is cut to its beginning and its end, each of the second length.
+# A log longer than the former is cut to its beginning and its end, each of the latter length.
 MAX_BYTES = 64 << 20
 KEPT_BYTES = 16 << 20
-# How often a process looks at its log. One that writes 400 MB a second gets as much beyond the limit.
+# How often a process checks its log. A log that grows by 400 MB a second exceeds the limit by as much.
 _PERIOD_S = 0.5
 _MARK = re.compile(rb"\n--- ([0-9,]+) bytes were left out here ---\n")
 _MARK_BYTES = 80
@@ -28,11 +28,11 @@ class BoundedLog:
     """A log that ``cut`` keeps short."""
 
     def __init__(self, path: Path, *, max_bytes: int, kept_bytes: int) -> None:
-        """Keep the beginning and the end, of ``kept_bytes`` each, once there are more than ``max_bytes``."""
+        """Once the log has more than ``max_bytes``, keep ``kept_bytes`` of its beginning and of its end."""
         self._path, self._max_bytes, self._kept_bytes = path, max_bytes, kept_bytes
 
     def cut(self) -> None:
-        """Leave the middle out if the log is too long. A log that cannot be cut, or is none, stays."""
+        """Cut the middle out if the log is too long. A file that cannot be cut stays as it is."""
         try:
             if self._path.stat().st_size > self._max_bytes:
                 self._cut()
@@ -45,17 +45,16 @@ class BoundedLog:
             size = os.fstat(file.fileno()).st_size
             file.seek(max(head, size - self._kept_bytes - 1))
             end = file.read()
-            while more := file.read():  # what was written meanwhile
+            while more := file.read():  # bytes that were written meanwhile
                 end += more
-            tail = end[end.find(b"\n") + 1 :]  # whole lines, or a part of one that is longer
+            tail = end[end.find(b"\n") + 1 :]  # whole lines, or a part of a longer line
             num_left_out += os.fstat(file.fileno()).st_size - head - len(tail)
             file.truncate(head)
         with self._path.open("ab") as file:
             file.write(b"\n--- %s bytes were left out here ---\n" % f"{num_left_out:,}".encode() + tail)
 
     def _head(self, beginning: bytes) -> tuple[int, int]:
-        """Return how long the part is that stays at the beginning, and how many bytes an earlier cut left
-        out after it."""
+        """Return how many bytes stay at the beginning, and how many bytes earlier cuts left out after it."""
         if mark := _MARK.search(beginning):
             return mark.start(), int(mark[1].replace(b",", b"")) - len(mark[0])
         last_line = beginning.rfind(b"\n", 0, self._kept_bytes)
@@ -64,7 +63,7 @@ class BoundedLog:
 
 @contextmanager
 def kept_short(path: Path) -> Iterator[None]:
-    """Keep a log short while the block runs."""
+    """Keep a log short during the ``with`` block."""
     is_over = threading.Event()
     keeper = threading.Thread(target=_keep_short, args=(path, is_over), name="log", daemon=True)
     keeper.start()

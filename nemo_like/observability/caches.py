@@ -1,4 +1,4 @@
-"""Where runs of a user keep what makes the next one start sooner, such as compiled code."""
+"""Says where a user's runs keep files, such as compiled code, that make the next run start sooner."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ INDUCTOR = "TORCHINDUCTOR_CACHE_DIR"
 
 
 def cache_directory() -> Path:
-    """Return ``nemo_like`` in the user's directory of caches, which is made.
+    """Make and return ``nemo_like`` in the user's cache directory.
 
-    Where the user has no home that can be written, it is a directory among the temporary files, which goes
-    with the run.
+    Without a home directory that can be written, return a directory below the temporary files, which go with
+    the run.
     """
     own = _in_home("XDG_CACHE_HOME", ".cache") / "nemo_like"
     return own if _is_usable(own) else Path(tempfile.gettempdir(), "nemo_like-cache")
 
 
 def matplotlib_directory() -> dict[str, str]:
-    """Return the variable that says where Matplotlib keeps its files, where it could not keep them by itself.
+    """Return the environment variable that gives Matplotlib a directory for its files; empty when it has one
+    already.
 
-    It would make a directory among the temporary files, say so, and fail at the end of the process to remove
-    what went with the run.
+    Without a directory Matplotlib makes one below the temporary files, says so, and fails at the end of the
+    process to remove it, since it went with the run.
     """
     if "MPLCONFIGDIR" in os.environ or _is_usable(_in_home("XDG_CONFIG_HOME", ".config") / "matplotlib"):
         return {}
@@ -32,13 +33,15 @@ def matplotlib_directory() -> dict[str, str]:
 
 
 def _in_home(variable: str, name: str) -> Path:
-    """Return the directory that a variable names, else the one of this name in the user's home: a relative
-    path where nobody knows of a home."""
+    """Return the directory that the environment variable names, or else ``name`` in the user's home.
+
+    It is a relative path when the user has no known home.
+    """
     return Path(os.environ.get(variable) or os.path.join(os.path.expanduser("~"), name))
 
 
 def _is_usable(path: Path) -> bool:
-    """Return whether there is such a directory that this user can write, or now is."""
+    """Make the directory if it is missing; return whether this user can write into it."""
     with suppress(OSError):
         if path.is_absolute():
             path.mkdir(parents=True, exist_ok=True)
@@ -47,6 +50,8 @@ def _is_usable(path: Path) -> bool:
 
 
 def inductor_cache() -> dict[str, str]:
-    """Return the variable that says where PyTorch's compiler keeps its files. By itself it makes a directory
-    among the temporary files as soon as it is imported, and leaves it there."""
+    """Return the environment variable that says where PyTorch's compiler keeps its files.
+
+    By itself PyTorch makes a directory below the temporary files at its import, and leaves it there.
+    """
     return {INDUCTOR: os.environ.get(INDUCTOR, str(cache_directory() / "inductor"))}

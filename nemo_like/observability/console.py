@@ -1,4 +1,4 @@
-"""Consoles, which show the user a run: a live view on a terminal, plain lines elsewhere."""
+"""Consoles show the user a run: a live view on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from nemo_like.observability.progress import (
 
 
 class Console(Protocol):
-    """What shows the progress of a run; every call returns at once."""
+    """Shows the progress of a run; every call returns at once."""
 
     def status(self, text: str) -> None:
-        """Show what the run is doing while there is no step to show, such as "starting engines"."""
+        """Show what the run is doing outside of steps, such as "starting engines"."""
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def validation(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
     def note(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that stays on the screen."""
 
     def close(self) -> None:
-        """Leave the terminal as it was; safe to call twice. ``note`` works afterwards too."""
+        """Restore the terminal; safe to call twice. ``note`` still works afterwards."""
 
 
 def make_console(mode: ConsoleMode, stream: TextIO, run_name: str, progress: RunProgress) -> Console:
@@ -47,7 +47,7 @@ def make_console(mode: ConsoleMode, stream: TextIO, run_name: str, progress: Run
 
 
 class QuietConsole:
-    """A console that shows nothing; the progress gets every value."""
+    """A console that shows nothing, but still counts the run's progress."""
 
     def __init__(self, progress: RunProgress) -> None:
         self._progress = progress
@@ -67,9 +67,9 @@ class QuietConsole:
 
 
 class PlainConsole:
-    """A console that prints one line per event and flushes it, without colours or cursor movements.
+    """A console that prints and flushes one line per event, without colours or cursor movements.
 
-    When the stream can take no more, as its disk is full or its reader gone, lines go to standard error.
+    When the stream fails, because its disk is full or its reader is gone, lines go to standard error.
     """
 
     def __init__(self, stream: TextIO, progress: RunProgress) -> None:
@@ -110,14 +110,14 @@ class PlainConsole:
 
 
 def _drop_output(stream: TextIO) -> None:
-    """Connect the stream to nowhere: it still holds a line, which Python would fail to write at exit."""
+    """Connect the stream to /dev/null: it still holds a line, which Python would fail to write at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
 
 def _describe_step(metrics: Mapping[str, float], eta_s: float | None) -> str:
-    """Return a step's numbers on one line, without those that the step did not measure."""
+    """Return the numbers of a step on one line, leaving out numbers that the step did not measure."""
     formats = {
         "train/mean_gen_tokens_per_sample": "length {:.1f}",
         "train/truncation_rate": "truncated {:.1%}",

@@ -1,4 +1,4 @@
-"""Writes files and directories whole or not at all, and says where a disk is full and what to do."""
+"""Writes files and directories completely or not at all, and says where a disk is full and what to do."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from nemo_like.config.units import format_size
 
 _REMEDY = "Free some space, then run again: a run with a logger.run_name continues from its last checkpoint"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-# With less than this free, a full disk is taken for the cause of any error while writing: not every library
+# With fewer free bytes, a full disk counts as the cause of any error while writing: not every library
 # says so.
 _FULL_BYTES = 1 << 20
 
 
 class DiskFull(RuntimeError):
-    """Nothing more can be written; the message says where, how much is free and needed, and what to do."""
+    """A disk is full. The message says where, how much is free and needed, and what to do."""
 
 
 def disk_full(what: str, directory: Path, needed_bytes: int | None, remedy: str = _REMEDY) -> DiskFull:
-    """Return the error for a disk without space for ``what``; ``needed_bytes`` may be unknown."""
+    """Return the error of a disk without space for ``what``; ``needed_bytes`` is None when it is unknown."""
     free = format_size(_free_bytes(directory))
     needed = "more is needed" if needed_bytes is None else f"it needs {format_size(needed_bytes)}"
     return DiskFull(f"no space for {what}: {free} are free in {directory}, and {needed}. {remedy}")
 
 
 def is_disk_full(error: BaseException, directory: Path) -> bool:
-    """Return whether an error, or a cause of it, is that of a full disk or quota below ``directory``.
+    """Return whether an error, or one of its causes, comes from a full disk or quota below ``directory``.
 
-    Some libraries say it only in the text of their error, or not at all: so any error counts where almost
+    Some libraries say so only in the text of their error, or not at all; so any error counts while almost
     nothing is free.
     """
     if _free_bytes(directory) < _FULL_BYTES:
@@ -49,8 +49,10 @@ def is_disk_full(error: BaseException, directory: Path) -> bool:
 
 
 def full_directory(error: BaseException, *directories: Path) -> Path | None:
-    """Return the directory whose full disk an error is about; None where it is about none. An error that
-    names no directory is about the one where nothing is free, or else the first."""
+    """Return the directory whose full disk caused an error; None for other errors.
+
+    An error that names no directory is about the directory whose disk has nothing free, or else the first.
+    """
     full = [directory for directory in directories if _free_bytes(directory) < _FULL_BYTES]
     return next(iter(full), directories[0] if is_disk_full(error, directories[0]) else None)
 
@@ -65,9 +67,10 @@ def check_space(what: str, directory: Path, needed_bytes: int, remedy: str = _RE
 def space_for(
     what: str, directory: Path, needed_bytes: int | None = None, remedy: str = _REMEDY
 ) -> Iterator[None]:
-    """Run a block that writes below ``directory``.
+    """Run the ``with`` block, which writes ``what`` below ``directory``, and raise DiskFull if the disk gets
+    full.
 
-    When it raises because the disk is full, raise DiskFull. Another OSError always names a path.
+    Any other OSError of the block is raised with a path.
     """
     try:
         yield
@@ -75,7 +78,7 @@ def space_for(
         if not isinstance(error, DiskFull) and is_disk_full(error, directory):
             raise disk_full(what, directory, needed_bytes, remedy) from error
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
-            # What fails on an open file does not say which.
+            # An error on an open file names no path.
             raise OSError(
                 error.errno, f"{error.strerror} while {what} was written", str(directory)
             ) from error
@@ -83,9 +86,9 @@ def space_for(
 
 
 def write_whole(path: Path, contents: bytes | memoryview, what: str) -> None:
-    """Write a file whole, or leave the one that is there as it is. Raises DiskFull or OSError.
+    """Write a file completely, or leave the existing file as it is. Raises DiskFull or OSError.
 
-    A temporary file beside it takes its place once it is complete.
+    Writes a temporary file beside it, and renames that once it is complete.
     """
     aside = path.with_name(f"{path.name}.tmp")
     with space_for(what, path.parent, len(contents)):
@@ -98,7 +101,7 @@ def write_whole(path: Path, contents: bytes | memoryview, what: str) -> None:
 
 
 def append_whole(file: FileIO, line: bytes) -> None:
-    """Append a line to an unbuffered file whole, or restore the file and raise OSError."""
+    """Append a complete line to an unbuffered file, or restore the file and raise OSError."""
     size = os.fstat(file.fileno()).st_size
     try:
         written = 0
@@ -112,7 +115,7 @@ def append_whole(file: FileIO, line: bytes) -> None:
 
 @contextmanager
 def whole_directory(path: Path, what: str, needed_bytes: int) -> Iterator[Path]:
-    """Give the block a temporary directory to write into, and put it in the place of ``path`` at the end.
+    """Give the ``with`` block a temporary directory to write into, which then takes the place of ``path``.
 
     When the block raises, the temporary directory is removed and ``path`` stays as it was. Raises DiskFull
     when the disk gets full, and before the block when less than ``needed_bytes`` are free.
@@ -128,16 +131,18 @@ def whole_directory(path: Path, what: str, needed_bytes: int) -> Iterator[Path]:
 
 
 def give_usual_mode(path: Path) -> None:
-    """Give a file or directory the mode that the umask leaves to new ones.
+    """Give a file or directory the permissions that the umask leaves to new files.
 
-    Libraries that write a file aside first, as safetensors does, leave it to its owner alone.
+    Libraries that write a temporary file first, such as safetensors, leave it readable by its owner only.
     """
     path.chmod((0o777 if path.is_dir() else 0o666) & ~_umask())
 
 
 def _umask() -> int:
-    """Return the umask of this process. Asking the system for it by os.umask would change it for a moment, in
-    which another thread may make a file."""
+    """Return the umask of this process.
+
+    os.umask can only be asked by changing it for a moment, in which another thread may make a file.
+    """
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     line = next(line for line in status.splitlines() if line.startswith("Umask:"))
     return int(line.split()[1], 8)
@@ -145,9 +150,9 @@ def _umask() -> int:
 
 @contextmanager
 def removed_on_error(directory: Path) -> Iterator[None]:
-    """Run a block that works in ``directory``, and remove the directory when the block raises.
+    """Run the ``with`` block, which works in ``directory``, and remove the directory when the block raises.
 
-    Put ``space_for`` inside, since the removal hides that a disk was full.
+    Use ``space_for`` inside this block: the removal frees space and so hides that the disk was full.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Writes and reads ``events.jsonl``: what a run tells people besides its metrics, for whoever watches it.
+"""Writes and reads ``events.jsonl``: what a run tells its user besides its metrics.
 
 Each line has a time, a kind, a text, and for some kinds a step or an exit code:
 
@@ -30,7 +30,7 @@ class EventKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that a run told, at a time by the clock of the driver's machine."""
+    """Something that a run told its user, ``time_s`` seconds after 1970 by the driver machine's clock."""
 
     time_s: float  # since 1970
     kind: EventKind
@@ -40,7 +40,7 @@ class Event:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Event:
-        """Return the event of a line. Raises KeyError, TypeError or ValueError for anything else."""
+        """Return the event of a parsed line. Raises KeyError, TypeError or ValueError for other objects."""
         return cls(
             time_s=datetime.fromisoformat(value["time"]).timestamp(),
             kind=EventKind(value["kind"]),
@@ -51,16 +51,16 @@ class Event:
 
 
 class EventsFile:
-    """Appends to an ``events.jsonl``. A disk that takes no more ends no run: ``problem`` then says why."""
+    """Appends to an ``events.jsonl``. A failed write does not end the run; ``problem`` then says why."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.problem: str | None = None  # why the file lacks what was told last
+        self.problem: str | None = None  # why the file lacks the latest events
 
     def write(
         self, kind: EventKind, text: str = "", *, step: int | None = None, exit_code: int | None = None
     ) -> None:
-        """Append an event of now; another thread than the run's may call it."""
+        """Append an event with the present time. Any thread may call this."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         event = {"time": now, "kind": kind.value, "text": masked(text), "step": step, "exit_code": exit_code}
         try:

@@ -1,4 +1,4 @@
-"""How a process ended, in words."""
+"""Says in words how a process ended."""
 
 from __future__ import annotations
 
@@ -6,6 +6,5 @@ import signal
 
 
 def how_it_ended(code: int) -> str:
-    """Return the meaning of a return code as ``subprocess`` gives it: "exit code 3", or "signal SIGKILL" for
-    one below 0."""
+    """Return the meaning of a return code of ``subprocess``: "exit code 3", or for -9 "signal SIGKILL"."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

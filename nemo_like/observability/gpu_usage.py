@@ -1,4 +1,4 @@
-"""Samples how busy and how full the GPUs of a process are, on a thread beside its work."""
+"""Samples the utilisation and memory of a process's GPUs, on a thread beside its work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True, slots=True)
 class GpuSample:
-    """The state of one GPU at one moment, with all processes that use it."""
+    """The state of one GPU at one moment. It covers all processes that use the GPU."""
 
     utilization: float  # share of the driver's latest sampling period in which a kernel ran
     used_bytes: int
@@ -28,7 +28,7 @@ ReadGpu = Callable[[], GpuSample]
 
 
 def usage_metrics(samples: Sequence[GpuSample]) -> dict[str, Metric]:
-    """Return the samples' mean utilisation and peak memory, to be merged over processes; {} for none."""
+    """Return mean utilisation and peak memory, to be merged over processes; empty without samples."""
     if not samples:
         return {}
     return {
@@ -39,7 +39,7 @@ def usage_metrics(samples: Sequence[GpuSample]) -> dict[str, Metric]:
 
 
 class GpuUsage:
-    """Samples some GPUs every ``interval_s``, on a thread that ends with the process."""
+    """Samples GPUs every ``interval_s`` seconds, on a thread that ends with the process."""
 
     def __init__(self, gpus: Sequence[ReadGpu], interval_s: float = _INTERVAL_S) -> None:
         """Start the thread, unless there are no GPUs."""
@@ -67,7 +67,7 @@ class GpuUsage:
 def own_gpus(environment: Mapping[str, str] = os.environ) -> list[ReadGpu]:
     """Return a reader for each NVIDIA GPU that this process may use.
 
-    Returns none without NVIDIA's driver or the package nvidia-ml-py, or where a GPU cannot be read.
+    Returns an empty list without NVIDIA's driver or the package nvidia-ml-py, and when a GPU cannot be read.
     """
     try:
         import pynvml
@@ -79,12 +79,12 @@ def own_gpus(environment: Mapping[str, str] = os.environ) -> list[ReadGpu]:
         for read in readers:
             read()
     except pynvml.NVMLError:
-        return []  # no driver, or one that does not tell, as of a part of a GPU
+        return []  # no driver, or a GPU that it cannot read, such as a part of a GPU
     return readers
 
 
 def gpu_memory_bytes(environment: Mapping[str, str] = os.environ) -> list[int]:
-    """Return the memory of each NVIDIA GPU that this process may use; none where ``own_gpus`` finds none."""
+    """Return the memory of each NVIDIA GPU that this process may use; empty when ``own_gpus`` finds none."""
     return [read().total_bytes for read in own_gpus(environment)]
 
 
@@ -103,7 +103,8 @@ def _readers(pynvml: Any, environment: Mapping[str, str]) -> list[ReadGpu]:
 def visible_gpus(cuda_visible_devices: str | None, num_gpus: int) -> list[int | str]:
     """Return the indices or UUIDs of the GPUs that CUDA shows to a process.
 
-    As in CUDA, the names in ``cuda_visible_devices`` count up to the first invalid one; None shows all GPUs.
+    As in CUDA, names in ``cuda_visible_devices`` after the first invalid one are ignored; None shows all
+    GPUs.
     """
     if cuda_visible_devices is None:
         return list(range(num_gpus))

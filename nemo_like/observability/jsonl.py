@@ -23,9 +23,10 @@ _MEASURED_SUFFIX = "_s"  # seconds, and rates per second
 
 
 class MetricsFile:
-    """Writes a ``metrics.jsonl``, one line per step. All metrics of a step become one object.
+    """Writes a ``metrics.jsonl``, one line per step.
 
-    A step's line reaches the file when the next step is written, or with ``flush``.
+    All metrics of a step become one object. A step's line reaches the file when the next step is written, or
+    with ``flush``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -41,7 +42,7 @@ class MetricsFile:
         self._pending.update({name: _json_number(value) for name, value in metrics.items()})
 
     def flush(self) -> None:
-        """Append the line of the latest step; call it when nothing more of that step will come.
+        """Append the line of the latest step; call it once all metrics of the step are known.
 
         Raises DiskFull or OSError; the file is then as it was, and the step's metrics are lost.
         """
@@ -52,8 +53,12 @@ class MetricsFile:
                 append_whole(self._file, line)
 
     def rewind(self, last_step: int, warn: Callable[[str], None] = warnings.warn) -> None:
-        """Remove the lines after ``last_step``, which will be written again, one that was cut short, and
-        those that are no lines of metrics; ``warn`` is told of the last."""
+        """Remove the lines after ``last_step``, which the run will write again, and lines that hold no
+        metrics.
+
+        A last line that was cut short is removed too. ``warn`` gets a sentence about other lines without
+        metrics.
+        """
         self._pending = None
         self._file.close()
         kept = []
@@ -65,7 +70,7 @@ class MetricsFile:
         self._file = _open(self._path)
 
     def abandon(self) -> None:
-        """Close the file without the latest step, if it was not flushed."""
+        """Close the file, and drop the latest step if it was not flushed."""
         self._pending = None
         self.close()
 
@@ -79,27 +84,27 @@ class MetricsFile:
 
 
 def _open(path: Path) -> FileIO:
-    """Open a file to append, unbuffered: a buffer would keep what the disk refused, and fail again."""
+    """Open a file to append without a buffer, which would keep what the disk refused and fail again later."""
     return path.open("ab", buffering=0)
 
 
 def read_metrics(path: Path, warn: Callable[[str], None] = warnings.warn) -> list[dict[str, Any]]:
     """Return the objects of a ``metrics.jsonl``, one per step, in order.
 
-    A last line that was cut short is left out, and so are lines that are no lines of metrics, of which
-    ``warn`` is told. Raises OSError when the file cannot be read.
+    Skips a last line that was cut short, and lines that hold no metrics; ``warn`` gets a sentence about the
+    latter. Raises OSError when the file cannot be read.
     """
     return [record for _, record in _metrics_lines(path, warn)]
 
 
 def is_metrics(value: Mapping[str, Any]) -> bool:
-    """Return whether an object is a step's metrics: a step, and otherwise numbers and null."""
+    """Return whether an object has the metrics of a step: an integer ``step``, else only numbers and null."""
     is_of_step = type(value.get("step")) is int
     return is_of_step and all(one is None or isinstance(one, int | float) for one in value.values())
 
 
 def json_object(line: bytes) -> dict[str, Any] | None:
-    """Return the object of a line; None where it has none, or is no UTF-8."""
+    """Return the JSON object in a line; None when the line holds anything else."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
@@ -108,14 +113,14 @@ def json_object(line: bytes) -> dict[str, Any] | None:
 
 
 def left_out(path: Path, numbers: Sequence[int], what: str) -> str:
-    """Return a sentence about the lines of a file, counted from 1, that are no ``what``."""
+    """Return a sentence that says which lines of a file, counted from 1, are no lines of ``what``."""
     first, *others = numbers
     more = f", and {len(others)} more are none" if others else ""
     return f"{path}:{first} is no line of {what}{more}; left out"
 
 
 def _metrics_lines(path: Path, warn: Callable[[str], None]) -> list[tuple[bytes, dict[str, Any]]]:
-    """Return the lines of a ``metrics.jsonl`` with their objects; see ``read_metrics``."""
+    """Return the lines of a ``metrics.jsonl`` with their objects, in the way of ``read_metrics``."""
     found: list[tuple[bytes, dict[str, Any]]] = []
     bad: list[int] = []
     *lines, last = path.read_bytes().split(b"\n")
@@ -132,16 +137,16 @@ def _metrics_lines(path: Path, warn: Callable[[str], None]) -> list[tuple[bytes,
 
 @dataclass(frozen=True, slots=True)
 class NewLines:
-    """What is new in a followed file."""
+    """The new objects of a followed file, and whether another file has taken its place."""
 
     values: list[dict[str, Any]]
-    is_replaced: bool  # another file has taken the place of the one that was read: these are all of its lines
+    is_replaced: bool  # another file has replaced the one that was read; ``values`` has all of its lines
 
 
 class FollowedLines:
-    """A file of JSON lines that another process writes, on any file system that both see.
+    """A file of JSON lines that another process writes, on any file system that both processes see.
 
-    The file may not be there yet. A last line without its end is being written, and is read when it has one.
+    The file may be missing at first. An unfinished last line is read once it has its end.
     """
 
     def __init__(self, path: Path) -> None:
@@ -150,9 +155,9 @@ class FollowedLines:
         self._offset = 0
 
     def new(self) -> NewLines:
-        """Return the objects since the last call; lines that are no JSON objects are left out.
+        """Return the objects written since the last call; lines that are no JSON objects are skipped.
 
-        A process that was killed while it wrote leaves such a line. Raises OSError for a file that cannot be
+        A process that is killed while it writes leaves such a line. Raises OSError when the file cannot be
         read.
         """
         try:
@@ -171,7 +176,7 @@ class FollowedLines:
 
 
 def without_measurements(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a step's metrics without those that depend on the machine's speed."""
+    """Return the metrics of a step that do not depend on the machine's speed."""
     return {
         name: value
         for name, value in record.items()

@@ -19,7 +19,7 @@ _TREND_STEPS = 9
 
 @dataclass(slots=True)
 class CurvePoints:
-    """The points of a learning curve: (step, value) pairs in the order of steps."""
+    """The points of a learning curve: (step, value) pairs, sorted by step."""
 
     rewards: list[tuple[int, float]] = field(default_factory=list)
     accuracies: list[tuple[int, float]] = field(default_factory=list)
@@ -29,7 +29,7 @@ class CurvePoints:
 
 
 def write_learning_curve(path: Path, points: CurvePoints, title: str) -> None:
-    """Draw ``points`` into a PNG file. It needs no display. Raises DiskFull or OSError."""
+    """Draw ``points`` into a PNG file, without a display. Raises DiskFull or OSError."""
     os.environ.update(own := matplotlib_directory())
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The live view of a run: its panel at the bottom of the terminal, redrawn in place."""
+"""The live view of a run: a panel at the bottom of the terminal, redrawn in place."""
 
 from __future__ import annotations
 

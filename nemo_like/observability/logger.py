@@ -1,4 +1,4 @@
-"""One small interface in front of console, files and metrics back ends."""
+"""Logs a run to console, files and metrics back ends through one interface."""
 
 from __future__ import annotations
 
@@ -23,29 +23,31 @@ from nemo_like.observability.progress import RunProgress
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import RunSummary, SampleAnswer, format_summary
 
-# How long the user may have to wait for the back ends when a run finishes, and when it was cut short.
+# How long the user may wait for the back ends when a run finishes, and when it was cut short.
 _FINISH_S = 10.0
 _ABANDON_S = 3.0
 _WANDB_RUN_ID = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
-# What writes a run's report; whoever starts the run hands it in.
+# Makes the recorder that writes a run's report; the caller that starts the run passes it.
 MakeReport = Callable[[RunDirectory], Recorder]
 
 
 class _SentSteps:
-    """Which steps the back ends have already got. A run that goes back to a checkpoint makes some steps
-    again, but a back end keeps one value per step."""
+    """Remembers which steps the back ends have got.
+
+    A run that goes back to a checkpoint repeats steps, but a back end keeps only one value per step.
+    """
 
     def __init__(self) -> None:
         self._step = self._validation = -1
 
     def is_new_step(self, step: int) -> bool:
-        """Return whether this step is sent for the first time, and count it as sent."""
+        """Return whether the metrics of this step were not sent yet, and count them as sent."""
         is_new, self._step = step > self._step, max(step, self._step)
         return is_new
 
     def is_new_validation(self, step: int) -> bool:
-        """Return whether the validation after this step is sent for the first time, and count it as sent."""
+        """Return whether the validation after this step was not sent yet, and count it as sent."""
         is_new, self._validation = step > self._validation, max(step, self._validation)
         return is_new
 
@@ -53,8 +55,8 @@ class _SentSteps:
 class RunLogger:
     """Logs a run to everything that the configuration asks for.
 
-    Metrics come under their final names (``train/reward``, ``timing/train/generation``, ...). Use it as a
-    context manager, so that the terminal is restored and the files are complete whatever happens; ``finish``
+    Metrics come with their final names (``train/reward``, ``timing/train/generation``, ...). Use it as a
+    context manager, so that in any case the terminal is restored and the files are complete; ``finish``
     prints the summary.
     """
 
@@ -71,10 +73,9 @@ class RunLogger:
     ) -> None:
         """Open the metrics file and the console, and let the back ends start.
 
-        ``report`` makes what writes the run's report, if ``logger.report`` asks for one.
-
-        ``wandb_run_id`` is that of the checkpoint to continue. None takes the id of an earlier process in
-        this directory, or else a new one. ``stream`` is where the user looks; None is standard output.
+        ``report`` makes the recorder that writes the run's report, if ``logger.report`` asks for one.
+        ``wandb_run_id`` is the W&B id in the checkpoint to continue; None takes the id of an earlier process
+        in this directory, or else a new one. ``stream`` is where the user looks; None is standard output.
         """
         self._cfg = cfg
         self._directory = directory
@@ -106,7 +107,7 @@ class RunLogger:
         self.close()
 
     def continue_after(self, step: int) -> None:
-        """Go back to where the run stood after ``step``: remove the later steps from the metrics file."""
+        """Go back to the state after ``step``: remove later steps from the metrics file."""
         self._metrics_file.rewind(step, self.warn)
         self._points = CurvePoints()
         self._progress.forget()
@@ -119,11 +120,11 @@ class RunLogger:
         self._events.write(EventKind.status, text)
 
     def warn(self, text: str) -> None:
-        """Print a sentence that the user should not miss."""
+        """Print a warning that the user should not miss."""
         self.note(f"warning: {text}")
 
     def note(self, text: str) -> None:
-        """Print a line that stays, such as what was left out of the data."""
+        """Print a line that stays on the screen, such as how many records were left out."""
         self._console.note(text)
         self._events.write(EventKind.note, text)
 
@@ -140,7 +141,7 @@ class RunLogger:
     def log_validation(
         self, step: int, metrics: Mapping[str, float], sample_answers: Sequence[SampleAnswer] = ()
     ) -> None:
-        """Log the metrics of the validation after ``step`` (0: before the first), and a few answers."""
+        """Log the metrics of the validation after ``step`` (0: before the first step), and a few answers."""
         self._metrics_file.write(step, metrics)
         if self._sent.is_new_validation(step):
             for backend in self._backends:
@@ -152,15 +153,15 @@ class RunLogger:
         self._console.validation(step, metrics)
 
     def flush(self, step: int) -> None:
-        """Complete the metrics file; call it when nothing more of ``step``, the latest, will come."""
+        """Write ``step``, the latest, to the metrics file; call it once all its metrics are known."""
         self._metrics_file.flush()
         self._events.write(EventKind.step, step=step)
 
     def finish(self, summary: RunSummary) -> bool:
-        """Write everything out and print the summary; the last line is ``run_dir: PATH``.
+        """Write everything and print the summary, whose last line is ``run_dir: PATH``.
 
-        Returns whether the metrics file and the learning curve are on disk. Warnings say what is not, and
-        what went wrong in the back ends, which do not count.
+        Returns whether the metrics file and the learning curve are on disk. Warnings say which of them is
+        not, and what went wrong in the back ends, which does not change the result.
         """
         self.status("writing the results")
         unwritten = self._write_results()
@@ -177,18 +178,15 @@ class RunLogger:
         return not unwritten
 
     def abandon(self, text: str) -> None:
-        """End without writing results, since another run has taken the directory.
-
-        ``text`` is the last line.
-        """
+        """End without results, since another run took the directory. ``text`` is the last line printed."""
         self._console.close()
         self._metrics_file.abandon()
         self._console.note(text)
 
     def last_words(self, outcome: str) -> None:
-        """Complete the files and say how the run ended, when it cannot go on to a summary.
+        """Complete the files and say how the run ended, when it cannot print its summary.
 
-        The last line is ``run_dir: PATH``. Another thread than the run's may call it.
+        The last line is ``run_dir: PATH``. Another thread than the run's may call this.
         """
         self.close()
         self._console.note(f"The run {outcome}.")
@@ -207,14 +205,14 @@ class RunLogger:
         yield from (one.start(self._run) for one in self._loggers)
 
     def _earlier_wandb_run_id(self) -> str | None:
-        """Return what an earlier process in this directory wrote as its id; None where it wrote none."""
+        """Return the W&B id that an earlier process wrote into this directory; None when there is none."""
         path = self._directory.wandb_run_id_path
         if not path.is_file():
             return None
         return path.read_text(encoding="utf-8", errors="replace").strip() or None
 
     def _finish_backends(self, timeout_s: float) -> list[str]:
-        """Let all back ends close, wait for them about ``timeout_s`` together, and return what went wrong."""
+        """Close all back ends, wait for them about ``timeout_s`` in total, and return what went wrong."""
         for backend in self._backends:
             backend.end()
         deadline_s = time.monotonic() + timeout_s
@@ -224,7 +222,7 @@ class RunLogger:
         return [problem for problem in problems if problem]
 
     def _recall(self, record: dict[str, Any]) -> None:
-        """Take in a step of the metrics file, for the learning curve and the summary."""
+        """Count a step that is read from the metrics file, for the learning curve and the summary."""
         step = record["step"]
         if (reward := record.get("train/reward")) is not None:
             self._points.rewards.append((step, reward))
@@ -247,7 +245,7 @@ class RunLogger:
             write_learning_curve(self._directory.learning_curve_path, self._points, self._directory.name)
 
     def _result_paths(self) -> dict[str, str]:
-        """Return where each result of the run is, by its label."""
+        """Return the place of each result of the run, by its label in the summary."""
         places = {label: str(path) for label, path in self._directory.outputs().items()}
         for one in self._loggers:
             places |= one.results(self._run)

@@ -1,4 +1,4 @@
-"""What is known of a logger, which keeps a run's metrics somewhere: one file for each describes it so.
+"""Describes a logger, which keeps a run's metrics somewhere; each logger is one file.
 
 logger_kinds/tensorboard.py    KIND = LoggerKind(about=..., options=..., start=...)
 """
@@ -19,28 +19,29 @@ class LoggedRun:
     """The run whose metrics a logger gets."""
 
     directory: RunDirectory
-    run_id: str  # one for all processes that make the run, one after the other
+    run_id: str  # the same in all processes that make the run, one after the other
     max_num_steps: int
     resolved_config: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggerKind:
-    """A logger. Its functions get its keys as an instance of ``options``, and rules the full key of these.
+    """A logger. Its functions get its keys as an instance of ``options``; its rules get the full key of these
+    first.
 
     about: where it keeps the metrics.
-    label: what messages call it; else its name in the configuration.
     options: the class of its keys.
     start: makes its recorder, on a thread of its own.
-    is_on: returns whether its keys ask for it; None: always, as a user's own is that is named.
-    place: the lowest comes first in ``logger``; a shipped logger has one.
-    problems: yields which of its keys do not fit, or what package or credentials are missing.
-    machine_problems: yields what keeps this machine from it; tried out.
-    continues: a later process of the run continues there, by ``LoggedRun.run_id``, what an earlier one began.
-    give_up: ends what the recorder waits for, when it does not end in time.
-    results: returns where the metrics are, by what the summary calls that.
-    names_in_sweep: returns values for its keys that show a sweep's jobs together, given the sweep's name and
-        the job's; where a configuration sets the keys, its own values stay.
+    label: its name in messages; by default its name in the configuration.
+    is_on: returns whether its keys ask for it; None: always, as for a user's own logger that is configured.
+    place: its position in ``logger``; the lowest comes first. Only shipped loggers need one.
+    problems: yields its wrong keys, and the packages or credentials that are missing.
+    machine_problems: tries the logger, and yields what keeps this machine from using it.
+    continues: whether a later process of the run continues an earlier one's record, by ``LoggedRun.run_id``.
+    give_up: ends whatever the recorder waits for, when the recorder does not end in time.
+    results: returns where the metrics are, by their label in the summary.
+    names_in_sweep: returns values for its keys that show the jobs of a sweep together, given the names of the
+        sweep and of the job; values that a configuration sets stay.
     """
 
     about: str

@@ -1,4 +1,4 @@
-"""Rules on the loggers, for what they would otherwise refuse after the run has begun."""
+"""Checks the keys of the loggers, so that no logger refuses them after the run has begun."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from nemo_like.policy.options import Device
 
 
 def step_problems(logger: LoggerConfig, num_steps: int, device: Device) -> Iterator[Problem]:
-    """Yield a problem for every key that names a step which a run of ``num_steps`` steps does not make, or
-    asks for what does not exist on its device."""
+    """Yield a problem for every key that names a step which a run of ``num_steps`` steps does not have.
+
+    NVTX ranges, which do not exist on CPUs, are checked too.
+    """
     asked = {"logger.trace_steps": logger.trace_steps, "logger.profile.steps": logger.profile.steps}
     for key, steps in asked.items():
         if num_steps >= 1 and any(not 1 <= step <= num_steps for step in steps):
@@ -41,7 +43,7 @@ def logger_problems(logger: LoggerConfig) -> Iterator[Problem]:
 
 
 def logger_machine_problems(logger: LoggerConfig) -> Iterator[Problem]:
-    """Yield everything that keeps this machine from the loggers, such as a server that does not answer."""
+    """Yield every reason why this machine cannot use the loggers, such as a server that does not answer."""
     if any(_own_problems(logger)):
         return
     for one in chosen_loggers(logger):
@@ -50,7 +52,7 @@ def logger_machine_problems(logger: LoggerConfig) -> Iterator[Problem]:
 
 
 def _own_problems(logger: LoggerConfig) -> Iterator[Problem]:
-    """Yield what is wrong with the kinds of the user's loggers, and with their options."""
+    """Yield the problems of the kinds and the options of the user's own loggers."""
     for name, own in logger.own.items():
         key = f"logger.own.{name}.kind={own.kind}"
         if not LOGGER_KINDS.is_own(own.kind):

@@ -1,4 +1,4 @@
-"""The loggers that a configuration asks for: shipped ones that are switched on, and the user's own."""
+"""Finds the loggers that a configuration asks for: shipped ones that are switched on, and the user's own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ChosenLogger:
     options: Any  # an instance of ``kind.options``
 
     def start(self, run: LoggedRun) -> BackgroundLogger:
-        """Let it start on a thread of its own."""
+        """Start the logger on a thread of its own."""
         return BackgroundLogger(
             self.kind.label or self.name,
             lambda: self.kind.start(self.options, run),
@@ -30,9 +30,9 @@ class ChosenLogger:
         )
 
     def results(self, run: LoggedRun) -> Mapping[str, str]:
-        """Return where it keeps the run's metrics, by what the summary calls that.
+        """Return where the logger keeps the run's metrics, by label.
 
-        What the user's code raises, the summary tells in that place: the run has ended well.
+        When the user's code raises, the error stands in that place: the run itself has ended well.
         """
         try:
             return {} if self.kind.results is None else self.kind.results(self.options, run)
@@ -41,7 +41,7 @@ class ChosenLogger:
 
 
 def chosen_loggers(cfg: LoggerConfig) -> Iterator[ChosenLogger]:
-    """Yield the loggers that are on, the shipped ones first. The keys of the user's own must be right."""
+    """Yield the loggers that are on, the shipped ones first. The keys of the user's own must be valid."""
     for name, kind in shipped_loggers().items():
         options = getattr(cfg, name)
         if kind.is_on is None or kind.is_on(options):
@@ -52,5 +52,5 @@ def chosen_loggers(cfg: LoggerConfig) -> Iterator[ChosenLogger]:
 
 
 def own_key(name: str) -> str:
-    """Return the full key of the options of a logger of the user's."""
+    """Return the full key of the options of the user's own logger ``name``."""
     return f"logger.own.{name}.options"

@@ -1,4 +1,4 @@
-"""What each metric means, from the tables of docs/metrics.md, for who meets a metric elsewhere.
+"""Looks up what each metric means in the tables of docs/metrics.md.
 
 A heading such as ``## train/`` is the prefix of the names in the tables below it; a name may hold
 placeholders, as in ``env/<name>/reward``.
@@ -19,12 +19,12 @@ _PLACEHOLDER = re.compile(r"<\w+>")
 
 
 def meaning_of(metric: str) -> str | None:
-    """Return what a metric means, in plain text; None where the page does not have it."""
+    """Return what a metric means, in plain text; None when docs/metrics.md does not list it."""
     return next((meaning for pattern, meaning in _meanings() if pattern.fullmatch(metric)), None)
 
 
 def with_meanings(metrics: Iterable[str]) -> dict[str, str | None]:
-    """Return the meanings of metrics, sorted as the page's headings are and then by name."""
+    """Return the meanings of metrics, sorted first by the page's headings and then by name."""
     headings = list(dict.fromkeys(name.partition("/")[0] for name, _ in _rows(_text())))
     places = {heading: place for place, heading in enumerate(headings)}
     ordered = sorted(metrics, key=lambda name: (places.get(name.partition("/")[0], len(places)), name))
@@ -32,13 +32,13 @@ def with_meanings(metrics: Iterable[str]) -> dict[str, str | None]:
 
 
 def metrics_page() -> Path:
-    """Return the file of the page."""
+    """Return the path of docs/metrics.md."""
     return Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 
 @cache
 def _meanings() -> list[tuple[re.Pattern[str], str]]:
-    """Return patterns of names, those with the fewest placeholders first, with what they mean."""
+    """Return patterns of names with their meanings; patterns with the fewest placeholders come first."""
     rows = list(_rows(_text()))
     rows.sort(key=lambda row: len(_PLACEHOLDER.findall(row[0])))
     return [(_pattern(name), meaning) for name, meaning in rows]
@@ -61,7 +61,7 @@ def _rows(page: str) -> Iterator[tuple[str, str]]:
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """Return the pattern of a name. A placeholder stands for anything, and for slashes at the name's end."""
+    """Return the pattern of a name. A placeholder matches anything without "/", and at the end also "/"."""
     parts = [re.escape(part) for part in _PLACEHOLDER.split(name)]
     return re.compile("[^/]+".join(parts) if parts[-1] else "[^/]+".join(parts[:-1]) + ".+")
 

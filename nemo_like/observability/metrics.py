@@ -1,4 +1,4 @@
-"""Metrics that carry their reduction: merging over ranks and micro-batches needs no table of names."""
+"""Metrics that carry their reduction, so that merging over ranks and micro-batches needs no names."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Metric:
 
     @property
     def value(self) -> float:
-        """The number to report; the mean of nothing is 0."""
+        """The number to report; a mean without any weight is 0."""
         if self.reduction is Reduction.mean:
             return self.total / self.weight if self.weight else 0.0
         return self.total
 
 
 def mean(total: float, weight: float = 1.0) -> Metric:
-    """Return a metric that is a mean, given as its weighted sum and weight."""
+    """Return a metric that is a mean, from its weighted sum and its weight."""
     return Metric(float(total), float(weight), Reduction.mean)
 
 

@@ -1,4 +1,4 @@
-"""The keys of what is shown and written of a run, ``logger``."""
+"""The keys of the group ``logger``: what a run shows and writes."""
 
 from __future__ import annotations
 

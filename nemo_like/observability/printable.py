@@ -1,7 +1,7 @@
-"""Makes text that is not the project's own fit for a terminal, and a terminal fit for any text.
+"""Makes foreign text safe for a terminal, and makes a terminal accept any text.
 
-What a model, an environment or data say may hold control characters, with which a terminal moves its cursor,
-hides lines, or writes the clipboard of whoever reads it.
+Text from a model, an environment or data may hold control characters, with which a terminal moves its cursor,
+hides lines, or writes the clipboard of its user.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import io
 import re
 import sys
 
-# Control characters but for tab and line feed, what turns the direction of text, and surrogates.
+# Control characters but for tab and line feed, characters that turn the direction of text, and surrogates.
 _UNPRINTABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def printable(text: str) -> str:
-    """Return the text with control characters and halves of surrogate pairs as Python's escapes.
+    """Return the text with control characters and lone surrogates written as Python's escapes.
 
-    Tabs and line feeds stay; an end of a line that has a carriage return too loses it.
+    Tabs and line feeds stay; a carriage return before a line feed is dropped.
     """
     return _UNPRINTABLE.sub(lambda found: repr(found[0])[1:-1], text.replace("\r\n", "\n"))
 
@@ -30,9 +30,9 @@ def warn_on_stderr(text: str) -> None:
 
 
 def accept_all_characters() -> None:
-    """Have this process's standard output and error write what their encoding lacks with backslashes.
+    """Have standard output and error write characters that their encoding lacks as escapes with backslashes.
 
-    By itself Python raises UnicodeEncodeError there, in a terminal for ASCII as much as in a log.
+    By default Python raises UnicodeEncodeError, on a terminal for ASCII as well as in a log.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

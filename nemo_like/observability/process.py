@@ -11,10 +11,7 @@ from nemo_like.observability.trace import Span, add_annotation, remove_annotatio
 
 
 class ProcessObserver:
-    """Starts and stops recording in its process.
-
-    The profiler and the NVTX ranges need torch, which they import.
-    """
+    """Starts and stops recording in its process. The profiler and the NVTX ranges import torch."""
 
     def __init__(self) -> None:
         self._profile: Any = None
@@ -29,7 +26,7 @@ class ProcessObserver:
         return take_trace()
 
     def start_profile(self) -> None:
-        """Start torch's profiler for all threads: operators, and CUDA kernels where there is a device."""
+        """Start torch's profiler for all threads: operators, and CUDA kernels where there is a GPU."""
         from torch import profiler
         from torch._C._profiler import _ExperimentalConfig
 
@@ -44,7 +41,7 @@ class ProcessObserver:
         add_annotation("profile", profiler.record_function)
 
     def stop_profile(self, path: str) -> None:
-        """Stop the profiler, and write what it recorded to ``path`` as a Chrome trace, spans included."""
+        """Stop the profiler, and write its record to ``path`` as a Chrome trace, spans included."""
         remove_annotation("profile")
         self._profile.stop()
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -52,10 +49,7 @@ class ProcessObserver:
         self._profile = None
 
     def take_gpu_usage(self) -> dict[str, Metric]:
-        """Return how busy and how full this process's GPUs were since the last call.
-
-        The first call starts the sampling.
-        """
+        """Return this process's GPU utilisation and memory since the last call; the first starts sampling."""
         if self._gpu_usage is None:
             self._gpu_usage = GpuUsage(own_gpus())
         return self._gpu_usage.take()

@@ -1,4 +1,4 @@
-"""What a person wants to know of a run, computed from the metrics for the consoles and the summary."""
+"""Computes the numbers that consoles and the summary show, from a run's metrics."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StageShare:
 
 
 def stage_shares(metrics: Mapping[str, float]) -> list[StageShare]:
-    """Return the stages' shares of a step's time, "other" last, without those below 0.5 %."""
+    """Return the stages' shares of a step's time, "other" last, leaving out shares below 0.5 %."""
     total_s = metrics.get(f"{_TIMING}total_step_time", 0.0)
     if total_s <= 0:
         return []
@@ -48,17 +48,16 @@ def stage_shares(metrics: Mapping[str, float]) -> list[StageShare]:
 
 
 def format_failed(metrics: Mapping[str, float], part: str) -> str:
-    """Return a text on the share of failed rewards in ``part`` ("train", "validation"), "" for none."""
+    """Return a text on the share of failed rewards in ``part`` ("train" or "validation"); empty for 0."""
     share = metrics.get(f"{part}/failed_reward_share", 0.0)
     return f"{share:.1%} of the rewards failed" if share else ""
 
 
 def format_reward_parts(metrics: Mapping[str, float]) -> str:
-    """Return the means of the reward's components, such as "format 0.100, right 0.250"; "" where the reward
-    has one component.
+    """Return the means of the reward's components, such as "format 0.100, right 0.250".
 
-    Of several environments each component has the environment's name before its own, and an environment with
-    one component has its name alone.
+    Returns "" when the reward has one component. With several environments each label begins with the
+    environment's name, and an environment with one component has only its name.
     """
     found = reward_components(metrics)
     parts = {}
@@ -74,14 +73,14 @@ def format_reward_parts(metrics: Mapping[str, float]) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """Return a duration as ``m:ss``, or with hours as ``h:mm:ss``."""
+    """Return a duration as ``m:ss``, or from one hour on as ``h:mm:ss``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 class RunProgress:
-    """The values that a run has logged so far, and how long it will still take."""
+    """The values that a run has logged so far, and an estimate of the time left."""
 
     def __init__(self, max_num_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.max_num_steps = max_num_steps
@@ -97,7 +96,7 @@ class RunProgress:
         self._step_ends_s: deque[float] = deque(maxlen=_RECENT_STEPS + 1)
 
     def numbered(self, step: int) -> str:
-        """Return "step 3/80", or "step 3" in a run that makes no steps of its own."""
+        """Return "step 3/80", or "step 3" in a run that does not train."""
         return f"step {step}/{self.max_num_steps}" if self.max_num_steps else f"step {step}"
 
     @property
@@ -106,12 +105,12 @@ class RunProgress:
 
     @property
     def has_partial_rewards(self) -> bool:
-        """Whether a validation's mean reward is not its accuracy, as some rewards were neither 0 nor 1."""
+        """Whether a validation's mean reward differs from its accuracy: some rewards are not 0 or 1."""
         return bool(self.validation_rewards) and self.validation_rewards != self.accuracies
 
     @property
     def eta_s(self) -> float | None:
-        """Seconds to the last step at the recent pace, with validations between steps; None if unknown."""
+        """Seconds to the last step at the recent pace, validations included; None when unknown."""
         remaining = self.max_num_steps - self.step
         if len(self._step_ends_s) > 1:
             pace_s = (self._step_ends_s[-1] - self._step_ends_s[0]) / (len(self._step_ends_s) - 1)
@@ -121,18 +120,18 @@ class RunProgress:
 
     @property
     def failed_shares(self) -> dict[str, float]:
-        """The mean share of samples whose reward failed: over the steps, and over the validations."""
+        """The mean share of samples whose reward failed, over the steps and over the validations."""
         return {part: sum(shares) / len(shares) for part, shares in self._failed_shares.items()}
 
     def forget(self) -> None:
-        """Forget the values of all steps: a run that goes back recalls those that still count."""
+        """Forget the values of all steps; a run that goes back then recalls the steps that still count."""
         self.rewards.clear()
         self.accuracies.clear()
         self.validation_rewards.clear()
         self._failed_shares.clear()
 
     def recall(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in a step that was logged before this process started, or before the run went back."""
+        """Count a step that was logged before this process started, or before the run went back."""
         self.step = step
         self._take(step, metrics)
 

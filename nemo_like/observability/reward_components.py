@@ -11,7 +11,7 @@ _COMPONENT = re.compile(r"(?:train/)?env/(?P<env>[^/]+)/reward/(?P<component>.+)
 def reward_components(metrics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Return the mean of every component of each environment's reward, by environment and component.
 
-    ``metrics`` are a training step's, with or without the prefix ``train/``.
+    ``metrics`` are the metrics of a training step, with or without the prefix ``train/``.
     """
     found: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():

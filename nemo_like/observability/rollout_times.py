@@ -5,10 +5,10 @@ One line per rollout, in the order in which rollouts end:
     {"step": 12, "first_group": 0, "began_s": 1764.25, "groups": [[[29, [0, 4, 12, 312]], ...], ...]}
 
 ``groups`` has the rollout's groups in the order of their prompts, each a list of its samples. A sample is the
-number of its tokens, prompt and observations included, and then each of its turns: milliseconds after
-``began_s`` (seconds since 1970) at which its response was asked for, the response's tokens, milliseconds at
-which it came, and at which the environment had answered. A step that was made again has lines for each time;
-the last one counts. Standard library only.
+number of its tokens, including prompt and observations, followed by its turns. A turn has four numbers: the
+time at which its response was requested, the number of the response's tokens, the time at which the response
+came, and the time at which the environment had answered. These times are milliseconds after ``began_s``
+(seconds since 1970). A step that was repeated has several lines; the last one counts. Standard library only.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SampleTimes(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutTimes:
-    """A rollout, which began at ``began_s`` seconds since 1970; ``groups[i]`` are the samples of prompt i."""
+    """A rollout, which began at ``began_s`` seconds since 1970; ``groups[i]`` has the samples of prompt i."""
 
     step: int
     first_group: int
@@ -51,7 +51,7 @@ class RolloutTimes:
 
 
 def append_rollout_times(path: Path, times: RolloutTimes) -> None:
-    """Append a rollout's line to the file, which is made where there is none. Raises DiskFull or OSError."""
+    """Append the line of a rollout to the file, which may be missing. Raises DiskFull or OSError."""
     line = json.dumps(
         {
             "step": times.step,
@@ -70,10 +70,10 @@ def append_rollout_times(path: Path, times: RolloutTimes) -> None:
 
 
 def read_rollout_times(path: Path, warn: Callable[[str], None] = warnings.warn) -> list[RolloutTimes]:
-    """Return the rollouts of a file by step and first group, of each the last time that it was made.
+    """Return the rollouts of a file, sorted by step and first group; of a repeated rollout the last.
 
-    A last line that was cut short is left out, and so are lines of anything else, of which ``warn`` is told.
-    Raises FileNotFoundError, and ValueError when all lines are of anything else.
+    Skips a last line that was cut short, and lines of any other form; ``warn`` gets a sentence about the
+    latter. Raises FileNotFoundError, and ValueError when no line is a rollout.
     """
     found: dict[tuple[int, int], RolloutTimes] = {}
     bad: list[int] = []

@@ -1,4 +1,4 @@
-"""The directory of a run: its resolved configuration, metrics, events, learning curve, logs, W&B files."""
+"""The directory of a run: its resolved configuration, metrics, events, learning curve, logs and more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nemo_like.observability.disk import write_whole
 
 @dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Where in its directory a run leaves what."""
+    """The paths of a run's files in its directory ``path``."""
 
     path: Path
 
@@ -37,7 +37,7 @@ class RunDirectory:
 
     @classmethod
     def open(cls, log_dir: str, run_name: str) -> RunDirectory:
-        """Return ``log_dir/run_name``, and make it unless an earlier process of the run has.
+        """Return ``log_dir/run_name``, which is made unless an earlier process of the run has made it.
 
         Raises OSError when it cannot be written.
         """
@@ -51,7 +51,7 @@ class RunDirectory:
 
     @property
     def config_path(self) -> Path:
-        """The resolved configuration, every default filled in."""
+        """The resolved configuration, with every default filled in."""
         return self.path / "config.yaml"
 
     @property
@@ -60,17 +60,17 @@ class RunDirectory:
 
     @property
     def events_path(self) -> Path:
-        """What the run told people besides its metrics, and how it ended."""
+        """The file of what the run told its user besides metrics, and how it ended."""
         return self.path / "events.jsonl"
 
     @property
     def rollout_times_path(self) -> Path:
-        """When the samples of each training rollout were asked for and came."""
+        """The file of the times at which samples of training rollouts were requested and came."""
         return self.path / "rollout_times.jsonl"
 
     @property
     def wandb_run_id_path(self) -> Path:
-        """The file with the run's id in W&B, written at the start: a later process continues it there."""
+        """The file with the run's id in W&B, with which a later process continues that W&B run."""
         return self.path / "wandb_run_id"
 
     @property
@@ -84,7 +84,7 @@ class RunDirectory:
 
     @property
     def evaluation_path(self) -> Path:
-        """What an evaluation found, with its errors."""
+        """The results of an evaluation, with their errors."""
         return self.path / "evaluation.json"
 
     @property
@@ -93,7 +93,7 @@ class RunDirectory:
 
     @property
     def report_path(self) -> Path:
-        """A page to look at in a browser."""
+        """The report, a page for a browser."""
         return self.path / "report.html"
 
     @property
@@ -105,7 +105,7 @@ class RunDirectory:
         return self.path / "wandb"
 
     def outputs(self) -> dict[str, Path]:
-        """Return the paths that exist and that a person may open, by a label."""
+        """Return the existing paths that a person may want to open, by label."""
         places = {
             "metrics": self.metrics_path,
             "configuration": self.config_path,
@@ -129,7 +129,7 @@ class RunDirectory:
         return self.path / f"trace_step_{step}.json"
 
     def profile_path(self, step: int, actor: str) -> Path:
-        """Return the file of torch's profile of one process over a step."""
+        """Return the file of torch's profile of the process ``actor`` over a step."""
         return self.path / "profiles" / f"step_{step}" / f"{actor}.json.gz"
 
     @property

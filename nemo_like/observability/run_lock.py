@@ -1,4 +1,4 @@
-"""A lock that lets one run at a time have a directory, also one that several machines share.
+"""A lock that lets only one run at a time use a directory, even a directory that several machines share.
 
 DIRECTORY/starts/
   1.json      ended
@@ -35,12 +35,12 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 class DirectoryInUse(RuntimeError):
-    """Another start holds the directory; the message says which one, and what to do."""
+    """Another start holds the directory. The message says which one, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """One start of a run: which process it is, on which machine, and whether it has ended.
+    """One start of a run: its process, its machine, and whether it has ended.
 
     Only processes with the same ``boot_id`` and ``pid_namespace`` can look up each other's ids, since each
     container on a machine numbers its own processes.
@@ -58,7 +58,7 @@ class RunStart:
 
     @classmethod
     def of_this_process(cls, environment: Mapping[str, str] = os.environ) -> RunStart:
-        """Return the start that this process is."""
+        """Describe this process as a start of a run."""
         job = environment.get("SLURM_JOB_ID")
         return cls(
             host=gethostname(),
@@ -72,8 +72,7 @@ class RunStart:
         )
 
     def is_over(self, seen_by: RunStart, silence_s: float) -> bool:
-        """Return whether this start is over, as ``seen_by`` sees it, ``silence_s`` after its last sign of
-        life."""
+        """Return whether this start is over for ``seen_by``, ``silence_s`` after its last sign of life."""
         if self.ended is not None:
             return True
         if self._shares_processes_with(seen_by):
@@ -86,12 +85,12 @@ class RunStart:
 
     @property
     def process(self) -> str:
-        """Which process this start is, in words."""
+        """The process of this start, in words."""
         job = f" (Slurm job {self.slurm_job.rpartition('/')[2]})" if self.slurm_job else ""
         return f"process {self.pid} on host {self.host}{job}"
 
     def describe(self, seen_by: RunStart, silence_s: float) -> str:
-        """Return who this start is, and its last sign of life, for the user of the start ``seen_by``."""
+        """Return this start's process and last sign of life, for the user of the start ``seen_by``."""
         who = f"{self.process} has held it since {self.began}"
         if self._shares_processes_with(seen_by):
             return f"{who} and is running"
@@ -104,22 +103,19 @@ class RunStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatestStart:
-    """The start that holds a directory, or held it last, as somebody sees it who only reads.
+    """The start that holds a directory, or held it last, as readers see it. Times are seconds since 1970."""
 
-    Times are in seconds since 1970.
-    """
-
-    process: str  # which one it is, in words
+    process: str  # its process, in words
     began_s: float
-    last_sign_s: float  # of life: its end, where it said so
+    last_sign_s: float  # the last sign of life, or its end if its file says so
     is_over: bool
-    has_ended: bool  # it said that it is over; else its process is gone, or silent for ``LEASE_S``
+    has_ended: bool  # its file says that it is over; otherwise its process is gone, or silent for ``LEASE_S``
 
 
 def latest_start(directory: Path) -> LatestStart | None:
-    """Return the latest start of a directory; None where it had none, or its file cannot be understood.
+    """Return the latest start of a directory; None when it had none, or when its file cannot be understood.
 
-    The age of a sign of life from another machine is by this machine's clock, which must not be off by much
+    This machine's clock measures the age of a sign of life from another machine; it must not be off by much
     of ``LEASE_S``.
     """
     number = _latest_number(directory / "starts")
@@ -139,12 +135,12 @@ def latest_start(directory: Path) -> LatestStart | None:
 
 
 class DirectoryLock:
-    """A directory that this process holds until ``release``, or until another has taken it."""
+    """A directory that this process holds until ``release``, or until another start has taken it."""
 
     def __init__(self, directory: Path) -> None:
         """Take the directory.
 
-        Raises DirectoryInUse when another start holds it, OSError when it cannot be written.
+        Raises DirectoryInUse when another start holds it, and OSError when it cannot be written.
         """
         self.directory = directory
         self._starts = directory / "starts"
@@ -155,7 +151,7 @@ class DirectoryLock:
     def renew(self) -> str | None:
         """Give a sign of life and return None, or return why this process has lost the directory.
 
-        Raises OSError when the file system does not tell.
+        Raises OSError when the file system does not answer.
         """
         taken_by = self._path(self._number + 1)
         if taken_by.exists():
@@ -217,13 +213,13 @@ class DirectoryLock:
 
 
 def _latest_number(starts: Path) -> int:
-    """Return the number of the latest start; 0 where there was none. Files of other names are no starts."""
+    """Return the number of the latest start; 0 when there is none. Files with other names are ignored."""
     found = (_START.fullmatch(path.name) for path in starts.iterdir()) if starts.is_dir() else ()
     return max((int(match[1]) for match in found if match), default=0)
 
 
 def _create(path: Path, candidate: Path, start: RunStart) -> bool:
-    """Give ``candidate`` the name ``path`` too and return True, or False when another file has that name."""
+    """Also give the file ``candidate`` the name ``path``; return False when another file has that name."""
     try:
         os.link(candidate, path)
     except FileExistsError:
@@ -265,7 +261,7 @@ def _pid_namespace() -> str | None:
 
 
 def _is_running(pid: int, began: int) -> bool:
-    """Return whether the process that had this id and began then is still running."""
+    """Return whether the process with this id that began at ``began`` is still running."""
     since = _running_since(pid)
     if since is not None:
         return since == began
@@ -279,7 +275,7 @@ def _is_running(pid: int, began: int) -> bool:
 
 
 def _running_since(pid: int) -> int | None:
-    """Return when a process began, in clock ticks after the boot; None when it ended or is not in /proc."""
+    """Return when a process began, in clock ticks after the boot; None if it has ended or is hidden."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""What a run looks like in a terminal: step, reward, accuracy, speed, stages, time left."""
+"""Draws a run for a terminal: step, reward, accuracy, speed, stages, time left."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RunPanel:
         self._spinner = Spinner("dots")
 
     def render(self) -> RenderableType:
-        """Return the panel as it is now."""
+        """Return the panel with the present values."""
         progress = self._progress
         rows: list[RenderableType] = []
         if progress.step:

@@ -1,4 +1,4 @@
-"""The summary that a run prints at its end: what it reached, a few answers, and where everything is."""
+"""Formats the summary that a run prints at its end: its results, a few answers, and where everything is."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 from nemo_like.observability.progress import RunProgress, format_duration
 
-# How much is shown of a prompt, of a response and of a reference answer; W&B gets the whole texts.
+# Characters shown of a prompt, of a response and of a reference answer; W&B gets the whole texts.
 _SHOWN_CHARACTERS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class SampleAnswer:
-    """One answer of a validation as text. The response continues the prompt."""
+    """One answer of a validation, as text. The response continues the prompt."""
 
     prompt: str
     response: str
@@ -70,7 +70,7 @@ def _answers(answers: Sequence[SampleAnswer]) -> list[str]:
 
 
 def _verdict(item: SampleAnswer) -> str:
-    """Return what the reward says of the answer, and the reward itself where it is neither 0 nor 1."""
+    """Return whether the answer is right, and the reward itself when it is neither 0 nor 1."""
     if item.reward is None:
         return f"not judged: {item.failure}"
     reward = f"reward {item.reward:.4g}"
@@ -81,7 +81,7 @@ def _verdict(item: SampleAnswer) -> str:
 
 
 def _shortened(text: str) -> str:
-    """Return the text, and a long one without its middle."""
+    """Return the text; a long text loses its middle."""
     if len(text) <= _SHOWN_CHARACTERS:
         return text
     half = _SHOWN_CHARACTERS // 2

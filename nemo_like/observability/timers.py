@@ -1,4 +1,4 @@
-"""Timers for named stages and for passes of a loop, in seconds of wall time."""
+"""Timers for named stages and for the passes of a loop, in seconds of wall time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nemo_like.observability.trace import span
 class StageTimer:
     """Measures the seconds of stages: ``with timer("generation"): ...``.
 
-    The times of a stage that is entered more than once add up. Stages may nest.
+    The times of a stage that is entered several times add up. Stages may nest.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -21,7 +21,7 @@ class StageTimer:
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Time a block as ``stage``, also when the block raises."""
+        """Time the ``with`` block as ``stage``, even when it raises."""
         started_s = self._clock()
         try:
             with span(stage):
@@ -30,7 +30,7 @@ class StageTimer:
             self.add(stage, self._clock() - started_s)
 
     def add(self, stage: str, seconds: float) -> None:
-        """Add to a stage seconds that were measured elsewhere."""
+        """Add seconds that were measured elsewhere to a stage."""
         self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
 
     def metrics(self, prefix: str = "timing/train/") -> dict[str, float]:
@@ -41,7 +41,7 @@ class StageTimer:
 class SlowestPass:
     """Measures the longest pass of a loop: put ``with timer: ...`` around each pass.
 
-    ``slowest_s`` is the seconds of the longest, 0 before the first has ended.
+    ``slowest_s`` is the length of the longest pass in seconds, and 0 before the first pass has ended.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:

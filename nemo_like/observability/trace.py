@@ -3,8 +3,8 @@
     with span("fetch"):
         ...
 
-While nothing is recorded, a span costs a look at two variables. Times are those of the system's clock, so the
-spans of all processes of a machine lie on one time line.
+While nothing is recorded, a span only reads two variables. Times come from the system's clock, so the spans
+of all processes of a machine lie on one time line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Annotation = Callable[[str], AbstractContextManager[object]]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What a thread did from ``start_ns`` to ``end_ns``, in nanoseconds of the system's clock."""
+    """A block that a thread ran from ``start_ns`` to ``end_ns``, in nanoseconds of the system's clock."""
 
     name: str
     thread: str
@@ -34,14 +34,14 @@ _NOTHING = nullcontext()
 
 
 def span(name: str) -> AbstractContextManager[object]:
-    """Mark a block for the trace, while one is recorded, and for every annotation that was added."""
+    """Mark the ``with`` block as a span of the trace, if one is recorded, and of every added annotation."""
     if _recorded is None and not _annotations:
         return _NOTHING
     return _marked(name)
 
 
 def start_trace() -> None:
-    """Record the spans of this process from now on, and forget those of an earlier recording."""
+    """Record the spans of this process from now on; an earlier recording is forgotten."""
     global _recorded
     _recorded = []
 
@@ -54,7 +54,7 @@ def take_trace() -> list[Span]:
 
 
 def add_annotation(key: str, annotation: Annotation) -> None:
-    """Enter ``annotation(name)`` around every span of this process, as for a profiler that shows its name."""
+    """Enter ``annotation(name)`` around every span of this process, as for a profiler that shows names."""
     _annotations[key] = annotation
 
 
@@ -77,11 +77,12 @@ def _marked(name: str) -> Iterator[None]:
 
 
 def chrome_trace(processes: Mapping[str, list[Span]]) -> dict[str, object]:
-    """Return the spans, by process, in Chrome's trace event format, for chrome://tracing and ui.perfetto.dev.
+    """Return the spans of each process in Chrome's trace event format, for chrome://tracing and
+    ui.perfetto.dev.
 
-    Processes keep their order. Microseconds count from the beginning of the first span, which
-    ``otherData.origin_ns`` has on the system's clock. Spans of one thread that overlap without one holding
-    the other, as those of coroutines do, go to different tracks.
+    Processes keep their order. Microseconds count from the beginning of the first span;
+    ``otherData.origin_ns`` has that moment on the system's clock. Spans of one thread that overlap without
+    nesting, as coroutines' spans do, go to different tracks.
     """
     origin_ns = min((item.start_ns for spans in processes.values() for item in spans), default=0)
     events: list[dict[str, object]] = []
@@ -105,9 +106,9 @@ def chrome_trace(processes: Mapping[str, list[Span]]) -> dict[str, object]:
 
 
 def tracks(spans: list[Span]) -> dict[str, list[Span]]:
-    """Return the spans by track. Any two spans of a track are apart, or one holds the other.
+    """Return the spans by track. Any two spans of a track either do not overlap or are nested.
 
-    A thread's first track has its name; the others have a number behind it.
+    A thread's first track has the thread's name; its further tracks have a number behind it.
     """
     by_track: dict[str, list[Span]] = {}
     open_ends_ns: dict[str, list[int]] = {}

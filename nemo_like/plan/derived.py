@@ -18,11 +18,11 @@ from nemo_like.policy.options import Device
 
 
 def groups_per_part(cfg: Config) -> int | None:
-    """Return of how many groups the parts of a rollout are multiples, with which the step begins before all
-    groups are there; None where a step waits for all.
+    """Return the number of groups of which each part of a rollout is a multiple; None when a step waits for
+    all groups.
 
-    A multiple of the number of replicas, of the policy and of a teacher, so that each gets equally many
-    samples of a part, and whole groups.
+    A part trains before the rollout has ended. The number is a multiple of the data-parallel replicas of the
+    policy and of a teacher, so that each replica gets equally many samples of a part, and whole groups.
     """
     if cfg.grpo.overlap is not Overlap.exact:
         return None
@@ -31,12 +31,12 @@ def groups_per_part(cfg: Config) -> int | None:
 
 
 def first_update_generations(cfg: Config) -> int:
-    """Return how many samples of each group are in the first update of a step, where updates mix groups."""
+    """Return how many samples of each group are in the first update of a step, when updates mix groups."""
     return cfg.policy.train_global_batch_size // cfg.grpo.num_prompts_per_step
 
 
 def depends_on_timing(cfg: Config) -> bool:
-    """Return whether metrics depend on which group ends first, or when weights come."""
+    """Return whether metrics depend on which group ends first, or on when weights arrive."""
     return cfg.grpo.overlap is Overlap.exact or cfg.grpo.max_staleness > 0
 
 
@@ -48,14 +48,16 @@ def shares_gpus(cfg: Config) -> bool:
 
 
 def weight_transport(cfg: Config) -> WeightTransport:
-    """Return the configured weight transport; where engines share the policy workers' GPUs, auto becomes
-    cuda_ipc, the only one that works there."""
+    """Return the configured weight transport.
+
+    When engines share the policy workers' GPUs, ``auto`` becomes ``cuda_ipc``, which alone works there.
+    """
     transport = cfg.generation.weight_transport
     return WeightTransport.cuda_ipc if transport is WeightTransport.auto and shares_gpus(cfg) else transport
 
 
 def engine_adapter(cfg: Config) -> EngineAdapter | None:
-    """Return what engines must know of the adapters that they get; None where they get whole models."""
+    """Return the adapter that engines must expect; None when they get whole models."""
     lora = cfg.policy.lora
     if not lora.enabled or cfg.generation.lora_sync is LoraSync.merged:
         return None
@@ -64,10 +66,10 @@ def engine_adapter(cfg: Config) -> EngineAdapter | None:
 
 
 def keeps_weights_asleep(cfg: Config) -> bool:
-    """Return whether engines that sleep must keep their weights in host memory.
+    """Return whether sleeping engines must keep their weights in host memory.
 
-    They need not where a transfer brings every weight as vLLM computes with it: no adapters, no changes, no
-    weights that vLLM quantises, and none of a draft.
+    They need not when each transfer brings every weight in the form with which vLLM computes: no adapters, no
+    weight deltas, no weights that vLLM quantises, and no draft model.
     """
     sends_all = engine_adapter(cfg) is None and not cfg.generation.weight_delta
     is_quantized = cfg.generation.vllm_cfg.quantization is not None

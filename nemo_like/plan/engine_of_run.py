@@ -1,4 +1,4 @@
-"""What the engines of a run are asked for. The checks of what is installed and the run itself read it."""
+"""Specifies the engines of a run. The checks of the installed packages and the run itself read it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from nemo_like.rollout.tasks import has_agents, has_stop_strings
 
 
 def engine_of_run(cfg: Config) -> EngineSpec:
-    """Return what each engine of a run is asked for. Its model is the policy's, until a transfer brings
-    others' weights."""
+    """Return the specification of each engine of a run. An engine begins with the policy's checkpoint."""
     policy, grpo = cfg.policy, cfg.grpo
     model_name = str(Path(policy.model_name).absolute())
     return EngineSpec(

@@ -1,4 +1,4 @@
-"""Runs that only evaluate: what they have of a configuration for training, and their plan."""
+"""Runs that only evaluate: makes their configuration from one for training, and formats their plan."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from nemo_like.plan.roles import ray_cpus, roles
 
 
 def as_evaluation(cfg: Config, sets: Sequence[str] = ()) -> Config:
-    """Return a configuration with the group ``evaluation`` as one that evaluates: it answers data.validation,
-    keeps all answers, and neither trains nor reads data.train.
+    """Return a configuration with the group ``evaluation`` as one that only evaluates.
 
-    ``sets`` names the sources to answer; none: all. Raises ConfigError when there is none of a name.
+    It answers data.validation, keeps all answers, and neither trains nor reads data.train. ``sets`` names the
+    sources to answer; empty means all. Raises ConfigError when a name is no source.
     """
     sources = cfg.data.validation
     names = [source_name(source) for source in sources]

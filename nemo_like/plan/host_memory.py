@@ -1,8 +1,8 @@
-"""How much memory of each node's host the processes take that compute on GPUs.
+"""Counts how much host memory of each node the processes that compute on GPUs take.
 
-It is what waits on the host while others use the GPUs, and what a checkpoint takes while it is saved. It is
-counted as if all of that were there at once. Not counted are the libraries of each process, some gigabytes,
-and the data plane, whose size ``--dry-run`` prints by itself.
+This is memory of parts that wait on the host while others use the GPUs, and memory of a checkpoint while it
+is saved; all of it is counted as if it were needed at once. Not counted are the libraries of each process,
+some gigabytes, and the data plane, whose size ``--dry-run`` prints separately.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _REMEDIES = {
 
 
 def host_memory(cfg: Config, models: RunModels) -> HostMemory:
-    """Return what a run that holds ``models`` takes of each node; nothing on the CPU."""
+    """Return the host memory that a run with ``models`` takes on each node; empty on CPUs."""
     if cfg.policy.device is Device.cpu:
         return {}
     taken: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
@@ -59,12 +59,12 @@ def host_memory(cfg: Config, models: RunModels) -> HostMemory:
 
 
 def host_bytes(cfg: Config) -> int | None:
-    """Return the configured memory of each node; None where the configuration does not say."""
+    """Return the configured host memory of each node in bytes; None when the configuration does not say."""
     return None if cfg.cluster.host_memory_gib is None else int(cfg.cluster.host_memory_gib * GIB)
 
 
 def format_host_memory(memory: HostMemory) -> list[str]:
-    """Return a line for each node, for a terminal; none on the CPU."""
+    """Return a line per node for a terminal; empty on CPUs."""
     return [
         f"host memory  node {node}: at most {sum(parts.values()) / GIB:.1f} GiB: {_listed(parts)}"
         for node, parts in sorted(memory.items())
@@ -72,7 +72,7 @@ def format_host_memory(memory: HostMemory) -> list[str]:
 
 
 def host_memory_problems(cfg: Config, models: RunModels, size: int) -> Iterator[Problem]:
-    """Yield the problem of the fullest node when its memory, of ``size`` bytes, is too small."""
+    """Yield a problem when the node that needs most needs more than ``size`` bytes."""
     fullest = max(host_memory(cfg, models).items(), key=lambda item: sum(item[1].values()), default=None)
     if fullest is None or sum(fullest[1].values()) <= size:
         return
@@ -119,7 +119,10 @@ def _of_worker(cfg: Config, group: WorkerGroupConfig, memory: PolicyMemory) -> I
 
 
 def _num_kept(cfg: Config, group: WorkerGroupConfig) -> int:
-    """Return how many copies of weights wait until they score; with host_copy each makes room for another."""
+    """Return how many copies of weights wait on the host until they score.
+
+    With host_copy each has a second copy, which makes room for the weights that it replaces on the GPU.
+    """
     num_models = 0
     if isinstance(group, TeacherConfig):
         num_models = len(further_models(group))

@@ -1,4 +1,4 @@
-"""Rules on what the machine must have: CPUs, GPUs, disk, files, credentials."""
+"""Checks what the machine must have: CPUs, GPUs, disk, files, credentials."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ _RUN_DIRECTORY_BYTES = 100_000_000
 
 
 class Machine(Enum):
-    """The machine that a configuration is checked for.
+    """The machine for which a configuration is checked.
 
-    It is another one when a run is only planned here, on a login node or a laptop where it could not run.
+    It is ``another`` when a run is only planned here, on a login node or a laptop that could not run it.
     """
 
     this = "this"
@@ -35,14 +35,11 @@ class Machine(Enum):
 
 
 def machine_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[Problem]:
-    """Yield everything that the machine lacks for the run.
-
-    For another machine, only what can be told from here is checked.
-    """
+    """Yield everything that the machine lacks for the run; of another machine, only what is known here."""
     yield from _processors(cfg)
     if machine is Machine.this:
         yield from _present_gpus(cfg)
-        if cfg.cluster.address is None:  # else storage and actors are on the cluster's machines
+        if cfg.cluster.address is None:  # otherwise storage and actors are on the cluster's machines
             yield from data_plane_machine_problems(cfg.data_plane)
         for name, env in used_environments(cfg).items():
             kind = kind_of(env)
@@ -81,12 +78,12 @@ def _present_gpus(cfg: Config) -> Iterator[Problem]:
 
 
 def present_gpus() -> int:
-    """Return how many NVIDIA GPUs this machine has, as far as its device files tell."""
+    """Return the number of NVIDIA GPUs of this machine, according to its device files."""
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
 def _shares(cfg: Config) -> str:
-    """Return which processes ask for how many logical CPUs, as "TransferQueue controller 1 x 1, ..."."""
+    """Return how many logical CPUs each kind of process needs, as "TransferQueue controller 1 x 1, ..."."""
     asked = {role: (needs.count, needs.num_cpus) for role, needs in roles(cfg).items()}
     return ", ".join(f"{_plural(role, n)} {n} x {each:g}" for role, (n, each) in asked.items() if each)
 
@@ -114,7 +111,7 @@ def _log_directory(cfg: Config) -> Iterator[Problem]:
 
 
 def _export_bytes(cfg: Config) -> int:
-    """Return the bytes of RUN_DIR/final_hf; 0 when nothing is exported, or the model cannot be read yet."""
+    """Return the bytes of RUN_DIR/final_hf; 0 without an export, or when the model cannot be read yet."""
     try:
         model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
         return weight_bytes(cfg, model) * cfg.checkpointing.export_final_hf

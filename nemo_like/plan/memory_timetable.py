@@ -1,6 +1,6 @@
-"""Which process holds how many bytes of which GPU in which stage of a run, and whether they fit.
+"""Plans which process holds how many bytes of which GPU in each stage of a run, and whether they fit.
 
-``--dry-run`` prints it; the rules and the start of a run check it against the size of the GPUs.
+``--dry-run`` prints the plan; the rules and the start of a run check it against the size of the GPUs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from nemo_like.policy.groups.parallelism import shards_optimizer
 from nemo_like.policy.options import Device, WorkerGroupConfig
 
 GIB = 2**30
-# Of each process: CUDA's context and kernels, what PyTorch's allocator cannot use. It is an assumption; an
-# engine that sleeps had 0.8 GiB on an H200.
+# CUDA's context and kernels, and memory that PyTorch's allocator cannot use, of each process. It is an
+# assumption; a sleeping engine had 0.8 GiB on an H200.
 CONTEXT_BYTES = GIB
-# Of a training worker, with NCCL's buffers and cuBLAS's work space. One had 2.2 GiB on an H200.
+# The same of a training worker, with NCCL's buffers and cuBLAS's work space. One had 2.2 GiB on an H200.
 WORKER_CONTEXT_BYTES = 2 * GIB
-# Of an engine with CUDA graphs, which wait in host memory while it sleeps. It is an assumption.
+# CUDA graphs of an engine, which wait in host memory while it sleeps. It is an assumption.
 GRAPH_BYTES = GIB
 
 Gpu = tuple[int, int]  # node, index of the GPU on it
@@ -42,7 +42,7 @@ Gpu = tuple[int, int]  # node, index of the GPU on it
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What one process holds on a GPU."""
+    """A part of a GPU's memory that one process holds, such as the weights of policy_worker-0."""
 
     actor: str
     role: Role
@@ -52,7 +52,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class MemoryTimetable:
-    """The holdings on every GPU of a run, by stage; empty on the CPU."""
+    """The memory that processes hold on every GPU of a run, by stage; empty on CPUs."""
 
     holdings: Mapping[Gpu, Mapping[Stage, tuple[Holding, ...]]]
 
@@ -69,15 +69,15 @@ class MemoryTimetable:
         return list(dict.fromkeys(holding.actor for held in stages for holding in held))
 
     def fullest(self) -> Gpu | None:
-        """Return the GPU that is fullest in any stage; None without GPUs."""
+        """Return the GPU whose peak is highest; None without GPUs."""
         return max(self.holdings, key=lambda gpu: self.bytes_in(gpu, self.peak(gpu)), default=None)
 
 
 def memory_timetable(cfg: Config, models: RunModels, size: int | None) -> MemoryTimetable:
-    """Plan the memory of all GPUs, each of ``size`` bytes, for a run that holds ``models``.
+    """Plan the memory of all GPUs, each of ``size`` bytes, for a run with ``models``.
 
-    Without that size an engine counts with its weights alone, since its KV cache takes a share of the GPU. A
-    reward model counts with its weights alone, and with none while its checkpoint is not here.
+    An engine's KV cache takes a share of the GPU; without ``size`` only the engine's weights count. Of a
+    reward model only the weights count, and none while its checkpoint is not on this machine.
     """
     if cfg.policy.device is Device.cpu:
         return MemoryTimetable({})
@@ -101,14 +101,14 @@ def memory_timetable(cfg: Config, models: RunModels, size: int | None) -> Memory
 
 
 def gpu_bytes(cfg: Config) -> int | None:
-    """Return the configured size of each GPU; None where the configuration does not say."""
+    """Return the configured size of each GPU in bytes; None when the configuration does not say."""
     return None if cfg.cluster.gpu_memory_gib is None else int(cfg.cluster.gpu_memory_gib * GIB)
 
 
 def format_timetable(timetable: MemoryTimetable) -> list[str]:
-    """Return lines for a terminal: the processes and the peak of every GPU; then all stages of a few.
+    """Return lines for a terminal: processes and peak of every GPU, then all stages of some GPUs.
 
-    Those few are the fullest GPU of each kind, by the kinds of processes that share it.
+    These are the fullest GPU of each kind; GPUs of one kind are shared by the same kinds of processes.
     """
     if not timetable.holdings:
         return []
@@ -128,7 +128,7 @@ def format_timetable(timetable: MemoryTimetable) -> list[str]:
 
 
 def _table(timetable: MemoryTimetable, gpu: Gpu) -> list[str]:
-    """Return a table of one GPU: a row for each holding, a column for each stage."""
+    """Return a table of one GPU: a row for each part of a process, a column for each stage."""
     stages = timetable.holdings[gpu]
     title = f"GiB on node {gpu[0]} GPU {gpu[1]}"
     lines = ["", f"{title:<42}" + "".join(f"{stage.title:>9}" for stage in stages)]
@@ -143,10 +143,7 @@ def _table(timetable: MemoryTimetable, gpu: Gpu) -> list[str]:
 
 
 def memory_problems(cfg: Config, models: RunModels, size: int) -> Iterator[Problem]:
-    """Yield the problem of the fullest GPU when it is too small, and that of engines without room to cache.
-
-    ``size`` is that of each GPU in bytes.
-    """
+    """Yield a problem when a GPU needs more than ``size`` bytes, and when an engine has no KV cache."""
     timetable = memory_timetable(cfg, models, size)
     gpu = timetable.fullest()
     if gpu is None:
@@ -179,7 +176,7 @@ def memory_problems(cfg: Config, models: RunModels, size: int) -> Iterator[Probl
 
 
 def _engines(cfg: Config, models: RunModels) -> Iterator[tuple[str, int, str]]:
-    """Yield each kind of engine, the bytes that it needs to hold one sample, and what gives it more."""
+    """Yield each kind of engine, the bytes that it needs for one sample, and a remedy that gives it more."""
     if any(place.role is Role.engine for place in placement(cfg)):
         model = models[Role.policy_worker]
         weights = engine_weights(cfg, model) + engine_draft(cfg)
@@ -199,7 +196,7 @@ def _holdings(place: Place, parts: Mapping[str, int]) -> Iterator[Holding]:
 def _parts_of(
     cfg: Config, models: RunModels, place: Place, size: int | None
 ) -> Callable[[Stage], dict[str, int]]:
-    """Return the function that gives the bytes of each part which a process holds in a stage."""
+    """Return a function from a stage to the parts that the process at ``place`` holds in it, in bytes."""
     policy = models[Role.policy_worker]
     if place.role is Role.engine:
         return lambda stage: _of_engine(cfg, policy, stage, size)
@@ -220,7 +217,7 @@ def _parts_of(
 
 
 def _of_reward_model(env: EnvConfig) -> dict[str, int]:
-    """Return what an environment holds for its reward model, whatever the stage."""
+    """Return the parts that an environment's reward model holds in every stage, in bytes."""
     options = reward_model(env)
     assert options is not None, "the place is that of a reward model"
     num_scalars = count_stored_scalars(Path(options.model_name))
@@ -230,7 +227,7 @@ def _of_reward_model(env: EnvConfig) -> dict[str, int]:
 def _of_teaching_engine(
     cfg: Config, teacher: WorkerGroupConfig, model: ModelInfo, size: int | None
 ) -> dict[str, int]:
-    """Return what an engine that scores for a teacher holds, whatever the stage."""
+    """Return the parts that an engine which scores for a teacher holds in every stage, in bytes."""
     weights = model.num_parameters * value_bytes(teacher.precision)
     if size is None:
         return {"weights": weights, "context": CONTEXT_BYTES}
@@ -289,13 +286,15 @@ def _of_worker(
     own: _GroupStages,
     further: Mapping[str, int],
 ) -> dict[str, int]:
-    """Return what a training worker holds, and ``further`` parts. ``offload_*`` has parts leave while nothing
-    uses them."""
+    """Return the parts that a training worker holds in a stage, in bytes, with the ``further`` ones.
+
+    With ``offload_*`` keys, parts leave the GPU in the stages that do not use them.
+    """
     if stage is Stage.engine_start:
         return {}
     has_weights = stage in own.all or not group.offload_parameters_between_phases
     has_optimizer = stage is own.training or not parks_optimizer(group)
-    # What is to leave is made on the GPU too.
+    # An optimizer that is to leave the GPU is also made on it.
     is_made = stage is Stage.policy_start and not has_optimizer
     activations: dict[Stage | None, int] = {
         own.scoring: memory.logprob_activations,
@@ -313,23 +312,26 @@ def _of_worker(
 
 
 def _for_engines(cfg: Config, model: ModelInfo, stage: Stage) -> dict[str, int]:
-    """Return what a policy worker holds besides, for the weights that it sends."""
+    """Return the parts that a policy worker holds to send weights to engines, in bytes."""
     is_sync = stage is Stage.weight_sync
     return {
         "buckets": _bucket_bytes(cfg),  # kept between transfers
-        "tensor to send": _largest_tensor(cfg, model) * is_sync,  # its parts are joined one tensor at a time
+        "tensor to send": _largest_tensor(cfg, model) * is_sync,  # shards are joined one tensor at a time
     }
 
 
 def _token_counts(cfg: Config, model: ModelInfo) -> int:
-    """Return what an engine never gives up: vLLM counts for each sample how often it has each token, in four
-    bytes, and notes in a bit whether the prompt has it (``vllm/v1/worker/gpu/sample/penalties.py``)."""
+    """Return the bytes of an engine's token counts, which it keeps even while it sleeps.
+
+    For each sample vLLM counts the occurrences of each token in four bytes, and notes in one bit whether the
+    prompt has the token (``vllm/v1/worker/gpu/sample/penalties.py``).
+    """
     words = model.vocab_size + -(-model.vocab_size // 32)
     return 4 * cfg.generation.vllm_cfg.max_num_seqs * words
 
 
 def engine_weights(cfg: Config, model: ModelInfo) -> int:
-    """Return the weights on each GPU of an engine; 8 bits are those of the layers, not of the embeddings."""
+    """Return the bytes of weights on each GPU of an engine. Quantised layers, not embeddings, have 8 bits."""
     size = value_bytes(cfg.policy.precision)
     num_bytes = model.num_parameters * size
     if cfg.generation.vllm_cfg.quantization is not None:
@@ -338,12 +340,12 @@ def engine_weights(cfg: Config, model: ModelInfo) -> int:
 
 
 def engine_draft(cfg: Config) -> int:
-    """Return the weights of a draft on each GPU of an engine, where its checkpoint is on this machine."""
+    """Return the bytes of a draft model on each GPU of an engine; 0 while its checkpoint is not here."""
     return draft_bytes(cfg.generation) // cfg.generation.vllm_cfg.tensor_parallel_size
 
 
 def _one_sample(cfg: Config, model: ModelInfo) -> int:
-    """Return the KV cache of the longest sample on each GPU of an engine; at least one KV head is on each."""
+    """Return the bytes of the longest sample's KV cache on each GPU of an engine, at least of one KV head."""
     parts = min(cfg.generation.vllm_cfg.tensor_parallel_size, model.num_kv_heads)
     cache = str(cfg.generation.vllm_kwargs.get("kv_cache_dtype", "auto"))
     num_bytes = 1 if cache.startswith("fp8") else value_bytes(cfg.policy.precision)
@@ -351,8 +353,7 @@ def _one_sample(cfg: Config, model: ModelInfo) -> int:
 
 
 def _batched_tokens(cfg: Config, model: ModelInfo) -> int:
-    """Return what a layer takes of each GPU for as many tokens as an engine computes at once, where that is
-    said."""
+    """Return the bytes of a layer's activations on each GPU for max_num_batched_tokens; 0 without the key."""
     return layer_bytes(
         model,
         int(cfg.generation.vllm_kwargs.get("max_num_batched_tokens", 0)),
@@ -362,7 +363,7 @@ def _batched_tokens(cfg: Config, model: ModelInfo) -> int:
 
 
 def _bucket_bytes(cfg: Config) -> int:
-    """Return the bytes of the two buckets of a transfer that exist at once."""
+    """Return the bytes of the two buckets that exist at once during a transfer."""
     return 2 * cfg.generation.weight_bucket_mib * 2**20
 
 
@@ -371,7 +372,7 @@ def _largest_tensor(cfg: Config, model: ModelInfo) -> int:
 
 
 def _remedies(cfg: Config, stage: Stage, held: Sequence[Holding]) -> Iterator[str]:
-    """Yield what may help, for the largest holdings first."""
+    """Yield what may help, beginning with the process that holds most."""
     groups = {Role.policy_worker: cfg.policy, **worker_groups(cfg)}
     for one in held:
         if one.role is Role.reward_model:
@@ -398,12 +399,12 @@ def _remedies(cfg: Config, stage: Stage, held: Sequence[Holding]) -> Iterator[st
 
 
 def _unused_sharding(group: WorkerGroupConfig) -> str:
-    """Return the key that would spread the optimizer's state over ranks; empty where it is spread already."""
+    """Return the key that would spread the optimizer's state over ranks; empty when it is spread already."""
     return "" if shards_optimizer(group) else backend_kind_of(group).optimizer_sharding
 
 
 def gpu_stages(cfg: Config) -> tuple[Stage, ...]:
-    """Return the stages of a run, in order; those of a critic or a teacher only where there is one."""
+    """Return the stages of a run, in order; without a critic or a teacher, its stages are left out."""
     groups = {Role.value_worker: cfg.value, Role.teacher_worker: cfg.teacher}
     absent = [_STAGES[role] for role, group in groups.items() if group is None]
     missing = {stage for own in absent for stage in (own.scoring, own.training)}

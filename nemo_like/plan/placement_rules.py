@@ -1,4 +1,4 @@
-"""Rules on where policy workers and engines are placed."""
+"""Checks where policy workers and engines are placed."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Where what uses GPUs goes, training workers, engines and reward models: to which node, and to which of its
-GPUs, by index. On CPUs, workers and engines have a node alone.
+"""Assigns a node and GPUs to each process that uses GPUs: training workers, engines and reward models.
 
-The rules, ``--dry-run`` and the start-up code all read the same ``placement``. Nodes and GPUs have indexes
-here; which machines and devices they are is known when Ray has reserved them.
+The rules, ``--dry-run`` and the start-up code all read the same ``placement``. On CPUs, workers and engines
+get only a node. Nodes and GPUs are numbered; which machines and devices they are is known once Ray has
+reserved them.
 
-Training workers that exchange something in every layer share a node: a tensor- and context-parallel group
-must, and the ranks that hold one set of experts do where a node has enough GPUs. So do all GPUs of an engine.
+Training workers that exchange data in every layer share a node: a tensor- and context-parallel group must,
+and the ranks that together hold all experts do where a node has enough GPUs. All GPUs of an engine are on one
+node too.
 """
 
 from __future__ import annotations
@@ -31,30 +32,30 @@ from nemo_like.rollout.tasks import used_environments
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one process computes."""
+    """The node and the GPUs of one process."""
 
     actor: str
     role: Role
     node: int
-    gpus: tuple[int, ...]  # in the process's own order; none on the CPU
+    gpus: tuple[int, ...]  # in the process's own order; none on CPUs
 
     @property
     def rank(self) -> int:
-        """The process's number among those of its role."""
+        """The index of the process within its role."""
         return int(self.actor.rpartition("-")[2]) if "-" in self.actor else 0
 
 
 def placement(cfg: Config) -> list[Place]:
-    """Return the place of every training worker, engine and, on GPUs, reward model: each group of workers by
-    rank, then engines, then reward models.
+    """Return the place of every training worker, engine and, on GPUs, reward model, in this order.
 
-    Raises ConfigError when the GPUs of ``cluster.num_nodes`` nodes do not suffice.
+    The workers of a group are in the order of their ranks. Raises ConfigError when the GPUs of
+    ``cluster.num_nodes`` nodes do not suffice.
     """
     return _on_gpus(cfg) if cfg.policy.device is Device.cuda else _on_cpus(cfg)
 
 
 def gpus_by_node(places: Iterable[Place]) -> dict[int, int]:
-    """Return how many GPUs the processes use on each node that has any of the processes."""
+    """Return how many GPUs of each node the processes use, for nodes with at least one of the processes."""
     used: dict[int, set[int]] = {}
     for place in places:
         used.setdefault(place.node, set()).update(place.gpus)
@@ -62,17 +63,17 @@ def gpus_by_node(places: Iterable[Place]) -> dict[int, int]:
 
 
 def weight_replicas(cfg: Config, places: Sequence[Place]) -> tuple[int, ...]:
-    """Return the data-parallel replicas that send their weights to engines: in general the first one.
+    """Return the data-parallel replicas that send weights to engines; in general only the first.
 
-    Engines that map the trainer's memory need a sender on their own node, so there each node with engines has
-    a replica that sends, one whose senders are all on it. Raises ConfigError when a node has none.
+    Engines that map the trainer's memory need a sender on their own node, so each node with engines has a
+    replica whose senders are all on this node. Raises ConfigError when a node has none.
     """
     transport, workers = weight_transport(cfg), roles(cfg)[Role.policy_worker]
     if transport not in (WeightTransport.shared_memory, WeightTransport.cuda_ipc) or not workers.count:
         return (0,)
     node_of = {place.actor: place.node for place in places}
     num_stages, group = axis_size(cfg.policy, "pp"), _tensor_group(cfg.policy)
-    whole: dict[int, int] = {}  # node: the first replica that is on it
+    whole: dict[int, int] = {}  # by node, the first replica whose senders are all on it
     for replica in range(cfg.policy.data_parallel_size):
         senders = (stage * workers.count // num_stages + replica * group for stage in range(num_stages))
         nodes = {node_of[actor_name(Role.policy_worker, workers, rank)] for rank in senders}
@@ -90,7 +91,7 @@ def weight_replicas(cfg: Config, places: Sequence[Place]) -> tuple[int, ...]:
 
 
 def _on_cpus(cfg: Config) -> list[Place]:
-    """Spread the groups of workers over the nodes, and likewise the engines."""
+    """Spread the worker groups evenly over the nodes, and likewise the engines."""
     needs, num_nodes = roles(cfg), cfg.cluster.num_nodes
     engines = needs[Role.engine]
     places: list[Place] = []
@@ -112,7 +113,7 @@ def _on_cpus(cfg: Config) -> list[Place]:
 
 
 def _share_of(index: int, count: int, num_nodes: int) -> int:
-    """Return the node of item ``index`` of ``count``, in runs of equal length."""
+    """Return the node of item ``index`` of ``count`` items, spread over the nodes in equal runs."""
     return index * num_nodes // count
 
 
@@ -139,8 +140,7 @@ def _on_gpus(cfg: Config) -> list[Place]:
 
 
 def reward_models(cfg: Config) -> dict[str, EnvConfig]:
-    """Return the environment of each actor that has a GPU for its reward model, by the actor's name; a replay
-    has none."""
+    """Return the environment of each actor whose reward model has a GPU, by actor name; empty in a replay."""
     needs = roles(cfg).get(Role.reward_model)
     if needs is None:
         return {}
@@ -165,7 +165,7 @@ def _on_own_gpus(cfg: Config, role: Role, room: _Room) -> list[Place]:
 
 
 def _on_policy_gpus(cfg: Config, role: Role, policy: Sequence[Place]) -> list[Place]:
-    """Give each worker of a group the GPU of the policy worker with its rank."""
+    """Give each worker of a group the GPU of the policy worker that has the same rank."""
     workers, size = roles(cfg)[role], _tensor_group(worker_groups(cfg)[role])
     if workers.count > len(policy):
         raise _refused(
@@ -189,9 +189,10 @@ def _on_policy_gpus(cfg: Config, role: Role, policy: Sequence[Place]) -> list[Pl
 
 
 def _first_ranks(cfg: Config, group: WorkerGroupConfig, num_workers: int, size: int) -> list[int]:
-    """Return the first rank of each run of ``size`` workers, in the order in which these get GPUs.
+    """Return the first rank of each run of ``size`` workers, in the order in which the runs get GPUs.
 
-    Under engines the pipeline stages of a replica are neighbours, so that one node has them all.
+    When engines share the GPUs, the pipeline stages of a replica are neighbours, so that they are on one
+    node.
     """
     firsts = list(range(0, num_workers, size))
     if shares_gpus(cfg):
@@ -201,7 +202,7 @@ def _first_ranks(cfg: Config, group: WorkerGroupConfig, num_workers: int, size: 
 
 
 class _Room:
-    """Nodes of equal size, on which GPUs are taken in order; there are always enough nodes."""
+    """Nodes of equal size, whose GPUs are taken in order; a new node is added when none has enough left."""
 
     def __init__(self, gpus_per_node: int) -> None:
         self._size = gpus_per_node
@@ -212,7 +213,7 @@ class _Room:
         return len(self._taken)
 
     def take(self, count: int) -> tuple[int, tuple[int, ...]]:
-        """Take the next ``count`` GPUs of the first node with as many left; return the node and the GPUs."""
+        """Take ``count`` GPUs of the first node that has them left; return the node and the GPUs."""
         if not any(self._size - taken >= count for taken in self._taken):
             self._taken.append(0)
         node = next(node for node, taken in enumerate(self._taken) if self._size - taken >= count)
@@ -222,7 +223,7 @@ class _Room:
 
 
 def _on_workers_gpus(cfg: Config, workers: Sequence[Place], engines: RoleNeeds) -> list[Place]:
-    """Spread the engines over the workers' GPUs; several share one where there are more engines than GPUs."""
+    """Spread the engines over the workers' GPUs; with more engines than GPUs, several share a GPU."""
     tp = cfg.generation.vllm_cfg.tensor_parallel_size
     used = gpus_by_node(workers)
     slots = [
@@ -249,7 +250,7 @@ def _on_workers_gpus(cfg: Config, workers: Sequence[Place], engines: RoleNeeds) 
 
 
 def _node_group(cfg: Config, role: Role) -> int:
-    """Return how many consecutive workers of a group share a node."""
+    """Return how many consecutive workers of a group are placed on one node together."""
     group = worker_groups(cfg)[role]
     size = _tensor_group(group)
     _check_fits(cfg, _tensor_key(role.group, group), size)

@@ -55,10 +55,11 @@ def weight_bytes(cfg: Config, model: ModelInfo) -> int:
 
 
 def checkpoint_bytes(policy: TrainedGroupConfig, model: ModelInfo) -> int:
-    """Estimate the bytes of a checkpoint: what trains and, in float32, master weights and two moments.
+    """Estimate the bytes of a checkpoint: the trained parameters, and in float32 their master weights and two
+    moments.
 
-    What trains is the weights, or with LoRA the adapters, which are in float32. Not every backend stores it
-    besides the master weights.
+    With LoRA the trained parameters are the adapters, in float32; else they are the weights. Some backends
+    store only the master weights.
     """
     lora, num_trained, trained_bytes = adapters_of(policy), model.num_parameters, _weight_bytes(policy, model)
     if lora is not None:
@@ -75,17 +76,17 @@ def _weight_bytes(policy: WorkerGroupConfig, model: ModelInfo) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPlan:
-    """The numbers of one group of workers."""
+    """The numbers of one worker group."""
 
     num_parameters: int
     layout: str
-    scoring_micro_batch: str  # of the phases without gradients, log-probs or values: its size, in words
+    scoring_micro_batch: str  # its size, in words; scoring computes log-probs or values without gradients
     forwards_per_phase: int  # on each data-parallel rank; with a token budget, an upper bound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedGroupPlan(GroupPlan):
-    """The numbers of one group of workers that train."""
+    """The numbers of one worker group that trains."""
 
     updates_per_step: int
     train_micro_batch: str  # its size, in words
@@ -109,22 +110,23 @@ class Plan:
     teacher: GroupPlan | None
     has_teaching_engine: bool  # a vLLM engine scores for the teacher
     critic_warmup_steps: int
-    end_tokens: Sequence[str] | None  # what ends a response; None where the checkpoint is not here
+    end_tokens: Sequence[str] | None  # tokens that end a response; None when the checkpoint is not here
     max_tokens_per_step: int
     bytes_per_token: int  # over all per_token columns
-    weight_bytes: int  # one copy, as it travels to an engine
+    weight_bytes: int  # one copy, as an engine gets it
     num_engines: int
 
     @property
     def data_plane_bytes_per_step(self) -> int:
-        """The most bytes that a step can put into the data plane's per_token columns: all samples at their
-        longest."""
+        """The most bytes that a step puts into per_token columns of the data plane: all samples longest."""
         return self.bytes_per_token * self.max_tokens_per_step
 
 
 def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
-    """Return the plan of a valid configuration, whose groups hold ``models``; ``bytes_per_token`` is the sum
-    over all per_token columns."""
+    """Return the plan of a valid configuration, whose worker groups hold ``models``.
+
+    ``bytes_per_token`` is the sum over all per_token columns.
+    """
     grpo, policy, value, teacher = cfg.grpo, cfg.policy, cfg.value, cfg.teacher
     model = models[Role.policy_worker]
     of_critic, of_teacher = None, None
@@ -155,7 +157,7 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
 
 
 def _group_plan(cfg: Config, group: WorkerGroupConfig, model: ModelInfo) -> GroupPlan:
-    """Return the plan of a group. A critic values samples whose prompts are not shared."""
+    """Return the plan of a worker group. A critic scores samples without sharing their prompts."""
     scoring = _scoring_micro_batches(group)
     return GroupPlan(
         num_parameters=model.num_parameters,
@@ -193,7 +195,7 @@ _SHARED = ", prompts shared"
 @dataclass(frozen=True, slots=True)
 class _MicroBatches:
     size: str
-    num_samples: int  # of one micro-batch; with a token budget, when all are at their longest
+    num_samples: int  # in one micro-batch; with a token budget, when all samples are longest
 
 
 def _train_micro_batches(group: TrainedGroupConfig) -> _MicroBatches:
@@ -217,7 +219,7 @@ def _of_samples(count: int) -> _MicroBatches:
 
 
 def _budgeted(group: WorkerGroupConfig, num_tokens: int) -> _MicroBatches:
-    """Return the micro-batches of a token budget."""
+    """Return the micro-batches of a token budget of ``num_tokens``."""
     kind, multiple = "dynamic", dynamic_length_multiple(group)
     if group.sequence_packing.enabled:
         kind, multiple = "packed", length_multiple(group)
@@ -227,7 +229,7 @@ def _budgeted(group: WorkerGroupConfig, num_tokens: int) -> _MicroBatches:
 
 
 def _layout(policy: WorkerGroupConfig) -> str:
-    """Return the sizes of the axes in words: "TP2 x PP1 x DP4" or "FSDP TP2 x DP4, LoRA of rank 16"."""
+    """Return the sizes of the axes, such as "TP2 x PP1 x DP4" or "FSDP TP2 x DP4, LoRA of rank 16"."""
     lora = adapters_of(policy)
     adapters = "" if lora is None else f", LoRA of rank {lora.rank}"
     kind, experts = backend_kind_of(policy), axis_size(policy, "ep")
@@ -243,7 +245,7 @@ def _layout(policy: WorkerGroupConfig) -> str:
 
 
 def process_table(roles: Mapping[Role, RoleNeeds], num_cpus: int, num_gpus: int) -> list[str]:
-    """Return a table of the processes; the numbers are reserved for all of them."""
+    """Return a table of the processes; its last line has the CPUs and GPUs reserved for all of them."""
     lines = [f"{'processes':<28}{'count':>6}{'CPUs each':>11}{'GPUs each':>11}"]
     lines += [
         f"  {role.value:<26}{needs.count:>6}{needs.num_cpus:>11g}{needs.num_gpus:>11g}"

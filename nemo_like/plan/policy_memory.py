@@ -1,8 +1,8 @@
-"""The memory of one training worker, by what holds it, from the sizes of the model and the layout.
+"""Counts the memory of one training worker, by part, from the sizes of the model and the layout.
 
-Weights, gradients and optimizer state are exact but for padding. Activations are an estimate, which counts
-what the layers of Llama and Qwen keep for the backward pass, as arXiv 2205.05198 does for GPT; FlashAttention
-keeps no matrix of probabilities. What a checkpoint takes on the host is told too.
+Weights, gradients and optimizer state are exact but for padding. Activations are an estimate: what the layers
+of Llama and Qwen keep for the backward pass, counted as arXiv 2205.05198 does for GPT; FlashAttention keeps
+no matrix of probabilities. The host memory of a checkpoint is counted too.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ _LOGIT_CHUNKS = {"forward": 2, "backward": 3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyMemory:
-    """Bytes of one worker of a policy, a critic or a teacher, by part: on its GPU but for the last three."""
+    """The bytes of one worker of a policy, critic or teacher, by part; the last three are not on its GPU."""
 
     weights: int
     gradients: int
     optimizer: int  # master weights and moments
-    starting: int  # beside the weights, at most, until it is ready
+    starting: int  # the most that it takes beside the weights until it is ready
     training_activations: int  # of the largest micro-batches, with logits, whole layers and whole gradients
     logprob_activations: int
-    stored: int  # what it writes of a checkpoint without moments that are gathered
-    gathered: int  # masters and moments that it collects from others for a checkpoint
+    stored: int  # the worker's part of a checkpoint, without gathered moments
+    gathered: int  # master weights and moments that it collects from other workers for a checkpoint
     on_host: int  # weights, gradients and moments that stay on the host
 
 
 def policy_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> PolicyMemory:
-    """Return the memory of the worker of this rank in the group that ``policy`` configures, be it the policy,
-    a critic or a teacher, whose model is frozen."""
+    """Return the memory of the worker ``rank`` of the worker group that ``policy`` configures.
+
+    The group may be the policy, a critic or a teacher, whose model is frozen.
+    """
     held = backend_kind_of(policy).held_memory(policy, model, rank)
     train_tokens, logprob_tokens = _micro_batch_tokens(policy)
     return PolicyMemory(
@@ -55,8 +57,10 @@ def policy_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Pol
 
 
 def _micro_batch_tokens(policy: WorkerGroupConfig) -> tuple[int, int]:
-    """Return the most tokens of a micro-batch in training and in the log-prob phases, on one rank; 0 where
-    nothing trains."""
+    """Return the most tokens per rank of a micro-batch, in training and in the log-prob phases.
+
+    The former is 0 for a group that does not train.
+    """
     packing, dynamic, train_tokens = policy.sequence_packing, policy.dynamic_batching, 0
     longest = policy.max_total_sequence_length
     if isinstance(policy, TrainedGroupConfig):
@@ -72,7 +76,7 @@ def _micro_batch_tokens(policy: WorkerGroupConfig) -> tuple[int, int]:
 
 
 def _training_bytes(policy: WorkerGroupConfig, model: ModelInfo, num_tokens: int) -> int:
-    """Return the bytes that micro-batches of so many tokens keep until their backward pass, and its own."""
+    """Return the bytes of a training pass on micro-batches of ``num_tokens`` tokens, forward and backward."""
     in_flight = axis_size(policy, "pp")  # forwards before the first backward, on stage 0
     num_layers, tp = model.num_layers // in_flight, axis_size(policy, "tp")
     layer = _layer_bytes(policy, model, num_tokens)
@@ -92,7 +96,7 @@ def _training_bytes(policy: WorkerGroupConfig, model: ModelInfo, num_tokens: int
 
 
 def _forward_bytes(policy: WorkerGroupConfig, model: ModelInfo, num_tokens: int) -> int:
-    """Return the bytes of a forward pass alone: those of one layer, and logits where there are any."""
+    """Return the bytes of a forward pass alone: one layer, and logits unless there is a value head."""
     num_chunks = 0 if model.has_value_head else _LOGIT_CHUNKS["forward"]
     return _layer_bytes(policy, model, num_tokens) + num_chunks * LOGIT_CHUNK_BYTES[policy.device]
 
@@ -105,20 +109,20 @@ def _layer_bytes(policy: WorkerGroupConfig, model: ModelInfo, num_tokens: int) -
 def layer_bytes(
     model: ModelInfo, num_tokens: int, *, value_bytes: int, tp: int, sequence_parts: int = 1
 ) -> int:
-    """Return the bytes of one layer's activations on each of ``tp`` ranks; sequence parallelism divides the
-    tokens outside of attention and FFN into ``sequence_parts``.
+    """Return the bytes of one layer's activations on each of ``tp`` ranks.
 
-    With hidden size H, query and KV widths Q and K and an FFN of size F these are, per token, 4 H (inputs and
-    outputs of the norms), 2 Q + 2 K (and Q + K again where these are normalised) and 4 F (both halves, the
-    activation, the product). A mixture has k experts' F per token, and the tokens that they get and return,
-    2 k H.
+    Sequence parallelism divides the tokens outside of attention and FFN into ``sequence_parts``. With hidden
+    size H, query and KV widths Q and K and an FFN of size F the values per token are 4 H (inputs and outputs
+    of the norms), 2 Q + 2 K (another Q + K where queries and keys are normalised) and 4 F (both halves, the
+    activation, the product). In a mixture, k experts of size F count per token, and 2 k H for the tokens that
+    experts get and return.
     """
     query, key_value = model.num_heads * model.head_size, 2 * model.num_kv_heads * model.head_size
     attention = (3 if model.has_qk_norm else 2) * query + (2 if model.has_qk_norm else 1) * key_value
     chosen = model.num_experts_per_token
     hidden = 4 * model.hidden_size / sequence_parts
     if chosen:
-        # Expert parallelism moves tokens between ranks, but in the mean each gets as many as it has.
+        # Expert parallelism moves tokens between ranks, but on average each rank gets as many as it sends.
         ffn = chosen * (4 * model.intermediate_size + 2 * model.hidden_size) / sequence_parts
     else:
         ffn = 4 * model.intermediate_size / tp

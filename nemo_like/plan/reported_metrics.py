@@ -1,7 +1,7 @@
-"""The names of the metrics that checkpoints and runs may be judged by.
+"""Lists the metrics by which checkpoints and runs may be judged.
 
-docs/metrics.md says what each means. Timings and the like are metrics too, but they say nothing of how good a
-checkpoint is, and are not listed here.
+docs/metrics.md says what each means. Timings and similar metrics are not listed: they do not say how good a
+checkpoint is.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _ENVIRONMENT = "train/env/"
 
 
 def validation_metrics(cfg: Config) -> list[str]:
-    """Return the metrics that a validation reports: over all its data sources and, with several, of each."""
+    """Return the metrics of a validation: over all its data sources and, with several, of each source."""
     size = cfg.grpo.num_val_generations_per_prompt
     names = [*_OF_VALIDATION]
     if size > 1:

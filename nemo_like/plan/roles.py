@@ -1,6 +1,6 @@
-"""The processes of a run: how many there are of each kind, and what each needs.
+"""Lists the processes of a run: how many there are of each role, and what each needs.
 
-This is the one place that says so. The start-up code, the validation and ``--dry-run`` all read it.
+No other module decides this: the start-up code, the validation and ``--dry-run`` all read it here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nemo_like.rollout.tasks import used_environments
 
 
 class Role(Enum):
-    """The kinds of processes of a run."""
+    """What a process of a run is for."""
 
     driver = "driver"
     data_plane_host = "data-plane host"
@@ -38,13 +38,14 @@ class Role(Enum):
 
     @property
     def group(self) -> str:
-        """The group of keys that configures the workers of such a role, such as ``value``."""
+        """The group of keys that configures the workers of this role, such as ``value``."""
         return self.name.removesuffix("_worker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleNeeds:
-    """How many processes play a role, the logical CPUs that each asks Ray for, and the GPUs that each uses.
+    """The number of processes of a role, the logical CPUs that each asks Ray for, and the GPUs that each
+    uses.
 
     Engines and training workers may use the same GPUs; ``plan.places`` says which.
     """
@@ -55,10 +56,11 @@ class RoleNeeds:
 
 
 def roles(cfg: Config) -> dict[Role, RoleNeeds]:
-    """Return how many processes of each role a run has and what each needs.
+    """Return the number and the needs of a run's processes by role, in the order in which data passes the
+    roles.
 
-    Roles are in the order in which data passes them. A replay has no engines and no environments; a run that
-    only generates has no policy workers; a run that asks a server has its client in place of engines.
+    A replay has no engines and no environments. A run that only generates has no policy workers. A run that
+    asks a server has a client of the server instead of engines.
     """
     on_gpu, generates = cfg.policy.device is Device.cuda, cfg.rollout.replay is None
     engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
@@ -91,7 +93,7 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
 
 
 def _reward_models(environments: Sequence[EnvConfig]) -> dict[Role, RoleNeeds]:
-    """Return what environments need whose actors have a GPU each; nothing where there are none."""
+    """Return the needs of environments whose actors have a GPU each; empty without such environments."""
     if not environments:
         return {}
     count = sum(env.num_actors for env in environments)
@@ -99,10 +101,10 @@ def _reward_models(environments: Sequence[EnvConfig]) -> dict[Role, RoleNeeds]:
 
 
 def worker_groups(cfg: Config) -> dict[Role, WorkerGroupConfig]:
-    """Return the configuration of each group of training workers that a run has, by the workers' role.
+    """Return the configuration of each training worker group of a run, by the role of its workers.
 
-    The policy's comes first, the critic's and the teacher's follow where there are any. A run that only
-    generates has none.
+    The policy comes first, then the critic and the teacher if the run has them. Empty when a run only
+    generates.
     """
     if cfg.rollout.generate_only:
         return {}
@@ -114,9 +116,10 @@ def worker_groups(cfg: Config) -> dict[Role, WorkerGroupConfig]:
 
 
 def actor_name(role: Role, needs: RoleNeeds, index: int | str) -> str:
-    """Return the name of process ``index`` of a role, which is the role's own name where it has one process.
+    """Return the actor name of the ``index``-th process of ``role``, or the role's own name when it has one
+    process.
 
-    An environment's index is its name and its number, such as ``math-0``.
+    For environments, ``index`` is a name and a number, such as "math-0".
     """
     return role.name if needs.count == 1 else f"{role.name}-{index}"
 
@@ -127,5 +130,5 @@ def environment_role(env: EnvConfig) -> Role:
 
 
 def ray_cpus(cfg: Config) -> int:
-    """Return the logical CPUs that all actors together ask for; with fewer, Ray would wait without end."""
+    """Return the logical CPUs for which all actors ask together; with fewer, Ray would wait forever."""
     return math.ceil(round(sum(needs.count * needs.num_cpus for needs in roles(cfg).values()), 6))

@@ -1,10 +1,10 @@
-"""Makes the slow checks before a run: of data, of a user's own code, and of the layers that LoRA adapts.
+"""Runs the slow checks before a run: of data, of the user's own code, and of the layers that LoRA adapts.
 
     cfg ──▶ data_scan ─┐
         ──▶ targets    ├── each in a child process, all at once ──▶ problems, or notes for the plan
         ──▶ adapters  ─┘
 
-``rules.rules`` has the quick checks, which come first. What a slow check loads stays in its child process.
+The quick checks of ``rules.rules`` come first. Whatever a slow check loads stays in its child process.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_dec
 from nemo_like.rollout.tasks import judging_environments, max_prompt_tokens, used_environments
 
 _SCAN_TIME_S = 60.0
-# What a child process may take for its imports on a busy machine, beyond the time of its work.
+# Time for a child process's imports on a busy machine, beyond the time of its work.
 _START_TIME_S = 60.0
 _IMPORT_TIME_S = 120.0
 
@@ -83,18 +83,18 @@ class _Check:
 
 @dataclass(frozen=True, slots=True)
 class Preflight:
-    """What the checks saw of a configuration with which a run can start."""
+    """The results of the slow checks of a valid configuration."""
 
     notes: Sequence[Note]
     columns: tuple[Column, ...]  # of the whole run
 
 
 def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Preflight:
-    """Make every slow check that this configuration, a valid one, calls for.
+    """Run every slow check that a valid configuration needs, and return the results.
 
     ``say`` gets a line for each installed package outside the tested versions, for each kernel that training
-    does without, for stale samples that train without a correction, and one about what takes so long. Raises
-    ConfigError, listing everything that the checks found and that would fail the run later.
+    lacks, for stale samples that train without a correction, and for the start of the checks. Raises
+    ConfigError, which lists every problem found.
     """
     missing = missing_kernels(cfg) if machine is Machine.this else ()
     for line in (*untested_versions(), *missing, *staleness_notes(cfg)):
@@ -126,7 +126,7 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Pref
 
 
 def _more_tokens_than_there_are(cfg: Config, columns: Sequence[Column]) -> Iterator[Problem]:
-    """Yield a problem when a teacher is asked for more of its most likely tokens than the policy has."""
+    """Yield a problem when a loss asks a teacher for more most likely tokens than the policy has tokens."""
     asked = num_most_likely(columns)
     if asked and asked > (vocab_size := model_of(cfg.policy).vocab_size):
         yield Problem(
@@ -138,7 +138,7 @@ def _more_tokens_than_there_are(cfg: Config, columns: Sequence[Column]) -> Itera
 
 
 def _declarations(cfg: Config, own: Sequence[Declaration]) -> list[Declaration]:
-    """Return every part's declarations of columns; ``own`` are those of the user's code."""
+    """Return the declarations of columns of all parts of the run; ``own`` are those of the user's code."""
     if cfg.rollout.replay is not None:
         directory = Path(cfg.rollout.replay)
         parts = [*recorded_declarations(cfg.rollout.replay, read_manifest(directory))]
@@ -160,9 +160,9 @@ def _declarations(cfg: Config, own: Sequence[Declaration]) -> list[Declaration]:
 
 
 def _checks(cfg: Config, machine: Machine, declared: list[Declaration]) -> Iterator[_Check]:
-    """Yield the checks that this configuration calls for.
+    """Yield the slow checks that a configuration needs.
 
-    Concluding a check appends to ``declared`` the columns that the user's code declares.
+    The check of the user's code appends the columns that this code declares to ``declared``.
     """
     if request := _scan_request(cfg):
         start = partial(ChildCall, scan, request, timeout_s=request.time_s + _START_TIME_S)
@@ -185,7 +185,7 @@ def _checks(cfg: Config, machine: Machine, declared: list[Declaration]) -> Itera
 
 
 def _passed_on(cfg: Config, machine: Machine) -> Iterator[_Check]:
-    """Yield the checks of what is passed on to vLLM and to the trainer's library."""
+    """Yield the checks of the arguments that are passed on to vLLM and to the trainer's library."""
     is_like_this = machine is Machine.this or cfg.policy.device is Device.cpu
     is_here = is_like_this and Path(cfg.policy.model_name).is_dir()
     for passed in passed_to_engines(cfg.generation):
@@ -203,16 +203,16 @@ def _passed_on(cfg: Config, machine: Machine) -> Iterator[_Check]:
 
 
 def _reward_models(cfg: Config) -> dict[str, ModelOptions]:
-    """Return the options of each reward model that the run uses, by its environment; a replay uses none."""
+    """Return the options of each reward model that the run uses, by environment; empty in a replay."""
     used = used_environments(cfg) if cfg.rollout.replay is None else {}
     found = {name: reward_model(env) for name, env in used.items()}
     return {name: options for name, options in found.items() if options is not None}
 
 
 def _scan_request(cfg: Config) -> ScanRequest | None:
-    """Return what to scan: the sources on this machine, but for plain arithmetic; None when there are none.
+    """Return the request to scan the data sources on this machine; None when there is nothing to scan.
 
-    A replay reads no sources.
+    Plain arithmetic is not scanned, and a replay reads no sources.
     """
     if cfg.rollout.replay is not None:
         return None
@@ -242,18 +242,18 @@ def _scan_request(cfg: Config) -> ScanRequest | None:
 
 
 def _is_made_here(source: DatasetConfig) -> bool:
-    """Return whether the lengths of a source follow from its keys, so that ``rules.rules`` knows them."""
+    """Return whether a source's keys give the lengths of its problems, which ``rules.rules`` then checks."""
     is_plain = source.prompt_template is None and not source.use_chat_template
     return source_kind_of(source).lengths is not None and is_plain
 
 
 def _begins_messages(cfg: Config, source: DatasetConfig) -> bool:
-    """Return whether the policy gets messages for a source, whatever its records hold."""
+    """Return whether the policy gets messages, rather than plain text, for every record of a source."""
     return source.use_chat_template or kind_of(cfg.env[source.env]).calls_policy
 
 
 def _is_made_elsewhere(cfg: Config, source: DatasetConfig) -> bool:
-    """Return whether a source is made by a package whose interpreter this machine lacks."""
+    """Return whether a package makes the source's problems with an interpreter that this machine lacks."""
     return source_kind_of(source).asks_environment and not has_interpreter(cfg.env[source.env])
 
 
@@ -300,7 +300,7 @@ def _taken(passed: PassedArguments, library: str, child: ChildCall, *, is_judged
     if told is not None:
         rule, _, remedy = told.partition("; ")
         return [Problem(key=f"{passed.key}={{{_shown(passed.values)}}}", rule=rule, remedy=remedy)], []
-    # What belongs to speculative decoding has a note of its own.
+    # Speculative decoding has a note of its own.
     shown = _shown({name: value for name, value in passed.values.items() if name != ARGUMENT})
     if not shown:
         return [], []
@@ -330,7 +330,7 @@ def _adapted(model_name: str, lora: LoraConfig, child: ChildCall) -> _Outcome:
 
 
 def _unseen(cfg: Config, machine: Machine) -> Iterator[Note]:
-    """Yield what is assumed, or not checked, in a plan for a machine that is not this one."""
+    """Yield notes on what a plan for another machine assumes, or could not check here."""
     if machine is Machine.this:
         return
     named = {
@@ -355,7 +355,7 @@ def _unseen(cfg: Config, machine: Machine) -> Iterator[Note]:
 
 
 def reward_model_problem(options: ModelOptions) -> str | None:
-    """Return why a checkpoint is no reward model that can be used; None when it seems to be one.
+    """Return why a checkpoint is no usable reward model; None when it seems to be one.
 
     Reads its configuration and its tokenizer. Runs in a child process.
     """

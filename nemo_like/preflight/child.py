@@ -1,4 +1,4 @@
-"""Calls a function in a Python process of its own, so that what it imports or crashes stays there."""
+"""Calls a function in a Python process of its own, so that its imports and crashes stay there."""
 
 from __future__ import annotations
 
@@ -12,21 +12,15 @@ from nemo_like.child_process.child_side import ParentCalls
 from nemo_like.child_process.parent_side import Child, own_environment
 from nemo_like.observability.printable import accept_all_characters
 
-# A check does not download what is only on the hub.
+# A check downloads nothing from the hub.
 _OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 
 class ChildCall:
-    """A call that is under way in a new process.
-
-    As a context manager, it kills the process and its process group when the block is left.
-    """
+    """A call that runs in a new process. Leaving the ``with`` block kills its whole process group."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, timeout_s: float) -> None:
-        """Start ``function(*arguments)``; all of these must be picklable.
-
-        What the function prints stays off the terminal.
-        """
+        """Start ``function(*arguments)``, all picklable. The function's output stays off the terminal."""
         self._child = Child(
             [sys.executable, "-m", __name__], own_environment() | _OFFLINE, stderr=subprocess.PIPE
         )
@@ -39,9 +33,10 @@ class ChildCall:
         self._child.kill()
 
     def result(self) -> Any:
-        """Wait for what the function returns, and return it.
+        """Wait for the function's result and return it.
 
-        Raises ChildFailed when it raised or its process ended, ChildIsLate ``timeout_s`` after the start.
+        Raises ChildFailed when the function raised or its process ended, and ChildIsLate ``timeout_s`` after
+        the start.
         """
         return self._call.result()
 

@@ -1,5 +1,7 @@
-"""Renders the kinds of conversation that a run will hold, so that a chat template that refuses one, or leaves
-out what somebody says, is found before the run."""
+"""Renders each kind of conversation that a run will hold, before the run.
+
+So a chat template is found that refuses a conversation, or leaves out what a speaker says.
+"""
 
 from __future__ import annotations
 
@@ -24,23 +26,25 @@ if TYPE_CHECKING:
     from nemo_like.data.tokenizer import Tokenizer
 
 _TEMPLATE = "name a template in data.chat_template that does"
-_TOOL = "count_quokkas"  # of a made-up conversation: a name that no template writes by itself
+_TOOL = "count_quokkas"  # of a made-up conversation; no template writes this name by itself
 
 
 class ConversationCheck:
-    """The check of one source: each kind of prompt once, and what follows the responses to them."""
+    """The check of one source: renders one prompt of each kind, and what follows the responses to it."""
 
     def __init__(self, key: str, cfg: DatasetConfig, env: EnvConfig | None, tokenizer: Tokenizer) -> None:
-        """``key`` is the source's, such as data.train. ``env`` is the environment of its problems, None where
-        several judge single responses."""
+        """Prepare the check of the source ``key``, such as data.train.
+
+        ``env`` is the environment of its problems, and None when several environments judge single responses.
+        """
         self._key, self._cfg, self._env, self._tokenizer = key, cfg, env, tokenizer
-        self._seen: set[tuple[str, ...]] = set()  # roles of prompts
-        self.has_refused = False  # a prompt
+        self._seen: set[tuple[str, ...]] = set()  # the roles of each kind of prompt
+        self.has_refused = False  # the template has refused a prompt
         self.notes: list[Note] = []
 
     def made_up(self) -> Iterator[Problem]:
-        """Yield what is wrong with a conversation that begins with a made-up problem, where problems of text
-        become messages."""
+        """Yield the problems of a conversation from a made-up prompt, if the source uses the chat
+        template."""
         if not self._cfg.use_chat_template:
             return
         prompt = [Message("user", MADE_UP_TEXT)]
@@ -49,7 +53,7 @@ class ConversationCheck:
         yield from self.begun("a made-up problem", PromptExample(tuple(prompt), ""))
 
     def begun(self, where: str, example: PromptExample) -> Iterator[Problem]:
-        """Yield what is wrong with a conversation that a problem begins, unless one of its kind was seen."""
+        """Yield the problems of a conversation that begins with ``example``, unless its kind was checked."""
         if isinstance(example.prompt, str) or not self._tokenizer.has_chat_template:
             return
         roles = tuple(message.role for message in example.prompt)
@@ -62,7 +66,7 @@ class ConversationCheck:
             yield from self._observation(self._env.observation_role)
 
     def agent(self) -> Iterator[Problem]:
-        """Yield what is wrong with the conversations of an agent, which makes its own messages."""
+        """Yield the problems of the conversations of an agent, which makes its own messages."""
         is_agent = self._env is not None and kind_of(self._env).calls_policy
         if self._env is not None and is_agent and self._tokenizer.has_chat_template:
             yield from _agent_problems(self._cfg.env, options_of(self._env).tool_parser, self._tokenizer)
@@ -130,8 +134,10 @@ class ConversationCheck:
 
 
 def _agent_problems(env: str, tool_parser: str | None, tokenizer: Tokenizer) -> Iterator[Problem]:
-    """Yield what is wrong with the second call of an agent: one that continues the conversation, and, where
-    responses may call tools, one with a tool's result."""
+    """Yield the problems of an agent's second call.
+
+    Tries a call that continues the conversation and, if responses may call tools, one with a tool's result.
+    """
     import numpy as np
 
     from nemo_like.generation.interface import Response

@@ -1,6 +1,7 @@
-"""Looks at every record before a run, as far as the time allows: can it be read, asked and judged?
+"""Checks every record before a run, as far as the time allows: can it be read, asked and judged?
 
-The scan runs in a child process, since the parent should not load what reads Parquet and counts tokens.
+The scan runs in a child process, so that the parent does not load libraries that read Parquet and count
+tokens.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from nemo_like.rollout.rollout_columns import unfit_values
 if TYPE_CHECKING:
     from nemo_like.data.encoder import PromptEncoder
 
-# How many records are read, and their tokens counted, between two looks at the clock.
+# How many records are read, and their tokens counted, between two checks of the deadline.
 _BATCH = 1000
 _IMAGE_BATCH = 50
 _MAX_PROBLEMS = 3
@@ -35,7 +36,7 @@ _MAX_PROBLEMS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceToScan:
-    """One source, and the environments that its problems must fit."""
+    """One data source, and the environments that judge its prompts."""
 
     key: str  # data.train, or data.train[1]
     cfg: DatasetConfig
@@ -45,19 +46,19 @@ class SourceToScan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScanRequest:
-    """What to scan, and for how long. ``tokenizer`` is a checkpoint's directory, None if it is not here."""
+    """What to scan, and for how long. ``tokenizer`` is a checkpoint's directory; None if it is not here."""
 
     sources: tuple[SourceToScan, ...]
     tokenizer: str | None
     chat_template: str | None
     max_prompt_tokens: int
     time_s: float  # for all sources together
-    unread: tuple[SourceToScan, ...] = ()  # whose conversations are rendered, though no record is read
+    unread: tuple[SourceToScan, ...] = ()  # only their conversations are rendered, no record is read
 
 
 @dataclass(frozen=True, slots=True)
 class ScanReport:
-    """What a scan found wrong, and what it saw, over all sources."""
+    """The problems and notes of a scan of all sources."""
 
     problems: tuple[Problem, ...]
     notes: tuple[Note, ...]
@@ -66,7 +67,7 @@ class ScanReport:
 def scan(request: ScanRequest) -> ScanReport:
     """Scan the sources one after the other; each gets an equal part of the time that is left.
 
-    A tokenizer that cannot be loaded is a problem, and the records are scanned without lengths.
+    A tokenizer that cannot be loaded is a problem, and the records are then scanned without lengths.
     """
     end_s = time.monotonic() + request.time_s
     problems: list[Problem] = []
@@ -119,7 +120,7 @@ def _conversations(source: SourceToScan, encoder: PromptEncoder) -> Conversation
 
 @dataclass(slots=True)
 class _Scan:
-    """The scan of one source: what it reads, and what it found so far."""
+    """The scan of one source, with its results so far."""
 
     source: SourceToScan
     max_prompt_tokens: int
@@ -131,12 +132,12 @@ class _Scan:
     num_too_long: int = 0
     longest: int = 0  # tokens of the longest prompt
     is_whole: bool = False
-    not_here: str = ""  # why nothing could be read, where that is no mistake
+    not_here: str = ""  # why no record could be read, if that is no problem
 
     def run(self) -> None:
-        """Read records until the source ends, the deadline passes, or there are ``_MAX_PROBLEMS``.
+        """Read records until the source ends, the deadline passes, or ``_MAX_PROBLEMS`` problems are found.
 
-        The clock is looked at after every ``_BATCH`` records, or ``_IMAGE_BATCH`` with images.
+        The deadline is checked after every ``_BATCH`` records, or every ``_IMAGE_BATCH`` records with images.
         """
         if self.conversations is not None:
             self.problems += self.conversations.agent()
@@ -182,8 +183,7 @@ class _Scan:
     def _counted(
         self, encoder: PromptEncoder, batch: Sequence[tuple[str, PromptExample]]
     ) -> Sequence[int | None]:
-        """Read the images of each prompt, count its tokens and return the counts, None for one with an image
-        that cannot be used."""
+        """Return the number of tokens of each prompt; None for a prompt with an unusable image."""
         usable = [self._has_usable_images(encoder, example) for _, example in batch]
         counted = iter(
             encoder.lengths(
@@ -222,7 +222,7 @@ class _Scan:
             self.problems.append(Problem(key=key, rule=f"cannot be used: {what}", remedy=""))
 
     def notes(self) -> Iterator[Note]:
-        """Yield what was seen of the source."""
+        """Yield notes on the records that were read."""
         key, name = self.source.key, self.source.cfg.path or source_name(self.source.cfg)
         if self.not_here:
             yield Note(Seen.not_checked, f"{key}: {self.not_here}")
@@ -242,9 +242,9 @@ class _Scan:
 
 
 def _examples(source: SourceToScan) -> Iterator[tuple[str, PromptExample]]:
-    """Yield where each problem is, and the problem as the policy will get it.
+    """Yield the place of each record, and the prompt that the policy will get for it.
 
-    A source that can be streamed is; a dataset of any other kind is built before the first problem.
+    Sources that can be streamed are streamed; any other dataset is built before its first record.
     """
     from nemo_like.data.datasets import build_dataset
     from nemo_like.data.mixture import templated

@@ -1,4 +1,4 @@
-"""What is said of speculative decoding before anything starts."""
+"""Checks speculative decoding before a run, and notes what it does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nemo_like.preflight.notes import Note, Seen
 
 
 def draft_notes(cfg: Config) -> Iterator[Note]:
-    """Yield a note on what engines draft, where they do."""
+    """Yield a note on what engines draft, if they do."""
     drafts = speculation(cfg.generation)
     if drafts is None or cfg.rollout.replay is not None:
         return
@@ -32,7 +32,7 @@ def draft_notes(cfg: Config) -> Iterator[Note]:
 
 
 def draft_problem(cfg: Config) -> str | None:
-    """Return why vLLM does not draft as it is to; None where it does, or drafts nothing. It loads vLLM."""
+    """Return why vLLM cannot draft as configured; None when it can, or drafts nothing. Loads vLLM."""
     drafts = speculation(cfg.generation)
     if drafts is None:
         return None
@@ -45,7 +45,7 @@ def draft_problem(cfg: Config) -> str | None:
 
 
 def unknown_argument(given: Iterable[str], known: Collection[str], taker: str) -> str | None:
-    """Return what to say of the first argument that ``taker`` does not know; None where it knows all."""
+    """Return what is wrong with the first argument that ``taker`` does not know; None when it knows all."""
     for name in given:
         if name not in known:
             close = get_close_matches(name, known, n=1, cutoff=0.6)

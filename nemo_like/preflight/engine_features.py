@@ -14,7 +14,7 @@ from nemo_like.policy.options import Device
 from nemo_like.preflight.versions import installed_version
 
 _ROUTER_REPLAY = "policy.megatron_cfg.router_replay=true"
-# By device: a file of vLLM, and what in it lets an engine say which experts its routers chose.
+# By device, a file of vLLM, and text in it that shows that engines can return the experts of their routers.
 _RETURNS_EXPERTS = {
     Device.cuda: ("engine/arg_utils.py", "enable_return_routed_experts"),
     Device.cpu: ("model_executor/layers/fused_moe/router/base_router.py", "def set_capture_fn"),
@@ -23,8 +23,7 @@ _MODEL_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 
 
 def missing_engine_features(cfg: Config) -> Iterator[Problem]:
-    """Yield a problem when engines should return experts and the vLLM of this machine does not, or for what
-    needs another model runner than it would take."""
+    """Yield a problem when the installed vLLM cannot return experts, or would use the wrong model runner."""
     if cfg.rollout.replay is not None:
         return
     returns_experts = cfg.policy.megatron_cfg.router_replay

@@ -1,4 +1,4 @@
-"""Says which kernels a GPU run does without, since a package is missing or none serves its precision."""
+"""Says which kernels a GPU run lacks, because a package is missing or no kernel serves its precision."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nemo_like.policy.options import Device
 
 
 def missing_kernels(cfg: Config) -> Iterator[str]:
-    """Yield a line for each kernel that training would have and lacks, with what that costs."""
+    """Yield a line for each kernel that training would use but lacks, with what that costs."""
     of_kind = backend_kind_of(cfg.policy).missing_kernels
     if of_kind is not None and cfg.policy.device is Device.cuda and not cfg.rollout.generate_only:
         yield from of_kind(cfg.policy)

@@ -1,4 +1,4 @@
-"""What a run does that its user may not want, and that no rule forbids."""
+"""Warns of what a run does that its user may not want, although no rule forbids it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nemo_like.configuration import Config
 
 
 def staleness_notes(cfg: Config) -> Iterator[str]:
-    """Yield a sentence where samples of older weights train as if the weights had sampled them."""
+    """Yield a warning when samples of older weights train as if the present weights had sampled them."""
     loss = cfg.loss_fn
     is_corrected = loss.use_generation_logprobs_as_prev or loss.use_importance_sampling_correction
     if cfg.grpo.max_staleness > 0 and not (is_corrected or is_own_loss(loss)):

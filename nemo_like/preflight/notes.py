@@ -1,4 +1,4 @@
-"""Notes on what the checks before a run saw, assumed or could not check; ``--dry-run`` prints them."""
+"""Notes on what the checks before a run verified, assumed or could not check; ``--dry-run`` prints them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Seen(Enum):
-    """How far the check behind a note went; in the order in which notes are printed."""
+    """How far the check behind a note went. Notes are printed in this order."""
 
     checked = "checked"
     assumed = "assumed"

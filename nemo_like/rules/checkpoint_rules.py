@@ -1,5 +1,4 @@
-"""Rules on the model checkpoint that ``policy.model_name`` names: it exists, is complete and can be divided
-over the ranks that the configuration asks for."""
+"""Checks that the model checkpoint of a worker group exists, is complete, and divides over its ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +28,7 @@ from nemo_like.rules.weight_rules import mixture_problems
 
 
 def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[Problem]:
-    """Yield every problem with the model checkpoint, or with how the configuration divides it over ranks.
+    """Yield every problem of the model checkpoint and of how the configuration divides it over ranks.
 
     For a run on another machine the checkpoint need not be here if the sizes of the model are known.
     """
@@ -49,7 +48,7 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
 def other_checkpoint_problems(
     name: str, group: WorkerGroupConfig, cfg: Config, machine: Machine = Machine.this
 ) -> Iterator[Problem]:
-    """Yield every problem with the checkpoint of a worker group, called ``name``, beside the policy."""
+    """Yield every problem of the checkpoint of the worker group ``name``, which is not the policy."""
     model = yield from _model(name, group, cfg, machine)
     if model is not None:
         yield from layout_problems(name, group, model)
@@ -59,8 +58,7 @@ def other_checkpoint_problems(
 def _model(
     name: str, group: WorkerGroupConfig, cfg: Config, machine: Machine
 ) -> Generator[Problem, None, ModelInfo | None]:
-    """Yield what is wrong with the directory of a group's checkpoint; return the model, or None where it
-    cannot be read."""
+    """Yield the problems of a group's checkpoint directory; return the model, or None if it is unreadable."""
     model_name = group.model_name
     key, path = f"{name}.model_name={model_name}", Path(model_name)
     if path.is_dir():
@@ -85,7 +83,7 @@ def _model(
 
 
 def _stop_tokens(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
-    """Yield a problem for each setting of stop tokens with one that the model does not have."""
+    """Yield a problem for each key whose stop tokens include one that the model does not have."""
     sourced = [
         resolve(cfg, env)
         for env in task_environments(cfg)
@@ -111,7 +109,7 @@ def _memory(cfg: Config) -> Iterator[Problem]:
         return
     try:
         models = run_models(cfg)
-    except ConfigError:  # told with the rules on critic and teacher
+    except ConfigError:  # the rules on critic and teacher report it
         return
     if of_gpu is not None:
         yield from memory_problems(cfg, models, of_gpu)

@@ -1,7 +1,6 @@
-"""Rules on the teacher of loss_fn.kind=distillation, or of a loss of one's own, the group teacher.
+"""Checks the group ``teacher``, for loss_fn.kind=distillation or a user's own loss.
 
-Most of its keys are those of every worker group, whose rules are in ``policy.group_rules`` and
-``policy.backend_rules``.
+The rules of ``policy.groups`` and ``policy.backends`` check the keys that all worker groups have.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from nemo_like.rules.checkpoint_rules import other_checkpoint_problems
 
 
 def teacher_problems(cfg: Config) -> Iterator[Problem]:
-    """Yield every problem with whether there is a teacher, and with keys that it does not go with."""
+    """Yield a problem when a teacher is missing, superfluous, or combined with keys that exclude one."""
     if cfg.teacher is None:
         if has_teacher(cfg.loss_fn):
             yield Problem(
@@ -60,7 +59,7 @@ def teacher_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def _without_rewards(cfg: Config) -> Iterator[Problem]:
-    """Yield a problem for every key on the way from rewards to advantages, which such a loss leaves out."""
+    """Yield a problem for every key of rewards or advantages: a loss with reward_weight=0 ignores them."""
     chosen = {
         "value": cfg.value is not None,
         "loss_fn.use_kl_in_reward=true": cfg.loss_fn.use_kl_in_reward,
@@ -95,12 +94,12 @@ def _of_the_group(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
 
 
 def _tasks(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
-    """Yield a problem for every task of ``teacher.models`` that no training sample can be of."""
+    """Yield a problem for every task of ``teacher.models`` to which no training sample can belong."""
     tasks, whose = training_tasks(cfg), "the training data, whose sources"
     if cfg.rollout.replay is not None:
         try:
             recorded = read_manifest(Path(cfg.rollout.replay)).tasks
-        except ValueError:  # told elsewhere
+        except ValueError:  # reported elsewhere
             return
         if recorded is None:
             yield Problem(
@@ -125,8 +124,8 @@ def _tasks(cfg: Config, teacher: TeacherConfig) -> Iterator[Problem]:
 def teacher_model_problems(
     cfg: Config, teacher: TeacherConfig, machine: Machine = Machine.this
 ) -> Iterator[Problem]:
-    """Yield every problem of the teacher's checkpoints beside the policy's. What is wrong with
-    ``model_name`` alone, or with the policy's, is told elsewhere."""
+    """Yield every problem of the teacher's checkpoints compared with the policy's. Problems of one checkpoint
+    alone are reported elsewhere."""
     yield from reader_model_problems("teacher", "teacher", teacher, cfg.policy)
     if is_one_engine(teacher):
         yield from teaching_model_problems(teacher, cfg.policy)
@@ -139,7 +138,7 @@ def _further_model(
 ) -> Iterator[Problem]:
     """Yield every problem of one of the teacher's further checkpoints."""
     group, of_name = replace(teacher, model_name=model), f"teacher.model_name={model}"
-    # What else is told of it is also told of model_name, since both have one architecture.
+    # Other problems are also found in model_name, which has the same architecture.
     found = other_checkpoint_problems("teacher", group, cfg, machine)
     own = [one for one in found if one.key == of_name]
     yield from (replace(one, key=key) for one in own)

@@ -1,4 +1,4 @@
-"""Rules on runs that only evaluate."""
+"""Checks runs that only evaluate."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nemo_like.plan.machine_rules import Machine
 
 
 def evaluation_problems(cfg: Config, machine: Machine) -> Iterator[Problem]:
-    """Yield every problem for which the run could not evaluate as its group ``evaluation`` says."""
+    """Yield every problem of the group ``evaluation`` and of the keys on which an evaluation depends."""
     asked = cfg.evaluation
     if asked is None:
         return

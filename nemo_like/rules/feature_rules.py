@@ -1,4 +1,4 @@
-"""Rules on what of a run does not go with agents, and with speculative decoding."""
+"""Checks which features of a run exclude agents, and which exclude speculative decoding."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from nemo_like.rollout.tasks import (
 
 
 def agent_run_problems(cfg: Config) -> Iterator[Problem]:
-    """Yield what of a run the agents of its environments do not go with."""
+    """Yield a problem for each feature of the run that the agents of its environments exclude."""
     for name, env in used_environments(cfg).items():
         if kind_of(env).calls_policy:
             yield from _features(cfg, f"env.{name}.kind={env.kind}")
 
 
 def _features(cfg: Config, key: str) -> Iterator[Problem]:
-    """Yield what of a run agents do not go with."""
+    """Yield a problem for each feature of the run that excludes agents, for the agent that ``key`` names."""
     if has_vision_tower(cfg.policy.model_name):
         yield Problem(
             key=key,
@@ -62,7 +62,7 @@ def _features(cfg: Config, key: str) -> Iterator[Problem]:
 
 
 def speculation_problems(cfg: Config) -> Iterator[Problem]:
-    """Yield every problem with speculative decoding, and what of a run it does not go with."""
+    """Yield every problem of speculative decoding, and of features of the run that exclude it."""
     if cfg.rollout.replay is not None:
         return
     yield from draft_problems(cfg.generation, cfg.policy)

@@ -1,4 +1,4 @@
-"""Rules on the keys that name a metric."""
+"""Checks the keys that name a metric."""
 
 from __future__ import annotations
 

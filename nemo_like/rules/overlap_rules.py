@@ -1,4 +1,4 @@
-"""Rules on training while rollouts are under way: ``grpo.overlap`` and ``grpo.max_staleness``."""
+"""Checks training while rollouts are still running: ``grpo.overlap`` and ``grpo.max_staleness``."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from nemo_like.rollout.options import JOURNAL_FOLDER
 from nemo_like.rollout.tasks import task_environments, training_sampling, used_environments
 from nemo_like.tripwires.options import Tripwires
 
-# The estimators that look at one group alone, so that it has its advantages before others have ended.
+# Estimators that look at one group alone, so that it gets its advantages before other groups have ended.
 _SETTLE = "samples are never older than the weights with grpo.max_staleness=0"
 
 
 def overlap_problems(cfg: Config) -> Iterator[Problem]:
-    """Yield every problem for which a run could not train while rollouts are under way as configured."""
+    """Yield every reason why a run could not train while rollouts are still running as configured."""
     if cfg.grpo.overlap is Overlap.exact:
         yield from _needs_engines_apart(cfg, "grpo.overlap=exact")
         yield from _whole_batches(cfg)
@@ -74,7 +74,7 @@ def _needs_engines_apart(cfg: Config, key: str) -> Iterator[Problem]:
 
 
 def _whole_batches(cfg: Config) -> Iterator[Problem]:
-    """Yield a problem for everything that needs the whole batch before its first group can train."""
+    """Yield a problem for every key that needs the whole batch before its first group can train."""
     grpo, remedy = cfg.grpo, "or set grpo.overlap=off"
     if not estimator_kind_of(grpo).is_of_groups:
         of_groups = [name for name in ESTIMATOR_KINDS.names() if ESTIMATOR_KINDS.load(name).is_of_groups]
@@ -101,7 +101,7 @@ def _whole_batches(cfg: Config) -> Iterator[Problem]:
 
 
 def _first_update(cfg: Config) -> Iterator[Problem]:
-    """Yield the problems for which a part could not divide over the replicas, or over the updates."""
+    """Yield a problem when a part of a rollout would not divide over the replicas, or over the updates."""
     grpo, size, num_groups = cfg.grpo, cfg.policy.train_global_batch_size, groups_per_part(cfg) or 1
     if grpo.num_prompts_per_step % num_groups:
         replicas = f"policy.data_parallel_size={cfg.policy.data_parallel_size}"
@@ -188,7 +188,7 @@ def _pieces_of_responses(cfg: Config, key: str) -> Iterator[Problem]:
 
 
 def _in_flight(cfg: Config) -> Iterator[Problem]:
-    """Yield a problem for what an engine does not keep right when weights come in the middle of a sample."""
+    """Yield a problem for each feature with which engines err when weights arrive during a sample."""
     key, remedy = "grpo.weight_updates=in_flight", "set grpo.weight_updates=between_samples"
     if cfg.policy.lora.enabled and cfg.generation.lora_sync is LoraSync.adapter:
         yield Problem(

@@ -1,4 +1,4 @@
-"""Rules on recording and replaying rollouts, and on runs that only generate."""
+"""Checks recording and replaying of rollouts, and runs that only generate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nemo_like.configuration import Config
 
 
 def rollout_problems(cfg: Config) -> Iterator[Problem]:
-    """Yield every problem for which rollouts could not be recorded or replayed as configured."""
+    """Yield every reason why rollouts could not be recorded or replayed as configured."""
     rollout = cfg.rollout
     if rollout.dump_period < 0:
         yield Problem(key=f"rollout.dump_period={rollout.dump_period}", rule="must be at least 0", remedy="")
@@ -77,7 +77,7 @@ def _recording(cfg: Config, key: str) -> Iterator[Problem]:
 
 
 def _routed_experts(cfg: Config, manifest: RecordingManifest) -> Iterator[Problem]:
-    """Yield a problem when routers should choose what a recording does not tell."""
+    """Yield a problem when routers should replay experts that the recording does not have."""
     recorded = {column["name"] for column in manifest.columns or ()}
     if cfg.policy.megatron_cfg.router_replay and ROUTED_EXPERTS not in recorded:
         yield Problem(

@@ -1,8 +1,8 @@
-"""Validation of a configuration before anything is started: limits of single keys, and rules over several.
+"""Validates a configuration before anything is started: limits of single keys, and rules over several keys.
 
-A rule is skipped while one of the keys that it relies on is beyond its limits. Rules that span parts are here
-and in the ``*_rules`` modules beside this one. Rules on one part, also on what it holds of another's keys,
-stand beside it and take the groups that they read; those on the machine are in ``plan.machine_rules``.
+A rule is skipped while one of its keys is beyond its limits. Rules that span parts are here and in the
+``*_rules`` modules beside this one. A rule on one part stands beside that part, even when it reads other
+parts' keys, and takes the groups that it reads; rules on the machine are in ``plan.machine_rules``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from nemo_like.rules.update_rules import update_problems
 from nemo_like.rules.value_rules import critic_problems
 from nemo_like.rules.weight_rules import weight_problems
 
-# The groups of keys that say which processes go where.
+# Groups of keys that decide which processes run where.
 _PLACED_GROUPS = ("policy.", "value.", "teacher.", "generation.", "cluster.")
 _BESIDE_POLICY = ("value.", "teacher.")
 
@@ -86,7 +86,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
         problems += metric_problems(cfg)
     if not any(key.startswith(("value.", "teacher.")) for key in broken):
         problems += checkpoint_problems(cfg, machine)
-        problems += _beside_policy(cfg, broken.keys(), machine, told=problems)
+        problems += _beside_policy(cfg, broken.keys(), machine, found=problems)
         if cfg.value is not None:
             problems += critic_model_problems(cfg.value, cfg.policy)
         if cfg.teacher is not None:
@@ -94,31 +94,31 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += critic_problems(cfg)
     problems += teacher_problems(cfg)
     problems += machine_problems(cfg, machine)
-    told = broken.values()
+    reported = broken.values()
     problems = [
-        one for one in dict.fromkeys(problems) if one in told or one.key.partition("=")[0] not in broken
+        one for one in dict.fromkeys(problems) if one in reported or one.key.partition("=")[0] not in broken
     ]
     if problems:
         raise ConfigError(list(without_secrets(problems, cfg)))
 
 
 def _beside_policy(
-    cfg: Config, broken: Collection[str], machine: Machine, *, told: Sequence[Problem]
+    cfg: Config, broken: Collection[str], machine: Machine, *, found: Sequence[Problem]
 ) -> Iterator[Problem]:
-    """Yield every problem of the keys that critic and teacher have like the policy. One that is ``told`` of
-    the policy, in the same words but for the group's name, is not told again."""
+    """Yield every problem of the keys that critic and teacher share with the policy, without the problems
+    that ``found`` has for the policy in the same words."""
     groups = {"value": cfg.value, "teacher": cfg.teacher}
     for name, group in groups.items():
         if group is not None:
             own, as_of_policy = (
                 _of_group(called, group, cfg, broken, machine) for called in (name, "policy")
             )
-            yield from (one for one, other in zip(own, as_of_policy, strict=True) if other not in told)
+            yield from (one for one, other in zip(own, as_of_policy, strict=True) if other not in found)
 
 
 def _out_of_range(cfg: Config) -> dict[str, Problem]:
-    """Return the problem of every number that is beyond its limits, by its key. What other worker groups have
-    from the policy is told of the policy alone."""
+    """Return the problem of every number that is beyond its limits, by its key. A number that critic and
+    teacher inherit from the policy is reported once, under policy."""
     broken = {problem.key.partition("=")[0]: problem for problem in beyond_limits(cfg)}
     of_policy = {problem.key for problem in broken.values()}
     return {
@@ -131,7 +131,7 @@ def _out_of_range(cfg: Config) -> dict[str, Problem]:
 def _of_group(
     name: str, group: WorkerGroupConfig, cfg: Config, broken: Collection[str], machine: Machine
 ) -> Iterator[Problem]:
-    """Yield every problem of the keys that a critic or a teacher, called ``name``, has like the policy.
+    """Yield every problem of the keys that the critic or teacher, called ``name``, shares with the policy.
     ``broken`` are the keys that are beyond their limits."""
     needed = {rule.check: rule.keys for rule in _RULES}
     if isinstance(group, ValueConfig) and not needed[_batch_sizes].intersection(broken):
@@ -158,7 +158,7 @@ _RULES: list[_Rule] = []
 def _rule(
     *keys: str,
 ) -> Callable[[Callable[[Config], Iterator[Problem]]], Callable[[Config], Iterator[Problem]]]:
-    """Register a rule with the keys on whose limits it relies."""
+    """Register a rule together with the keys whose limits it assumes."""
 
     def register(check: Callable[[Config], Iterator[Problem]]) -> Callable[[Config], Iterator[Problem]]:
         _RULES.append(_Rule(frozenset(keys), check))
@@ -190,7 +190,7 @@ def _lengths(cfg: Config) -> Iterator[Problem]:
 
 @_rule("generation.max_new_tokens", "policy.max_total_sequence_length")
 def _known_lengths(cfg: Config) -> Iterator[Problem]:
-    """Yield a problem where prompts and answers, whose lengths follow from keys, would not fit."""
+    """Yield a problem when prompts and answers whose lengths follow from the data's keys would not fit."""
     sources = [source for _, source in data_sources(cfg.data)]
     known = [lengths(one) for one in sources if (lengths := source_kind_of(one).lengths) is not None]
     if not known or any(not 1 <= one.digits <= MAX_ARITHMETIC_DIGITS for one in sources):
@@ -236,7 +236,7 @@ def _engines(cfg: Config) -> Iterator[Problem]:
     "value.warmup_steps",
 )
 def _scheduler(cfg: Config) -> Iterator[Problem]:
-    if any(_batch_sizes(cfg)):  # else the number of updates would be another
+    if any(_batch_sizes(cfg)):  # otherwise the number of updates is wrong
         return
     num_steps = cfg.grpo.max_num_steps - (0 if cfg.value is None else cfg.value.warmup_steps)
     yield from learning_rate_problems("policy", cfg.policy, num_steps * updates_per_step(cfg))

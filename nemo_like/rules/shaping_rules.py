@@ -1,4 +1,4 @@
-"""Rules on the shaping of rewards by the lengths of responses."""
+"""Checks the shaping of rewards by the lengths of responses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nemo_like.rollout.tasks import training_tasks
 
 
 def shaping_problems(cfg: Config) -> Iterator[Problem]:
-    """Yield every problem of the shaping of rewards with the limits that responses have."""
+    """Yield every problem of the shaping of rewards with the limits on responses."""
     shaping = cfg.grpo.reward_shaping
     if not shaping.enabled:
         return
@@ -35,7 +35,7 @@ def shaping_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def _buffer(cfg: Config, buffer: int) -> Iterator[Problem]:
-    """Yield a problem where the buffer of the overlong penalty is longer than what it is a part of."""
+    """Yield a problem when the buffer of the overlong penalty is longer than the limit in which it lies."""
     length = cfg.grpo.reward_shaping.max_response_length
     if length is not None:
         limits = {f"max_response_length={length}": length}

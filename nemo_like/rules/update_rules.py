@@ -1,4 +1,4 @@
-"""Rules on what the loss asks of sampling and of the size of an update."""
+"""Checks what the loss requires of sampling and of the size of an update."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from nemo_like.configuration import Config
 from nemo_like.policy.options import Device, Precision
 from nemo_like.rollout.response_limit import response_limit, task_with_limit_of_a_turn
 
-# vLLM's names of KV caches that round no more than the model does.
+# vLLM's names of KV caches that round no more than the model.
 _FULL_CACHES = ("auto", "float16", "bfloat16", "float32")
 
 
 def update_problems(cfg: Config) -> Iterator[Problem]:
-    """Yield every problem of the loss with how samples are drawn, and with how many train at once."""
+    """Yield every problem of the loss with how samples are drawn, and with how many train in one update."""
     yield from _normaliser(cfg)
     yield from _quantized_engines(cfg)
     if cfg.loss_fn.force_on_policy_ratio:
@@ -22,7 +22,7 @@ def update_problems(cfg: Config) -> Iterator[Problem]:
 
 
 def _normaliser(cfg: Config) -> Iterator[Problem]:
-    """Yield a problem where the constant of Dr.GRPO is the limit of one turn, and samples have several."""
+    """Yield a problem when Dr.GRPO's constant is the limit of one turn, but samples have several turns."""
     normaliser = cfg.loss_fn.sequence_length_normalizer
     if normaliser is None or (task := task_with_limit_of_a_turn(cfg, normaliser)) is None:
         return
@@ -36,8 +36,7 @@ def _normaliser(cfg: Config) -> Iterator[Problem]:
 
 
 def _on_policy(cfg: Config) -> Iterator[Problem]:
-    """Yield a problem unless a step has one update: a ratio of 1 is right only while the weights are those
-    that sampled."""
+    """Yield a problem unless a step has one update: later updates have ratios other than 1."""
     key = "loss_fn.force_on_policy_ratio=true"
     num_samples = cfg.grpo.num_samples_per_step
     batch = cfg.policy.train_global_batch_size
@@ -62,8 +61,7 @@ def _on_policy(cfg: Config) -> Iterator[Problem]:
 
 
 def _quantized_engines(cfg: Config) -> Iterator[Problem]:
-    """Yield the problems of engines that sample with coarser weights, or keys and values, than those that
-    train."""
+    """Yield the problems of engines that sample with coarser weights, keys or values than training has."""
     quantization, loss = cfg.generation.vllm_cfg.quantization, cfg.loss_fn
     cache = cfg.generation.vllm_kwargs.get("kv_cache_dtype", "auto")
     if cfg.rollout.replay is not None or (quantization is None and cache in _FULL_CACHES):

@@ -1,7 +1,6 @@
-"""Rules on the critic, the group value, and the estimator that needs one.
+"""Checks the critic, the group ``value``, and the estimator that needs a critic.
 
-Most of its keys are those of every worker group, whose rules are in ``policy.group_rules`` and
-``policy.backend_rules``.
+The rules of ``policy.groups`` and ``policy.backends`` check the keys that all worker groups have.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from nemo_like.policy.groups.critic_rules import critic_group_problems
 
 
 def critic_problems(cfg: Config) -> Iterator[Problem]:
-    """Yield every problem with whether there is a critic, and with keys that it does not go with."""
+    """Yield a problem when a critic is missing, superfluous, or combined with keys that exclude one."""
     name, has_critic = cfg.grpo.adv_estimator.name, estimator_kind_of(cfg.grpo).has_critic
     if has_critic and cfg.value is None:
         yield Problem(

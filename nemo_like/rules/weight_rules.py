@@ -1,4 +1,4 @@
-"""Rules on how weights reach the engines."""
+"""Checks how weights reach the engines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nemo_like.policy.options import Device
 
 
 def weight_problems(cfg: Config) -> Iterator[Problem]:
-    """Yield every problem with the weight transport and with what it sends."""
+    """Yield every problem of the weight transport and of the weights that it sends."""
     transport, device = cfg.generation.weight_transport, cfg.policy.device
     if transport is WeightTransport.shared_memory and device is Device.cuda:
         yield Problem(

@@ -1,4 +1,4 @@
-"""One job of a sweep: a run in a process of its own, and what became of it."""
+"""Runs one job of a sweep in a process of its own, and writes its result."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _OUTCOMES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobResult:
-    """What became of a job; ``job.json`` in its directory holds the same."""
+    """The result of a job; ``job.json`` in its directory holds the same."""
 
     number: int
-    arguments: list[str]  # those of the command line, without what is Hydra's own
+    arguments: list[str]  # of the command line, without Hydra's own
     exit_code: int  # of the run; negative: the signal that ended it
     metric: str
-    value: float | None  # of ``metric``, where it was recorded last; None where it never was
+    value: float | None  # the last value of ``metric``; None when it was never recorded
     steps: int
     seconds: float
 
@@ -54,8 +54,9 @@ class JobResult:
 class Job:
     """One run of a sweep: ``command`` with ``arguments``, and ``directory`` as its run directory.
 
-    ``names`` are further arguments, by which loggers tell it from the others. Its output goes to ``log``, or
-    to this process's own where that is None. ``metric`` is the one by which a sweep's jobs are compared.
+    ``names`` are further arguments, by which loggers tell the jobs apart. The output goes to the file
+    ``log``, or to this process's output when that is None. ``metric`` is the metric by which the jobs are
+    compared.
     """
 
     number: int
@@ -67,7 +68,7 @@ class Job:
     metric: str
 
     def run(self) -> JobResult:
-        """Run it to its end. An interrupt is passed on to the run, and raised again when that has ended."""
+        """Run the job to its end. An interrupt is passed on to it, and raised again when it has ended."""
         started = time.monotonic()
         place = [f"logger.log_dir='{self.directory.parent}'", f"logger.run_name='{self.directory.name}'"]
         with _new_log(self.log) if self.log else nullcontext() as output:
@@ -97,8 +98,7 @@ class Job:
 
 
 def read_results(sweep: Path) -> list[JobResult]:
-    """Return the results below a sweep's directory, in the order of the jobs; warn of a file that holds
-    none."""
+    """Return the results below a sweep's directory, in the order of the jobs; warn of a file without one."""
     found: list[JobResult] = []
     for file in sorted(sweep.rglob(RESULT)):
         result = _result_in(file)
@@ -121,7 +121,7 @@ def _result_in(file: Path) -> JobResult | None:
 
 @contextmanager
 def _new_log(path: Path) -> Iterator[BinaryIO]:
-    """Open a log in place of one that may be there, and keep it short."""
+    """Open an empty log, replacing an existing one, and keep it short during the ``with`` block."""
     path.unlink(missing_ok=True)
     with path.open("ab") as file, kept_short(path):
         yield file

@@ -1,4 +1,4 @@
-"""Several runs of one configuration by Hydra's sweepers and launchers: ``run_grpo.py --multirun``."""
+"""Makes several runs of one configuration with Hydra's sweepers and launchers: ``run_grpo.py --multirun``."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from nemo_like.observability.options import shipped_loggers
 from nemo_like.sweep.job import Job, JobResult, read_results
 
 _DEFAULT_METRIC = "validation/accuracy"
-# Hydra's own files in a job's directory; the run writes its configuration and its log itself.
+# Hydra writes no files into a job's directory: the run writes its configuration and its log itself.
 _NO_FILES = {"hydra.output_subdir": "null", "hydra/job_logging": "disabled"}
 
 
 def run_sweep(program: Path, config: Path, sweep: Sweep) -> int:
-    """Run the jobs of a sweep, print a table of them, and return an exit code: FINISHED where every job did.
+    """Run the jobs of a sweep, print a table of them, and return an exit code: FINISHED when every job
+    finished.
 
     ``program`` is the script that runs one job, with ``--config`` and the job's arguments.
     """
@@ -51,7 +52,7 @@ def run_sweep(program: Path, config: Path, sweep: Sweep) -> int:
 
 
 def _task(program: Path, config: Path) -> Callable[[DictConfig], float | None]:
-    """Return what Hydra calls for each job, possibly in a process of its own or on another node."""
+    """Return the function that Hydra calls for each job, possibly in another process or on another node."""
 
     def task(cfg: DictConfig) -> float | None:
         hydra_cfg = HydraConfig.get()
@@ -74,7 +75,7 @@ def _task(program: Path, config: Path) -> Callable[[DictConfig], float | None]:
 
 
 def _names(logger: DictConfig, directory: Path) -> list[str]:
-    """Return arguments that show a sweep's jobs together in loggers, where the configuration has no names."""
+    """Return arguments that show a sweep's jobs together in loggers, for names that are still null."""
     found: list[str] = []
     for name, kind in shipped_loggers().items():
         if kind.names_in_sweep is not None:
@@ -84,7 +85,7 @@ def _names(logger: DictConfig, directory: Path) -> list[str]:
 
 
 def print_table(results: Sequence[JobResult], directory: Path) -> None:
-    """Print a line for each job: what is its own, how it ended, and the metric by which jobs are compared."""
+    """Print a line per job: the arguments that not all jobs have, how it ended, and the compared metric."""
     shared = set.intersection(*(set(result.arguments) for result in results)) if results else set()
     metric = results[0].metric if results else _DEFAULT_METRIC
     table = Table("job", Column("arguments", overflow="fold"), "ended", "steps", metric, "seconds")

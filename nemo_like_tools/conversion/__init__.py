@@ -1,1 +1,1 @@
-"""Makes configurations of other frameworks ones of this framework."""
+"""Converts configurations of other frameworks into configurations of this framework."""

@@ -1,7 +1,7 @@
-"""Conversions that the table of NeMo-RL asks for.
+"""Conversions that the table of NeMo-RL names.
 
-Where an argument ``group`` is "value", a setting of the critic is converted: what its group lacks is the
-policy's.
+With ``group="value"`` a setting of the critic is converted; a setting that the critic's group lacks is taken
+from the policy.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ def num_engines(value: Any, theirs: Theirs) -> int:
 
 
 def offloads(value: Any, theirs: Theirs) -> bool:
-    """Return whether weights and optimizer make room for the engines."""
+    """Return whether weights and optimizer leave the GPUs while engines use them."""
     is_on_host = theirs("policy.dtensor_cfg.enabled", False) and theirs("policy.dtensor_cfg.cpu_offload")
     return bool(theirs("policy.generation.colocated.enabled", True) and not is_on_host)
 
 
 def offloads_too(value: Any, theirs: Theirs, group: str = "policy") -> bool:
-    """Return whether the optimizer makes room, because the value says so or engines share the GPUs."""
+    """Return whether the optimizer leaves the GPUs: the value says so, or engines share the GPUs."""
     return bool(value) or offloads(value, _with_policy_from(group, theirs))
 
 
 def max_new_tokens(value: Any, theirs: Theirs) -> Any:
-    """Return the limit of a response, which leaves the prompt room in the whole length."""
+    """Return the limit of a response, chosen so that a prompt fits into the total length beside it."""
     total = int(theirs("policy.max_total_sequence_length", 0))
     if not total or int(value) < total:
         return value
@@ -68,12 +68,12 @@ def max_new_tokens(value: Any, theirs: Theirs) -> Any:
 
 
 def max_input(value: Any, theirs: Theirs) -> Any:
-    """Return the limit of a prompt where it is below the whole length."""
+    """Return the limit of a prompt, if it is below the total length."""
     return LEFT_OUT if int(value) >= int(theirs("policy.max_total_sequence_length", value)) else value
 
 
 def staleness(value: Any, theirs: Theirs, group: str) -> int:
-    """Return how many steps rollouts run ahead, 0 where they do not."""
+    """Return how many steps rollouts run ahead; 0 when they do not."""
     return int(theirs(f"{group}.max_trajectory_age_steps", 1)) if value else 0
 
 
@@ -83,17 +83,17 @@ def in_updates(value: Any, theirs: Theirs, group: str = "policy") -> Any:
 
 
 def min_lr(value: Any, theirs: Theirs, group: str = "policy") -> Any:
-    """Return the lowest learning rate, which counts only where the rate decays."""
+    """Return the lowest learning rate, if the rate decays."""
     return LEFT_OUT if _is_constant(_with_policy_from(group, theirs)) else value
 
 
 def decay_updates(value: Any, theirs: Theirs, group: str = "policy") -> Any:
-    """Return the updates of the decay, which counts only where the rate decays."""
+    """Return the number of updates of the decay, if the rate decays."""
     return LEFT_OUT if _is_constant(_with_policy_from(group, theirs)) else in_updates(value, theirs, group)
 
 
 def warmup(value: Any, theirs: Theirs, group: str = "policy") -> Any:
-    """Return the updates of a warm-up, which is a LinearLR at the start of a list of schedulers."""
+    """Return the number of updates of a warm-up: a LinearLR at the start of the list of schedulers."""
     first = next(iter(_schedulers(value)), None)
     if first is None or not str(first["name"]).endswith("LinearLR"):
         return 0
@@ -106,7 +106,7 @@ def warmup(value: Any, theirs: Theirs, group: str = "policy") -> Any:
 
 
 def decay(value: Any, theirs: Theirs) -> str:
-    """Return the style of the decay, by the last of a list of schedulers."""
+    """Return the style of the decay, which is the last of the list of schedulers."""
     for part in _schedulers(value)[-1:]:
         if (name := str(part["name"]).rpartition(".")[2]) not in _CONSTANT_SCHEDULERS:
             raise Untranslatable(
@@ -116,13 +116,13 @@ def decay(value: Any, theirs: Theirs) -> str:
 
 
 def target_modules(value: Any, theirs: Theirs, group: str) -> list[str]:
-    """Return the layers with adapters, by their names in transformers."""
+    """Return the layers that get adapters, by their names in transformers."""
     is_all = not value or theirs(f"{group}.match_all_linear", False)
     return ["all-linear"] if is_all else list(value)
 
 
 def megatron_targets(value: Any, theirs: Theirs) -> list[str]:
-    """Return the layers with adapters, by Megatron's names."""
+    """Return the layers that get adapters, from Megatron's names."""
     if not value:
         return ["all-linear"]
     return [name for module in value for name in _LAYERS.get(module, (module,))]
@@ -140,14 +140,14 @@ def estimator(value: Any, theirs: Theirs) -> str:
 
 
 def of_grpo(value: Any, theirs: Theirs, setting: str) -> Any:
-    """Return a setting of the estimator grpo, which the estimator's own group repeats."""
+    """Return a setting of the estimator grpo, in whose group NeMo-RL repeats it."""
     if theirs("grpo.adv_estimator.name", "grpo") != "grpo":
         return LEFT_OUT
     return bool(theirs(f"grpo.adv_estimator.{setting}", value))
 
 
 def metric(value: Any, theirs: Theirs) -> str | None:
-    """Return the name of a metric, whose prefix is that of a step or of a validation."""
+    """Return the name of a metric; its prefix says whether it is of a step or of a validation."""
     if value is None:
         return None
     text = str(value)
@@ -162,37 +162,36 @@ def stop_metric(value: Any, theirs: Theirs) -> Any:
 
 
 def quantization(value: Any, theirs: Theirs) -> str | None:
-    """Return the engine's quantization; null stands for the policy's precision."""
+    """Return the engine's quantization; null means the policy's precision."""
     return "fp8" if value == "fp8" else None
 
 
 def gib(value: Any, theirs: Theirs) -> Any:
-    """Return a number of bytes in GiB, which counts with Mooncake."""
+    """Return a number of bytes in GiB, if Mooncake is used."""
     return float(int(value) / 2**30) if _has_mooncake(theirs) else LEFT_OUT
 
 
 def mib(value: Any, theirs: Theirs) -> Any:
-    """Return a number of bytes in whole MiB, which counts with Mooncake."""
+    """Return a number of bytes in whole MiB, if Mooncake is used."""
     return int(value) // 2**20 if _has_mooncake(theirs) else LEFT_OUT
 
 
 def turns(value: Any, theirs: Theirs) -> Any:
-    """Leave out a single turn; more of them belong to an environment."""
+    """Leave out a single turn; several turns are a setting of an environment here."""
     if int(value) == 1:
         return LEFT_OUT
     raise Untranslatable("turns belong to an environment; set env.NAME.max_turns")
 
 
 def tokenizer(value: Any, theirs: Theirs) -> Any:
-    """Leave out the tokenizer of the model itself."""
+    """Leave out the model's own tokenizer; another one cannot be converted."""
     if value is None or value == theirs("policy.model_name"):
         return LEFT_OUT
     raise Untranslatable("a model's tokenizer is in its directory; save the other tokenizer there")
 
 
 def _with_policy_from(group: str, theirs: Theirs) -> Theirs:
-    """Return the configuration whose policy is the group ``group``, with the policy's own where it lacks
-    something."""
+    """Return the configuration with the group ``group`` as its policy, completed by the policy's values."""
     if group == "policy":
         return theirs
     tree = {**theirs.tree, "policy": {**theirs("policy", {}), **theirs(group, {})}}
@@ -200,7 +199,7 @@ def _with_policy_from(group: str, theirs: Theirs) -> Theirs:
 
 
 def _gpus(theirs: Theirs) -> tuple[int, int]:
-    """Return how many GPUs train, and how many generate."""
+    """Return the number of GPUs that train, and the number of GPUs that generate."""
     per_node, nodes = int(theirs("cluster.gpus_per_node", 1)), int(theirs("cluster.num_nodes", 1))
     if theirs("policy.generation.colocated.enabled", True):
         return per_node * nodes, per_node * nodes

@@ -1,4 +1,4 @@
-"""Conversions of NeMo-RL's data sets and their environments."""
+"""Converts NeMo-RL's data sets and their environments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KNOWN = {
     "AIME2024": ("HuggingFaceH4/aime_2024", "train", "problem", "answer"),
     "AIME2026": ("MathArena/aime_2026", "train", "problem", "answer"),
 }
-# Those whose fields need a change before they can be read here.
+# Data sets whose fields must be changed before they can be read here.
 _TO_PREPARE = {
     "gsm8k": ("openai/gsm8k", "the answer is what follows #### in the field answer"),
     "GSM8K": ("openai/gsm8k", "the answer is what follows #### in the field answer"),
@@ -26,7 +26,7 @@ _RENAMED = {"input_key": "prompt_key", "output_key": "answer_key", "split": "spl
 
 
 def sources(value: Any, theirs: Theirs) -> Any:
-    """Return the sources of ``data.train`` or ``data.validation``: one, or a list."""
+    """Return the sources of ``data.train`` or ``data.validation``: one source, or a list."""
     if value is None:
         raise Untranslatable("has no source; set its path")
     if isinstance(value, Mapping):
@@ -35,7 +35,7 @@ def sources(value: Any, theirs: Theirs) -> Any:
 
 
 def source_list(value: Any, theirs: Theirs) -> Any:
-    """Return the sources of validation. Where there are none, NeMo-RL holds out a share of the training's."""
+    """Return the sources of validation; NeMo-RL's held-out share of the training data cannot be converted."""
     if value is None:
         raise Untranslatable(
             "problems for validation are a source of their own; hold some out in a file and name it in "
@@ -92,7 +92,7 @@ def _source(given: Mapping[str, Any], theirs: Theirs) -> tuple[dict[str, Any], l
 
 
 def environment(value: Any, theirs: Theirs) -> Any:
-    """Return the environment of a source's problems: math, the one that is the same in both."""
+    """Leave out the environment math, which is the same in both frameworks; others cannot be converted."""
     if value == "math":
         return LEFT_OUT
     raise Untranslatable(
@@ -102,7 +102,7 @@ def environment(value: Any, theirs: Theirs) -> Any:
 
 
 def prompt_text(value: Any, theirs: Theirs, place: str | None = None) -> str | None:
-    """Return the text of a prompt's file, in which ``place`` stands for the problem."""
+    """Return the text of a prompt file, with its ``{}`` replaced by ``place``."""
     if value is None:
         return None
     text = theirs.texts(str(value))

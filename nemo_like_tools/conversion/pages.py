@@ -1,4 +1,4 @@
-"""The tables of the pages docs/from_*.md, as Markdown."""
+"""Writes the tables of the pages docs/from_*.md, as Markdown."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nemo_like.config.other_frameworks import Always, Entry, Framework, Missing,
 
 
 def table(framework: Framework) -> str:
-    """Return every key of a framework with what it is here, one table for each of its groups."""
+    """Return every key of a framework with its counterpart here, one table for each group of keys."""
     lines: list[str] = []
     has_groups = any("." in key for key in framework.keys)
 
@@ -25,7 +25,7 @@ def table(framework: Framework) -> str:
 
 
 def _rows(key: str, entry: Entry) -> Iterator[str]:
-    """Yield a line for each key that an entry leads to, and one for an entry that leads nowhere."""
+    """Yield a line for each key here to which an entry leads, or one line for an entry that leads to none."""
     if isinstance(entry, str):
         yield f"| `{key}` | `{entry}` | |"
     elif ends := heres(entry):

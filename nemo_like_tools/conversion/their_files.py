@@ -1,7 +1,8 @@
-"""Reads a configuration of another framework as that framework composes it.
+"""Reads a configuration of another framework in the way in which that framework composes it.
 
-A file whose ``defaults`` are paths builds on those files (NeMo-RL); one whose ``defaults`` have groups is
-composed by Hydra (verl); one without holds everything (what ``--cfg job`` of verl prints).
+A file whose ``defaults`` are paths builds on those files (NeMo-RL). A file whose ``defaults`` have groups is
+composed by Hydra (verl). A file without ``defaults`` holds everything, such as the output of verl's ``--cfg
+job``.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _OVERRIDE = "_override_"
 
 
 def read_theirs(path: Path, arguments: Sequence[str]) -> tuple[Theirs, list[Problem]]:
-    """Return the configuration of a file with ``key=value`` arguments applied, and the problems of values
-    that could not be resolved, which it lacks.
+    """Return the configuration of a file with ``key=value`` arguments applied, and problems of unresolvable
+    values.
 
-    Raises ConfigError when the file or an argument cannot be read.
+    The configuration lacks these values. Raises ConfigError when the file or an argument cannot be read.
     """
     with _resolvers():
         cfg = _composed(path, arguments)
@@ -43,7 +44,7 @@ def read_theirs(path: Path, arguments: Sequence[str]) -> tuple[Theirs, list[Prob
 
 @contextmanager
 def _resolvers() -> Iterator[None]:
-    """Have the resolvers that their files use, beside those of this framework."""
+    """Register the resolvers that files of other frameworks use, for the ``with`` block."""
     register_resolvers()
     OmegaConf.register_new_resolver("max", lambda *values: max(values), replace=True)
     try:
@@ -86,7 +87,7 @@ def _load(path: Path) -> DictConfig:
 
 
 def _inherited(path: Path, before: tuple[Path, ...]) -> DictConfig:
-    """Return a file merged over those that its defaults name by paths."""
+    """Return a file merged over the files that its defaults name by paths."""
     if path in before:
         rule = f"is reached from itself by its defaults: {' -> '.join(map(str, (*before, path)))}"
         raise ConfigError([Problem(key=str(path), rule=rule, remedy="break the circle")])
@@ -100,7 +101,7 @@ def _inherited(path: Path, before: tuple[Path, ...]) -> DictConfig:
 
 
 def _merged(below: DictConfig, above: DictConfig) -> DictConfig:
-    """Merge two configurations; a group of the upper one with ``_override_`` takes the lower one's place."""
+    """Merge ``above`` over ``below``; a group of ``above`` with ``_override_`` replaces that of ``below``."""
     for name in list(above):
         if OmegaConf.is_missing(above, name) or OmegaConf.is_interpolation(above, name):
             continue
@@ -130,7 +131,7 @@ def _with_arguments(cfg: DictConfig, arguments: Sequence[str]) -> DictConfig:
 
 
 def _resolved(cfg: DictConfig, prefix: str, path: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
-    """Yield the names of a group with their plain values, interpolations resolved."""
+    """Yield the names of a group with their plain values, with interpolations resolved."""
     for name in map(str, cfg):
         key = f"{prefix}{name}"
         try:
@@ -148,7 +149,7 @@ def _resolved(cfg: DictConfig, prefix: str, path: str, problems: list[Problem]) 
 
 
 def _text(name: str, path: Path) -> str | None:
-    """Return the text of a file that a configuration names from the root of its repository, or None."""
+    """Return the text of the file ``name``, relative to the root of ``path``'s repository; else None."""
     for folder in [path.resolve().parent, *path.resolve().parents]:
         if (folder / name).is_file():
             return (folder / name).read_text(encoding="utf-8")

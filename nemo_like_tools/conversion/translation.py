@@ -1,4 +1,4 @@
-"""Makes a configuration of another framework one of this framework, by the framework's table.
+"""Translates a configuration of another framework into one of this framework, by that framework's table.
 
 their file ──▶ their_files ──▶ Theirs ──▶ convert ──▶ Conversion ──▶ written ──▶ YAML
                                 table ──────┘
@@ -21,13 +21,13 @@ from nemo_like_tools.conversion.values import LeftOut, Noted, Theirs, Untranslat
 
 # By the name that --from takes.
 CONVERTIBLE: Mapping[str, Framework] = {name: table_of(name) for name in ("nemo_rl", "verl")}
-# Hydra's and OmegaConf's own keys in their files.
+# Keys in their files that belong to Hydra and OmegaConf.
 _INSTRUCTIONS = ("_target_", "_override_", "_self_", "_recursive_")
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The value of a key here, and the keys of theirs, or the habit, that it comes from."""
+    """The value of a key here, and its origin: the keys of the other framework, or the habit, behind it."""
 
     value: Any
     origin: str
@@ -35,8 +35,11 @@ class Setting:
 
 @dataclass(slots=True)
 class Conversion:
-    """What became of a configuration: ``settings`` by their keys here; ``lost``, values that could not be
-    translated, each with the reason; and ``notes``, what has to be known of values that were."""
+    """The result of converting a configuration.
+
+    ``settings`` are by key here. ``lost`` has each value that could not be translated, with the reason.
+    ``notes`` says what a user must know of translated values.
+    """
 
     settings: dict[str, Setting] = field(default_factory=dict)
     lost: list[Problem] = field(default_factory=list)
@@ -44,7 +47,7 @@ class Conversion:
 
 
 def framework_of(tree: Mapping[str, Any], name: str | None, where: str) -> Framework:
-    """Return the framework called ``name``, or the one whose table knows most keys of the file.
+    """Return the framework called ``name``, or else the framework whose table has most of the file's keys.
 
     Raises ConfigError when there is none.
     """
@@ -62,7 +65,7 @@ def framework_of(tree: Mapping[str, Any], name: str | None, where: str) -> Frame
 
 
 def convert(framework: Framework, theirs: Theirs, where: str) -> Conversion:
-    """Translate every key of a configuration that counts. ``where`` is the file that it is in."""
+    """Translate every key of the configuration in the file ``where`` that has an effect."""
     found = Conversion()
     for key, value in _leaves(theirs.tree, framework):
         if _is_off(key, framework, theirs):
@@ -87,7 +90,7 @@ def _choices() -> str:
 
 
 def _leaves(tree: Mapping[str, Any], framework: Framework, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield full keys with their values; a mapping that the table has as one value stays whole."""
+    """Yield full keys with their values; a mapping that is one key of the table stays whole."""
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if name in _INSTRUCTIONS:
@@ -101,7 +104,7 @@ def _leaves(tree: Mapping[str, Any], framework: Framework, prefix: str = "") -> 
 
 
 def _entry(key: str, framework: Framework) -> Entry | None:
-    """Return the table's entry of a key, or that of the innermost of its groups that has one."""
+    """Return the table's entry of a key, or else of the innermost group above it that has an entry."""
     group = key
     while group:
         entry = framework.keys.get(group, framework.rest.get(group))
@@ -123,7 +126,7 @@ def _known(tree: Mapping[str, Any], framework: Framework) -> Iterator[str]:
 
 
 def _is_off(key: str, framework: Framework, theirs: Theirs) -> bool:
-    """Return whether a switch of theirs has turned off the group of a key. One that is not there is on."""
+    """Return whether their configuration switches off the group of a key. A missing switch is on."""
     for switch in framework.switches:
         is_below = key == switch.group or key.startswith(f"{switch.group}.")
         if is_below and key != switch.by and theirs(switch.by, switch.values[0]) not in switch.values:
@@ -132,7 +135,7 @@ def _is_off(key: str, framework: Framework, theirs: Theirs) -> bool:
 
 
 def _loss(value: Any, entry: Entry) -> str:
-    """Return why a value without a counterpart is lost; empty where nothing is."""
+    """Return why a value without a counterpart is lost; empty when nothing is lost."""
     if isinstance(entry, Missing) and value not in entry.neutral:
         return f"is missing here: {entry.why}"
     if isinstance(entry, Always) and value is not None and value not in entry.values:
@@ -141,7 +144,7 @@ def _loss(value: Any, entry: Entry) -> str:
 
 
 def _unnamed(key: str, value: Any, framework: Framework, where: str, found: Conversion) -> None:
-    """Take a key that is not in the table as it is, where it exists here and means the same."""
+    """Keep a key that is not in the table if it exists here with the same meaning; else report it lost."""
     annotation = fields.find(Config, key) if framework.shares_names else None
     is_nothing = value == {} or (value is None and not fields.is_optional(annotation))
     if annotation is not None and not is_nothing:
@@ -184,7 +187,7 @@ def _set(here: str, value: Any, origin: str, key: str, where: str, found: Conver
 
 
 def _without_a_critic(found: Conversion, where: str) -> None:
-    """Drop the settings of a critic where the advantages come from another estimator."""
+    """Drop the settings of a critic unless the estimator of advantages uses one."""
     estimator = found.settings.get("grpo.adv_estimator.name")
     if estimator is not None and estimator.value == "gae":
         return
@@ -193,7 +196,7 @@ def _without_a_critic(found: Conversion, where: str) -> None:
 
 
 def _without_other_losses(found: Conversion) -> None:
-    """Drop the settings that are keys of another kind of loss than the chosen one."""
+    """Drop the settings that are keys of another kind of loss than the chosen kind."""
     chosen = found.settings.get("loss_fn.kind")
     name = keys(LossConfig)["kind"][1].default if chosen is None else chosen.value
     own = fields.hints(LOSS_KINDS.load(name).options)
@@ -218,7 +221,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def told(problems: Sequence[Problem]) -> list[str]:
-    """Return problems as lines, those with one reason in one line."""
+    """Return problems as lines; problems with the same reason share a line."""
     keys: dict[tuple[str, str], list[str]] = {}
     for problem in problems:
         keys.setdefault((problem.rule, problem.remedy), []).append(problem.key)

@@ -1,8 +1,8 @@
-"""How a value of another framework becomes one of this framework: what several frameworks' tables ask for.
+"""Conversions that the tables of several frameworks name.
 
-A conversion is a function of the value, of the configuration that it is in, and of what the table says
-besides (``by: item, index: 0``). It returns the value for here, LEFT_OUT where another key says it or nothing
-asks for it, or Noted, and raises Untranslatable.
+A conversion is a function of another framework's value, of the whole configuration of that framework, and of
+arguments in the table (``by: item, index: 0``). It returns the value for the key here; or LEFT_OUT, when
+another key says it or nothing asks for it; or Noted. It may raise Untranslatable.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any, Final, NamedTuple
 
 
 class Untranslatable(Exception):
-    """A value of theirs has no counterpart; the text says why, and what to do instead."""
+    """A value of another framework has no counterpart. The text says why, and what to do instead."""
 
 
 class LeftOut:
-    """Stands for a value that is not set here, since another key says it or nothing asks for it."""
+    """Stands for a value that is not set here, because another key says it or nothing asks for it."""
 
 
 LEFT_OUT: Final = LeftOut()
 
 
 class Noted(NamedTuple):
-    """A value, with what whoever converts a configuration has to know of it."""
+    """A converted value with a note for the user."""
 
     value: Any
     note: str
@@ -34,7 +34,7 @@ class Noted(NamedTuple):
 class Theirs:
     """A configuration of another framework, as a tree of plain values without interpolations.
 
-    ``texts`` reads a file that it names; None where there is no such file.
+    ``texts`` returns the text of a file that the configuration names, and None when there is no such file.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Theirs:
         self.tree, self.texts = tree, texts
 
     def __call__(self, key: str, default: Any = None) -> Any:
-        """Return the value of a full key; ``default`` where it has none, or null."""
+        """Return the value of a full key; ``default`` when the key is missing or null."""
         value: Any = self.tree
         for part in key.split("."):
             if not isinstance(value, Mapping) or part not in value:
@@ -63,19 +63,19 @@ def elsewhere(value: Any, theirs: Theirs) -> Any:
 
 
 def either(value: Any, theirs: Theirs, then: Any, otherwise: Any = LEFT_OUT) -> Any:
-    """Return ``then`` for a value that is true, else ``otherwise``."""
+    """Return ``then`` for a true value, and ``otherwise`` for any other."""
     return then if value else otherwise
 
 
 def one_of(value: Any, theirs: Theirs, values: Mapping[Any, Any], remedy: str) -> Any:
-    """Return what a table has for the value; ``remedy`` is for a value that is not in it."""
+    """Return the entry of ``values`` for the value; ``remedy`` is for a value without an entry."""
     if value not in values:
         raise Untranslatable(f"only {', '.join(map(str, values))} can be translated; {remedy}")
     return values[value]
 
 
 def is_on(value: Any, theirs: Theirs, key: str) -> bool:
-    """Return whether another key of theirs is true, whatever this value is."""
+    """Return whether another key of their configuration is true, whatever this value is."""
     return bool(theirs(key, False))
 
 
@@ -85,42 +85,42 @@ def above_zero(value: Any, theirs: Theirs) -> bool:
 
 
 def positive_or(value: Any, theirs: Theirs, otherwise: int) -> int:
-    """Return a number that is above 0, and ``otherwise`` for another one or null."""
+    """Return a number that is above 0, and ``otherwise`` for any other number or null."""
     return int(value) if above_zero(value, theirs) else otherwise
 
 
 def or_no_item(value: Any, theirs: Theirs) -> Any:
-    """Return a list; null is an empty one."""
+    """Return a list; null becomes an empty list."""
     return value or []
 
 
 def unless_null(value: Any, theirs: Theirs) -> Any:
-    """Return a value that is not null."""
+    """Return the value; null is left out."""
     return LEFT_OUT if value is None else value
 
 
 def unless_empty(value: Any, theirs: Theirs) -> Any:
-    """Return a mapping that has entries."""
+    """Return a mapping; an empty one is left out."""
     return dict(value) if value else LEFT_OUT
 
 
 def unless_equal(value: Any, theirs: Theirs, key: str) -> Any:
-    """Return a value that differs from another key's."""
+    """Return the value; it is left out when it equals the value of another key."""
     return LEFT_OUT if value == theirs(key) else value
 
 
 def unless_set(value: Any, theirs: Theirs, key: str) -> Any:
-    """Return the value where another key of theirs, which would win, has none."""
+    """Return the value; it is left out when another key, which would win, has a value."""
     return LEFT_OUT if theirs(key) is not None else value
 
 
 def along_with(value: Any, theirs: Theirs, key: str) -> Any:
-    """Return a value that counts only where another key of theirs is true."""
+    """Return the value; it is left out unless another key is true."""
     return value if theirs(key, False) else LEFT_OUT
 
 
 def without(value: Any, theirs: Theirs, key: str) -> Any:
-    """Return a value, not null, that counts only where another key of theirs is not true."""
+    """Return the value; it is left out when it is null, and when another key is true."""
     return LEFT_OUT if value is None or theirs(key, False) else value
 
 
@@ -130,34 +130,34 @@ def item(value: Any, theirs: Theirs, index: int) -> Any:
 
 
 def is_listed(value: Any, theirs: Theirs, name: str, then: Any, otherwise: Any) -> Any:
-    """Return ``then`` where a list of loggers, or a single name, has ``name``; else ``otherwise``."""
+    """Return ``then`` when a list of loggers, or a single name, contains ``name``; else ``otherwise``."""
     names = [value] if isinstance(value, str) else value or []
     return then if name in names else otherwise
 
 
 def period(value: Any, theirs: Theirs) -> int:
-    """Return a period in steps; 0 stands for never, where theirs is below 1 or null."""
+    """Return a period in steps; 0 means never, for which they write null or a number below 1."""
     return max(0, int(value or 0))
 
 
 def all_tokens(value: Any, theirs: Theirs) -> int | None:
-    """Return top_k; null stands for all tokens, where theirs is null, 0 or -1."""
+    """Return top_k; null means all tokens, for which they write null, 0 or -1."""
     return None if value is None or int(value) < 1 else int(value)
 
 
 def several_nodes(value: Any, theirs: Theirs) -> Any:
-    """Return the address of a Ray that a run on several nodes joins."""
+    """Return the address of the Ray cluster that a run on several nodes joins; one node needs none."""
     return "auto" if int(value) > 1 else LEFT_OUT
 
 
 def path(value: Any, theirs: Theirs) -> str:
-    """Return a path with the home directory by its environment variable, which any machine can resolve."""
+    """Return a path; a leading "~" becomes the environment variable HOME, which any machine can resolve."""
     text = str(value)
     return f"${{oc.env:HOME}}{text[1:]}" if text.startswith("~/") else text
 
 
 def model_directory(value: Any, theirs: Theirs) -> Any:
-    """Return the directory of a model, where recipes here expect a download from the hub."""
+    """Return the directory of a model; for a name on the hub, the directory that recipes here use for it."""
     name = str(value)
     if len(PurePath(name).parts) != 2 or name.startswith((".", "/", "~")):
         return path(name, theirs)

@@ -1,4 +1,4 @@
-"""Conversions that the table of verl asks for."""
+"""Conversions that the table of verl names."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ def num_engines(value: Any, theirs: Theirs) -> int:
 
 
 def samples(value: Any, theirs: Theirs) -> int:
-    """Return a number of prompts as one of samples."""
+    """Return the number of samples that a number of prompts makes."""
     return int(value) * int(theirs(f"{_ROLLOUT}.n", 1))
 
 
 def per_gpu(value: Any, theirs: Theirs) -> Any:
-    """Return a number of samples of all GPUs as one of a replica."""
+    """Return a number of samples over all GPUs as a number per replica."""
     return LEFT_OUT if value is None else max(1, int(value) // data_parallel_size(None, theirs))
 
 
 def recomputes(value: Any, theirs: Theirs, strategy: str = f"{_ACTOR}.strategy") -> Any:
-    """Return whether layers are recomputed, which this key says for the backend fsdp alone."""
+    """Return whether layers are recomputed; this key says so only for the backend fsdp."""
     return LEFT_OUT if theirs(strategy) == "megatron" else bool(value)
 
 
 def sequence_parallel(value: Any, theirs: Theirs, megatron: str) -> bool:
-    """Return whether sequences are divided with the tensors."""
+    """Return whether sequences are divided along with the tensors."""
     return bool(value) and int(theirs(f"{megatron}.tensor_model_parallel_size", 1)) > 1
 
 
 def warmup(value: Any, theirs: Theirs, group: str) -> int:
-    """Return the updates of a warm-up, given in steps or as a share of the run's."""
+    """Return the number of updates of a warm-up, given in steps or as a share of the run's steps."""
     steps = int(theirs(f"{group}.lr_warmup_steps", -1))
     if steps <= 0 and (ratio := float(theirs(f"{group}.lr_warmup_steps_ratio", 0.0))):
         total = theirs("trainer.total_training_steps")
@@ -68,7 +68,7 @@ def warmup(value: Any, theirs: Theirs, group: str) -> int:
 
 
 def decay_updates(value: Any, theirs: Theirs, group: str) -> Any:
-    """Return the updates of the decay, which lasts to the end of the run where nothing else is said."""
+    """Return the number of updates of the decay, which by default lasts to the end of the run."""
     if not _is_decaying(group, theirs):
         return LEFT_OUT
     steps = theirs(f"{group}.lr_decay_steps") or theirs("trainer.total_training_steps")
@@ -81,36 +81,36 @@ def decay_updates(value: Any, theirs: Theirs, group: str) -> Any:
 
 
 def min_lr(value: Any, theirs: Theirs, group: str) -> Any:
-    """Return the lowest learning rate, which counts only where the rate decays."""
+    """Return the lowest learning rate, if the rate decays."""
     return value if _is_decaying(group, theirs) else LEFT_OUT
 
 
 def min_lr_ratio(value: Any, theirs: Theirs, group: str) -> Any:
-    """Return the lowest learning rate, given as a share of the highest."""
+    """Return the lowest learning rate, which verl gives as a share of the highest, if the rate decays."""
     if not _is_decaying(group, theirs):
         return LEFT_OUT
     return float(value or 0.0) * float(theirs(f"{group}.lr", 1e-6))
 
 
 def total_length(value: Any, theirs: Theirs) -> int:
-    """Return the limit of prompt and response together."""
+    """Return the limit on the length of prompt and response together."""
     return int(theirs("data.max_prompt_length", 512)) + int(theirs("data.max_response_length", 512))
 
 
 def clip_low(value: Any, theirs: Theirs) -> Any:
-    """Return the lower distance of the clipped ratio from 1."""
+    """Return how far below 1 the ratio is clipped."""
     if value is None or float(value) < 1:
         return LEFT_OUT if value is None else value
     return Noted(0.999, f"a ratio is above 0, so {value} is no lower bound; 0.999 is next to none")
 
 
 def dual_clip(value: Any, theirs: Theirs) -> Any:
-    """Return the bound of the loss where the advantage is negative, of the loss vanilla."""
+    """Return the bound on the loss for negative advantages, if the loss is vanilla."""
     return value if theirs(f"{_ACTOR}.policy_loss.loss_mode", "vanilla") == "vanilla" else LEFT_OUT
 
 
 def token_level(value: Any, theirs: Theirs) -> bool:
-    """Return whether the loss is a mean over tokens, else one over samples."""
+    """Return whether the loss is a mean over tokens rather than over samples."""
     if theirs(f"{_ACTOR}.policy_loss.loss_mode") in _BY_SAMPLE:
         return False
     kinds = {"token-mean": True, "seq-mean-token-mean": False, "seq-mean-token-sum": False}
@@ -119,7 +119,7 @@ def token_level(value: Any, theirs: Theirs) -> bool:
 
 
 def normalizer(value: Any, theirs: Theirs) -> Any:
-    """Return what the sum over a sample's tokens is divided by."""
+    """Return the number by which the sum over a sample's tokens is divided."""
     if theirs(f"{_ACTOR}.policy_loss.loss_mode") in _BY_SAMPLE:
         return LEFT_OUT
     if value == "seq-mean-token-sum-norm":
@@ -128,19 +128,19 @@ def normalizer(value: Any, theirs: Theirs) -> Any:
 
 
 def tau(value: Any, theirs: Theirs, name: str) -> Any:
-    """Return a temperature of the loss sapo."""
+    """Return a temperature of the loss sapo, if it is chosen."""
     if theirs(f"{_ACTOR}.policy_loss.loss_mode") != "sapo":
         return LEFT_OUT
     return theirs(f"{_ACTOR}.policy_loss.{name}", value)
 
 
 def entropy(value: Any, theirs: Theirs) -> Any:
-    """Return the coefficient of the entropy; null stands for 0, where it is not computed."""
+    """Return the coefficient of the entropy; 0 becomes null, with which the entropy is not computed."""
     return value if value else None
 
 
 def kl_penalty(value: Any, theirs: Theirs) -> Any:
-    """Return the coefficient of the KL, in the loss or in the reward."""
+    """Return the coefficient of the KL penalty, in the loss or in the reward."""
     in_loss, in_reward = theirs(f"{_ACTOR}.use_kl_loss", False), theirs("algorithm.use_kl_in_reward", False)
     if in_loss and in_reward:
         raise Untranslatable("the KL is in the loss or in the reward, not in both; set one of them to false")
@@ -158,12 +158,12 @@ def kl_penalty(value: Any, theirs: Theirs) -> Any:
 
 
 def kl_in_reward(value: Any, theirs: Theirs) -> bool:
-    """Return whether the KL is in the reward."""
+    """Return whether the KL penalty is in the reward."""
     return bool(value) and kl_penalty(value, theirs) != 0.0
 
 
 def kl_kind(value: Any, theirs: Theirs, key: str) -> Any:
-    """Return the estimator of the KL, which counts only where another key of theirs is true."""
+    """Return the estimator of the KL, if another key of their configuration is true."""
     if not theirs(key, False):
         return LEFT_OUT
     return one_of(value, theirs, _KL_KINDS, "set loss_fn.reference_policy_kl_type=k3")
@@ -179,8 +179,10 @@ def is_corrected(value: Any, theirs: Theirs) -> Any:
 
 
 def bounds(value: Any, theirs: Theirs, part: str) -> Any:
-    """Return the type, the low or the high bound of these weights: one number clamps, and of two, LOW_HIGH,
-    what is outside becomes 0."""
+    """Return the type, the low or the high bound of the importance-sampling weights, as ``part`` says.
+
+    One number clamps the weights; with two, LOW_HIGH, a weight outside of them becomes 0.
+    """
     if theirs("algorithm.rollout_correction.rollout_is") is None:
         return LEFT_OUT
     low, _, high = str(value).rpartition("_")
@@ -192,7 +194,7 @@ def bounds(value: Any, theirs: Theirs, part: str) -> Any:
 
 
 def files(value: Any, theirs: Theirs) -> Any:
-    """Return the sources of one file or several. Files with equal names get those of their folders."""
+    """Return the sources of one file or several. Files with equal names are named by their folders."""
     if value is None:
         raise Untranslatable("there is no file; set its path")
     names = [str(each) for each in ([value] if isinstance(value, str) else value)]
@@ -212,7 +214,7 @@ def files(value: Any, theirs: Theirs) -> Any:
 
 
 def epochs(value: Any, theirs: Theirs) -> Any:
-    """Leave out the epochs of a run whose steps are given."""
+    """Leave out the number of epochs when the number of steps is given; else it cannot be converted."""
     if theirs("trainer.total_training_steps") is not None:
         return LEFT_OUT
     prompts = theirs("data.train_batch_size", 1024)
@@ -232,33 +234,33 @@ def in_validation(value: Any, theirs: Theirs, name: str) -> Any:
 
 
 def truncation(value: Any, theirs: Theirs) -> Any:
-    """Leave out the truncation that refuses longer prompts."""
+    """Leave out the truncation "error", which refuses longer prompts; other kinds cannot be converted."""
     if value == "error":
         return LEFT_OUT
     raise Untranslatable("a prompt that is too long is left out, not cut")
 
 
 def with_adapters(value: Any, theirs: Theirs) -> Any:
-    """Return a setting of adapters where there are any."""
+    """Return a setting of adapters, if there are adapters."""
     return value if _has_adapters(theirs) else LEFT_OUT
 
 
 def targets(value: Any, theirs: Theirs) -> Any:
-    """Return the layers with adapters where there are any."""
+    """Return the layers that get adapters, if there are adapters."""
     if not _has_adapters(theirs):
         return LEFT_OUT
     return [value] if isinstance(value, str) else list(value)
 
 
 def overlong(value: Any, theirs: Theirs) -> Any:
-    """Return a setting of the penalty for long responses where it is on."""
+    """Return a setting of the penalty for long responses, if the penalty is on."""
     group = "reward_model.reward_kwargs", "reward.reward_kwargs"
     is_on = any(theirs(f"{each}.overlong_buffer_cfg.enable", False) for each in group)
     return value if is_on else LEFT_OUT
 
 
 def reward_manager(value: Any, theirs: Theirs) -> Any:
-    """Leave out the reward managers whose work environments do here."""
+    """Leave out the reward managers whose work environments do here; others cannot be converted."""
     if value in (None, "naive", "dapo"):
         return LEFT_OUT
     raise Untranslatable(_REWARD)

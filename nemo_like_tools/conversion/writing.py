@@ -1,4 +1,4 @@
-"""Writes a converted configuration: what differs from the shipped one that it builds on, with its origins."""
+"""Writes a converted configuration as YAML: the values that differ from the base, with their origins."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def written(conversion: Conversion, framework: str) -> str:
 
 
 def _base() -> Mapping[str, Any]:
-    """Return the shipped configuration as a tree in which interpolations are not resolved."""
+    """Return the shipped base configuration as a tree with unresolved interpolations."""
     with composing(find_configuration(_BASE)) as files:
         return files.compose(files.layers(()), ())
 
 
 def _is_so(key: str, value: Any, base: Mapping[str, Any]) -> bool:
-    """Return whether the shipped configuration has this value. A mapping is always written."""
+    """Return whether the base configuration already has this value. Always False for a mapping."""
     found: Any = base
     for part in key.split("."):
         if not isinstance(found, Mapping) or part not in found:
@@ -59,7 +59,7 @@ def _is_so(key: str, value: Any, base: Mapping[str, Any]) -> bool:
 
 
 def _order(key: str) -> list[tuple[int, str]]:
-    """Return where a key comes in the schema, group by group."""
+    """Return a sort key for a full key: its position in the schema, group by group."""
     order: list[tuple[int, str]] = []
     group: Any = Config
     for part in key.split("."):
@@ -90,7 +90,7 @@ def _lines(name: str, inner: Any, indent: str) -> list[str]:
 
 
 def _flow(value: Any) -> str:
-    """Return a value in one line of YAML."""
+    """Return a value as YAML on one line."""
     if isinstance(value, str) and "\n" in value:
         return json.dumps(value, ensure_ascii=False)
     text = yaml.safe_dump(value, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)

@@ -1,4 +1,4 @@
-"""Writes ``report.html`` while a run goes on, on a thread of its own."""
+"""Writes ``report.html`` during a run, on a thread of its own."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.summary import SampleAnswer
 from nemo_like_tools.report.run_page import RunData, write_report
 
-# The page is written anew after at least so many seconds, and after so many times what the last time took.
+# Between two writes pass at least this many seconds, and this many times the seconds of the last write.
 _PAUSE_S = 20.0
 _PAUSE_FACTOR = 30.0
 
 
 class ReportRecorder:
-    """A ``Recorder`` that writes the page from the run directory's files; calls only tell it to look.
+    """A ``Recorder`` that writes the page from the files of the run directory. A call only says that files
+    have changed.
 
-    It writes seldom enough to take a thirtieth of one core at most.
+    It writes so seldom that it takes at most a thirtieth of one core.
     """
 
     def __init__(self, directory: RunDirectory, clock: Callable[[], float] = time.monotonic) -> None:
@@ -31,7 +32,7 @@ class ReportRecorder:
             self._write()
 
     def log_answers(self, step: int, answers: Sequence[SampleAnswer]) -> None:
-        """Do nothing: the page has all answers that were dumped."""
+        """Do nothing: the page reads all answers from the dumped samples."""
 
     def close(self) -> None:
         self._write()

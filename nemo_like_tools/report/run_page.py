@@ -1,8 +1,9 @@
-"""Writes the page: a template, a style and plain JavaScript from ``assets``, with the runs' data compressed.
+"""Writes the report's page: a template, a style and plain JavaScript from ``assets``, with the runs' data
+compressed.
 
     RunData.update ──▶ head (curves, rows of all samples) + a shard per dumped file ──▶ one HTML file
 
-The browser unpacks the head when the page opens, and a shard when one of its samples is looked at.
+The browser unpacks the head when the page opens, and a shard when one of its samples is opened.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from nemo_like_tools.report.sample_files import (
     sample_files,
 )
 
-# A page holds at most so much of each run and mode; then every second file is left out, every fourth, ...
+# The most that a page holds of each run and mode; beyond it only every second, fourth, ... file is kept.
 MAX_SAMPLES = 20_000
 _MAX_BYTES = 64 << 20
 _SCRIPTS = ("report_data.js", "report_widgets.js", "report_samples.js", "report_views.js")
 
 
 class RunData:
-    """What a page has of one run. A file that did not change is read once, however often it updates."""
+    """The data of one run in a page. ``update`` reads a file again only when it has changed."""
 
     def __init__(self, directory: Path, max_samples: int = MAX_SAMPLES) -> None:
         self._directory, self._max_samples = RunDirectory(directory), max_samples
@@ -49,9 +50,9 @@ class RunData:
         return [shard for _, shard in self._shards.values()]
 
     def update(self) -> None:
-        """Read what is new of the dumped samples.
+        """Read new and changed files of dumped samples.
 
-        Raises ReportProblem when the directory is none of a run, or a line is no sample.
+        Raises ReportProblem when the directory is no run directory, or when a line is no sample.
         """
         everything = sample_files(self._directory.path)
         if not self._directory.metrics_path.is_file() and not everything:
@@ -72,7 +73,7 @@ class RunData:
         self._shards = {file: (_state(file), self._shard(file)) for file in sorted(chosen)}
 
     def head(self) -> dict[str, Any]:
-        """Return everything but the samples' texts and tokens, for JSON."""
+        """Return everything except the texts and tokens of the samples, ready for JSON."""
         problems: dict[tuple[Any, ...], int] = {}
         failures: dict[tuple[str, str], int] = {}
         rows = [
@@ -117,10 +118,9 @@ class RunData:
 def chosen_files(
     of_mode: Sequence[SampleFile], *, samples: Sequence[int], sizes: Sequence[int], max_samples: int
 ) -> list[SampleFile]:
-    """Return the files that a page shows: the first, the latest, and as many between as fit, evenly spread.
+    """Return the files that a page shows: the first, the latest, and evenly spread ones between, if they fit.
 
-    ``samples`` and ``sizes`` (bytes) are those of each file. The latest one alone is left where two are too
-    much.
+    ``samples`` and ``sizes`` (bytes) are by file. Only the latest file is left when two are too large.
     """
     if not of_mode:
         return []
@@ -135,7 +135,7 @@ def chosen_files(
 
 
 def write_report(path: Path, runs: Sequence[RunData]) -> None:
-    """Write the page of these runs, which were updated before. Raises ReportProblem, DiskFull or OSError."""
+    """Write the page of runs that are up to date. Raises ReportProblem, DiskFull or OSError."""
     assets = files(__package__) / "assets"
     heads = [run.head() for run in runs]
     names = {name for head in heads for name in head["curves"]["values"]}
@@ -168,7 +168,7 @@ def _data(name: str, contents: str) -> str:
 
 
 def _state(file: SampleFile) -> tuple[int, int]:
-    """Return what changes when the file does."""
+    """Return a file's time of modification and its size, which tell whether it has changed."""
     status = file.path.stat()
     return status.st_mtime_ns, status.st_size
 

@@ -19,7 +19,7 @@ from nemo_like.observability.jsonl import is_metrics
 _FILE = re.compile(r"(step|validation)_(\d+)\.jsonl")
 _MODES = {"step": "training", "validation": "validation"}
 _NEEDED = ("group", "generation", "env", "prompt", "turns", "rewards")
-# What the values of a sample are, of which some may be missing.
+# The types of a sample's values; some values may be missing.
 _ABSENT = type(None)
 _KINDS: Mapping[str, Any] = {
     "group": int,
@@ -37,7 +37,7 @@ _MAX_EXCERPT = 160  # characters of a prompt or of a failure's reason in tables
 
 
 class ReportProblem(ValueError):
-    """A file is not what a run writes; the message names the place and what to do."""
+    """A file does not have the form that a run writes. The message names the line and what to do."""
 
 
 class SampleFile(NamedTuple):
@@ -50,7 +50,7 @@ class SampleFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleRow:
-    """What tables and filters need of a sample."""
+    """The values of a sample that tables and filters of the page use."""
 
     group: int
     generation: int
@@ -77,7 +77,7 @@ class SampleRow:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """The samples of one file: ``packed`` is their JSON, by gzip and base64, in the order of ``rows``."""
+    """The samples of one file. ``packed`` is their JSON in the order of ``rows``, in gzip and base64."""
 
     mode: str
     step: int
@@ -86,7 +86,7 @@ class Shard:
 
 
 class JsonLine(NamedTuple):
-    """An object of a file of JSON lines."""
+    """One line of a file of JSON lines: its number from 1, its object, and its size in bytes."""
 
     number: int  # from 1
     value: dict[str, Any]
@@ -94,13 +94,14 @@ class JsonLine(NamedTuple):
 
 
 def sample_files(run_directory: Path) -> list[SampleFile]:
-    """Return the files of dumped samples, by mode and step."""
+    """Return the files of dumped samples, sorted by mode and step."""
     found = [(_FILE.fullmatch(path.name), path) for path in (run_directory / "rollouts").glob("*.jsonl")]
     return sorted(SampleFile(_MODES[match[1]], int(match[2]), path) for match, path in found if match)
 
 
 def read_shard(file: SampleFile, *, max_samples: int, max_size: int) -> Shard:
-    """Read a file of dumped samples. Of more samples or bytes, only the first whole groups are kept.
+    """Read a file of dumped samples, beyond ``max_samples`` or ``max_size`` bytes only its first whole
+    groups.
 
     Raises ReportProblem when a line is no sample.
     """
@@ -110,7 +111,7 @@ def read_shard(file: SampleFile, *, max_samples: int, max_size: int) -> Shard:
 
 
 def _first_groups(path: Path, max_samples: int, max_size: int) -> list[tuple[SampleRow, JsonLine]]:
-    """Return samples until there are too many, without the group then begun; at least the first group."""
+    """Return the samples of the first groups that stay within the limits, and at least of the first group."""
     kept: list[tuple[SampleRow, JsonLine]] = []
     group_start = size = 0
     for line in sample_lines(path):
@@ -125,7 +126,7 @@ def _first_groups(path: Path, max_samples: int, max_size: int) -> list[tuple[Sam
 
 
 def sample_lines(path: Path) -> Iterator[JsonLine]:
-    """Yield the lines of a file of dumped samples. Raises ReportProblem for one that is no sample."""
+    """Yield the lines of a file of dumped samples. Raises ReportProblem for a line that is no sample."""
     for line in json_lines(path):
         missing = [name for name in _NEEDED if name not in line.value]
         if missing:
@@ -154,7 +155,7 @@ def _are_rewards(rewards: Mapping[str, Any]) -> bool:
 
 
 def read_curves(path: Path) -> dict[str, Any]:
-    """Return ``steps`` and, by metric, a value or None for each of them. Raises ReportProblem."""
+    """Return ``steps`` and, by metric, a value or None for each step. Raises ReportProblem."""
     records: dict[int, dict[str, Any]] = {}
     for number, record, _ in json_lines(path) if path.is_file() else ():
         if not isinstance(record.get("step"), int):
@@ -171,8 +172,8 @@ def read_curves(path: Path) -> dict[str, Any]:
 def json_lines(path: Path) -> Iterator[JsonLine]:
     """Yield the objects of a file of JSON lines.
 
-    A last line without its end is left out: it is being written. Raises ReportProblem for any other line that
-    is no JSON object.
+    An unfinished last line is skipped, since it is being written. Raises ReportProblem for any other line
+    that is no JSON object.
     """
     # The end of a line is a line feed: a text may hold other ends.
     with path.open("rb") as lines:
@@ -191,7 +192,7 @@ def json_lines(path: Path) -> Iterator[JsonLine]:
 
 
 def packed(value: Any) -> str:
-    """Return a value as JSON, compressed, in characters that a page may hold."""
+    """Return a value as compressed JSON, in base64, which an HTML page may hold."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
     return base64.b64encode(gzip.compress(text, compresslevel=6, mtime=0)).decode("ascii")
 

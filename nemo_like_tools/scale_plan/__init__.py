@@ -1,4 +1,4 @@
-"""What a step costs at sizes that nobody has measured; scripts/plan_scale.py prints it.
+"""Estimates the cost of a step at sizes that nobody has measured; scripts/plan_scale.py prints it.
 
 lengths          how long responses are, by mean and maximum
 recipe_workload  a step's batch and its layout at a number of GPUs, from a recipe

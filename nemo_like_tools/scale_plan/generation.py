@@ -1,4 +1,4 @@
-"""An engine decodes its share of a step's samples."""
+"""Estimates what an engine takes to decode its share of a step's samples."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WATERMARK = 0.01  # share of the KV cache that vLLM keeps free when it admits a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationCost:
-    """What the slowest engine takes, and what one of its GPUs moves."""
+    """The time of the slowest engine, and the bytes that one of its GPUs moves."""
 
     seconds: float
     decode_steps: int
@@ -44,7 +44,7 @@ class Decoded:
 
 
 def generation_cost(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -> GenerationCost:
-    """Return what the engine with the most and the longest responses takes for prefill and decoding.
+    """Return the cost of prefill and decoding on the engine with the most and the longest responses.
 
     Raises LayoutError when an engine's GPUs do not hold its weights and one response.
     """
@@ -73,11 +73,10 @@ def generation_cost(workload: Workload, gpu: GpuDataSheet, assumptions: Assumpti
 
 
 def slowest_engine_lengths(workload: Workload) -> list[int]:
-    """Return the response lengths of the engine that ends last.
+    """Return the lengths of the responses of the engine that ends last.
 
-    Prompts are dealt to the engines in turn, whole groups at a time. The lengths of all samples are the
-    distribution's quantiles in order; of every run of neighbours, one for each busy engine, this one gets
-    the longest.
+    Engines get whole groups in turn. All samples, sorted by length, have the distribution's quantiles as
+    lengths; of each run of consecutive samples, one per busy engine, this engine gets the longest.
     """
     busy = min(workload.num_engines, workload.num_prompts)
     count = math.ceil(workload.num_prompts / workload.num_engines) * workload.group_size
@@ -90,11 +89,11 @@ def slowest_engine_lengths(workload: Workload) -> list[int]:
 def kv_tokens(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -> int:
     """Return how many tokens an engine's KV cache holds.
 
-    Raises LayoutError when that is less than one sample.
+    Raises LayoutError when the cache does not hold one sample.
     """
     weights = workload.model.num_parameters * BYTES_PER_WEIGHT / workload.engine_tp
     room = gpu.hbm_bytes * workload.hbm_utilization - weights - assumptions.reserved_hbm_bytes
-    # Beyond the number of KV heads tensor parallelism stores copies.
+    # With more ranks than KV heads, tensor parallelism stores copies.
     shards = min(workload.engine_tp, workload.model.num_kv_heads)
     tokens = int(room / (kv_bytes_per_token(workload.model) / shards))
     if tokens < workload.prompt_tokens + workload.lengths.longest:
@@ -105,8 +104,8 @@ def kv_tokens(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -
 @dataclass(slots=True, eq=False)
 class _Response:
     length: int
-    done: int = 0  # tokens of it at its last admission
-    admitted: int = 0  # the engine's step of that
+    done: int = 0  # tokens that it had when it was admitted last
+    admitted: int = 0  # the engine's step at that time
 
 
 def decode(
@@ -118,11 +117,11 @@ def decode(
 ) -> Decoded:
     """Decode all responses, at most ``max_sequences`` together and ``max_tokens`` in the KV cache.
 
-    Who waits follows as soon as there is room. When the cache is full, the response that came last waits
-    with what it has; computing that again is not counted. ``step(num_sequences, context_tokens)`` returns
-    the seconds, the HBM bytes and the link bytes of one step.
+    A waiting response starts as soon as there is room. When the cache is full, the response that started last
+    waits with the tokens that it has; computing their KV cache again is not counted. ``step(num_sequences,
+    context_tokens)`` returns the seconds, the HBM bytes and the link bytes of one step.
     """
-    # Engines do not know the lengths, so the order is any.
+    # Engines do not know the lengths, so the order is random.
     waiting = deque(_Response(length) for length in random.Random(0).sample(lengths, len(lengths)))
     active: list[_Response] = []  # in the order of their admission
     decoded, context = Decoded(), 0.0

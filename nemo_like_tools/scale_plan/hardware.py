@@ -1,4 +1,4 @@
-"""Rates of GPUs by their data sheets, and the shares of them that this plan takes to be reached."""
+"""Rates of GPUs by their data sheets, and the assumed shares of these rates that kernels reach."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuDataSheet:
-    """One GPU of a node of eight. Rates of links are of one direction; sheets add both up."""
+    """One GPU of a node of eight. Rates of links are for one direction; data sheets give the sum of both."""
 
     name: str
     bf16_flops_per_s: float  # dense: half of what sheets give with sparsity
@@ -69,7 +69,7 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """What nobody has measured with this framework. docs/scaling.md says how much each one matters."""
+    """Numbers that nobody has measured with this framework. docs/scaling.md says how much each matters."""
 
     # Shares of peak FLOP/s. 128 H100 train Llama 3 70B in bf16 at 389 TFLOP/s each, and eight train
     # Qwen3-30B-A3B at 277 (NeMo AutoModel, docs/performance-summary.md, April 2026). Those figures include
@@ -85,7 +85,7 @@ class Assumptions:
     nvlink_share: float = 0.75
     network_share: float = 0.75
     host_share: float = 0.5
-    # Seconds of a decoding step that are neither reading nor computing. An A100 takes 9.6 ms per token of
+    # Seconds of a decoding step besides reading and computing. An A100 takes 9.6 ms per token of
     # Qwen3-30B-A3B at batch 1 (tenstorrent/tt-inference-server, issue 340), where reading takes 3.6 ms.
     decode_host_s: float = 1e-3  # the scheduler, per step
     decode_layer_s: float = 20e-6  # kernels too small to fill a GPU, per layer
@@ -97,7 +97,7 @@ class Assumptions:
     network_allreduce_s: float = 40e-6  # latency where an engine spans nodes
     reserved_hbm_bytes: float = 4e9  # of a generating GPU: activations and CUDA graphs
     load_tensor_s: float = 50e-6  # an engine loads one tensor of a weight update
-    # Of the workload, which configurations do not fix.
+    # Facts about the workload that configurations do not determine.
     mean_response_share: float = 1 / 3  # mean response length over the maximum
     length_sigma: float = 0.8  # of the logarithm of response lengths, as in scripts/bench/driver_scale.py
     prompt_tokens: int = 200

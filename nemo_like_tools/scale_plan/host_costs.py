@@ -1,6 +1,6 @@
-"""What the driver, the data plane and the rollout actor take, from what docs/performance.md measured.
+"""Estimates the time of driver, data plane and rollout actor, from the measurements of docs/performance.md.
 
-All of it was measured on two CPU cores, and is taken to be the same on a node's.
+These were made on two CPU cores; a node's cores are assumed to be as fast.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ PUT_BYTES_PER_TOKEN = 4 + 1 + 4  # input_ids, response_mask, generation_logprobs
 WRITTEN_BYTES_PER_TOKEN = 4  # of each column of log-probs
 
 # A step of the demo takes 1.26 s for 1,024 samples; 15 % of it is neither generation nor workers' compute.
-# Everything that the rollout actor does is in there, and more.
+# This includes everything that the rollout actor does, and more.
 ROLLOUT_SAMPLE_S = 0.15 * 1.26 / 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCost:
-    """Seconds on hosts. The rollout actor works while the engines do; the rest waits or is waited for."""
+    """Seconds on hosts. The rollout actor works beside the engines; the other two add to the step."""
 
     driver_s: float
     data_plane_s: float
     rollout_actor_s: float
-    moved_bytes: float  # through the data plane, over all processes
-    put_bytes: float  # of them by the rollout actor alone
+    moved_bytes: float  # bytes through the data plane, over all processes
+    put_bytes: float  # the part of ``moved_bytes`` that the rollout actor puts
 
 
 def host_cost(workload: Workload) -> HostCost:
-    """Return what a step costs outside GPUs."""
+    """Return the cost of a step outside of GPUs."""
     train = workload.train
     driver_s = DRIVER_SAMPLE_S * workload.num_samples + DRIVER_REPLICA_S * train.dp
     driver_s += CALLS_PER_WORKER * train.num_gpus * RAY_CALL_S

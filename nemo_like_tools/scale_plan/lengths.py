@@ -1,4 +1,4 @@
-"""How long responses are: log-normal, cut at the maximum, as a limit on new tokens cuts them."""
+"""The distribution of response lengths: log-normal, cut at the limit on new tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _HALVINGS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """Response lengths of mean ``mean`` and at most ``longest`` tokens.
+    """Response lengths with mean ``mean`` and at most ``longest`` tokens.
 
-    ``sigma`` is that of the logarithm before the cut. Raises ValueError for a mean that no such distribution
-    has.
+    ``sigma`` is the standard deviation of the logarithm before the cut. Raises ValueError for a mean that no
+    such distribution has.
     """
 
     mean: float
@@ -34,12 +34,12 @@ class Lengths:
 
     @property
     def mean_square(self) -> float:
-        """The mean of the squared length, which attention's cost grows with."""
+        """The mean of the squared length, which determines attention's cost."""
         return _clipped_moment(self._mu, self.sigma, self.longest, 2)
 
     @property
     def _mu(self) -> float:
-        """The mean of the logarithm before the cut, by bisection."""
+        """The mean of the logarithm before the cut, found by bisection."""
         low, high = math.log(self.mean) - self.sigma**2, math.log(self.longest) + 10 * self.sigma
         for _ in range(_HALVINGS):
             middle = (low + high) / 2

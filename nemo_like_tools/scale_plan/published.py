@@ -1,6 +1,6 @@
 """Steps that other projects have published, as workloads of this plan.
 
-Layouts, batches and lengths are those of the publication; what it leaves out is marked as assumed.
+Layouts, batches and lengths are taken from the publication; values that it leaves out are marked as assumed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UTILIZATION = {False: 0.6, True: 0.8}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedStep:
-    """A published step. ``stages_s`` has the published seconds under this plan's names of stages."""
+    """A published step. ``stages_s`` has the published seconds, by this plan's names of stages."""
 
     source: str
     model: str
@@ -44,7 +44,7 @@ class PublishedStep:
         return "one step off" if self.overlaps else "synchronous"
 
     def planned(self, assumptions: Assumptions) -> StepCost:
-        """Return this plan's cost of the step; an H20's kernels reach larger shares of its small peak."""
+        """Return this plan's cost of the step. An H20's kernels reach larger shares of its small peak."""
         if self.gpu.name == "h20":
             assumptions = replace(assumptions, matmul_share=0.8, expert_share=0.7, attention_share=0.6)
         return step_cost(self.workload, self.gpu, assumptions)
@@ -57,7 +57,7 @@ class PublishedStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedTraining:
-    """Published training without sampling, in tokens per second and GPU."""
+    """A published rate of training without sampling, in tokens per second and GPU."""
 
     source: str
     model: str
@@ -71,7 +71,7 @@ class PublishedTraining:
 
 
 def shape(name: str) -> ModelInfo:
-    """Return the sizes of a model whose config.json is shipped with the recipes or with this script."""
+    """Return the sizes of a model whose config.json is shipped with the recipes or with the script."""
     return read_model_info(str(shipped_shape(name) or _SHAPES / name), "megatron")
 
 
@@ -81,7 +81,7 @@ def published_steps(assumptions: Assumptions) -> list[PublishedStep]:
 
 
 def published_training() -> list[PublishedTraining]:
-    """Return published training that shows how good the training part alone is."""
+    """Return published rates of training, which show how well the training part alone is estimated."""
     # NeMo AutoModel's performance summary, DGX H100, bf16: 512 sequences of 4,096, EP 8, DeepEP.
     workload = Workload(
         model=shape("Qwen3-30B-A3B"),
@@ -105,7 +105,7 @@ def published_training() -> list[PublishedTraining]:
 
 @dataclass(frozen=True, slots=True)
 class _NemoBatch:
-    """A step of NeMo-RL's performance recipes; 32 responses to each prompt."""
+    """The batch of a step of NeMo-RL's performance recipes, with 32 responses to each prompt."""
 
     num_prompts: int
     longest_sample: int

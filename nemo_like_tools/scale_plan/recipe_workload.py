@@ -1,4 +1,4 @@
-"""A step's batch and the layout that computes it."""
+"""A step's batch, and the layout that computes it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from nemo_like_tools.scale_plan.lengths import Lengths
 
 
 class Scaling(Enum):
-    """What happens to a recipe's batch at other numbers of GPUs."""
+    """Says how a recipe's batch changes with the number of GPUs."""
 
     weak = "weak"  # as many prompts per GPU, and as many updates a step
     strong = "strong"  # the same batch
 
 
 class LayoutError(ValueError):
-    """A recipe cannot run on a number of GPUs; the message says why."""
+    """A recipe cannot run on a number of GPUs. The message says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainLayout:
-    """How the trainer is spread, in the words of ``policy.megatron_cfg``; rates per GPU follow from it."""
+    """The layout of the trainer, in the words of ``policy.megatron_cfg``."""
 
     tp: int = 1
     cp: int = 1
@@ -53,7 +53,7 @@ class TrainLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """One step: what is sampled and trained on, and on which GPUs."""
+    """One step: what is sampled and trained, and on which GPUs."""
 
     model: ModelInfo
     num_gpus: int
@@ -83,17 +83,17 @@ class Workload:
 
     @property
     def num_tokens(self) -> float:
-        """Tokens of the step, prompts counted once per sample."""
+        """Tokens of the step; each sample counts its prompt."""
         return self.num_samples * self.sample_tokens
 
     @property
     def longest_sample(self) -> float:
-        """The length of the longest sample to be expected among those of the step."""
+        """The expected length of the longest sample of the step."""
         return self.prompt_tokens + self.lengths.quantile((self.num_samples - 0.5) / self.num_samples)
 
     @property
     def mean_context(self) -> float:
-        """The mean number of tokens that a token attends to when all samples pass the model."""
+        """The mean number of tokens to which a token attends, over all tokens of all samples."""
         prompt = self.prompt_tokens
         square = prompt**2 + 2 * prompt * self.lengths.mean + self.lengths.mean_square
         return square / self.sample_tokens / 2
@@ -104,8 +104,8 @@ def scaled(
 ) -> Workload:
     """Return a recipe's step on ``num_gpus`` GPUs.
 
-    Trainer and engines keep the recipe's shares of the GPUs, and so do a replica's and an engine's sizes:
-    the number of replicas and of engines changes. Raises LayoutError where that is no layout.
+    Trainer and engines keep their shares of the GPUs, and replicas and engines keep their sizes; the numbers
+    of replicas and engines change. Raises LayoutError when this is not possible.
     """
     recipe_gpus = cfg.cluster.num_nodes * cfg.cluster.gpus_per_node
     if not recipe_gpus or cfg.policy.backend != "megatron":

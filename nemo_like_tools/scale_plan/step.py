@@ -1,4 +1,4 @@
-"""A step: its stages one after the other, or generation beside training."""
+"""Adds up the cost of a step: its stages one after the other, or generation beside training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STAGES = ("weight sync", "generation", "log-probs", "training", "data plane", "d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """What one step takes."""
+    """The cost of one step."""
 
     workload: Workload
     weights: WeightCost
@@ -44,7 +44,7 @@ class StepCost:
 
     @property
     def overlapped_s(self) -> float:
-        """Seconds of a step that trains on the last step's samples while it samples."""
+        """Seconds of a step that trains on the previous step's samples while it samples."""
         seconds = self.seconds
         trainer = seconds["log-probs"] + seconds["training"]
         others = seconds["weight sync"] + seconds["data plane"] + seconds["driver"]
@@ -52,12 +52,12 @@ class StepCost:
 
     @property
     def tokens_per_gpu_s(self) -> float:
-        """Tokens per second and GPU, prompts included, of a synchronous step."""
+        """Tokens per second and GPU of a synchronous step, including prompts."""
         return self.workload.num_tokens / self.total_s / self.workload.num_gpus
 
     @property
     def link_bytes(self) -> dict[str, float]:
-        """Bytes of the step by link; of one GPU, except for the data plane's, which are of all processes."""
+        """Bytes of the step by link, of one GPU; the data plane's bytes are of all processes."""
         generation, weights, training = self.generation, self.weights, self.training
         nvlink = network = 0.0
         for num_bytes, is_network in (
@@ -78,7 +78,7 @@ class StepCost:
 
 
 def step_cost(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -> StepCost:
-    """Return what a step takes. Raises LayoutError where an engine does not hold its weights."""
+    """Return the cost of a step. Raises LayoutError when an engine does not hold its weights."""
     return StepCost(
         workload=workload,
         weights=weight_cost(workload, gpu, assumptions),

@@ -16,7 +16,7 @@ _FACTORS = (2 / 3, 1.5)
 _NOTABLE = 0.01
 _BATCH = {Scaling.weak: "grows", Scaling.strong: "constant"}
 
-# A step of a recipe at a number of GPUs, or why there is none.
+# The cost of a recipe's step at a number of GPUs, or why it cannot run.
 Planned = Mapping[tuple[str, Scaling, int], StepCost | LayoutError]
 
 
@@ -48,7 +48,7 @@ def bytes_table(planned: Planned) -> str:
 
 
 def host_table(planned: Planned) -> str:
-    """Return what hosts do, and its share of the step, where most is to do."""
+    """Return the times on hosts and their share of the step, at the largest number of GPUs."""
     largest = max((num_gpus for _, _, num_gpus in planned), default=0)
     rows = []
     for (recipe, scaling, num_gpus), cost in planned.items():
@@ -64,7 +64,7 @@ def host_table(planned: Planned) -> str:
 
 
 def published_table(assumptions: Assumptions) -> str:
-    """Return published steps beside this plan's."""
+    """Return published steps beside this plan's estimates."""
     rows = []
     for one in published_steps(assumptions):
         planned_s, load = one.planned_s(assumptions), one.workload
@@ -94,7 +94,7 @@ def published_table(assumptions: Assumptions) -> str:
 
 
 def published_stages_table(assumptions: Assumptions) -> str:
-    """Return the stages of those publications that give them, beside this plan's."""
+    """Return the published times of stages beside this plan's estimates, for publications that give them."""
     rows = []
     for one in published_steps(assumptions):
         seconds = one.planned(assumptions).seconds
@@ -105,7 +105,7 @@ def published_stages_table(assumptions: Assumptions) -> str:
 
 
 def published_training_table(assumptions: Assumptions) -> str:
-    """Return published training without sampling beside this plan's."""
+    """Return published rates of training without sampling beside this plan's estimates."""
     rows = [
         [
             one.source,
@@ -120,10 +120,11 @@ def published_training_table(assumptions: Assumptions) -> str:
 
 
 def sensitivity_table(assumptions: Assumptions, steps: Mapping[str, Callable[[Assumptions], float]]) -> str:
-    """Return by how much steps get longer when an assumption is a third smaller, and half as large again.
+    """Return how much longer steps get when an assumption is a third smaller, and when it is half as large
+    again.
 
-    ``steps`` return the seconds of a step under assumptions. Assumptions that change none of them by one per
-    cent are left out.
+    ``steps`` return the seconds of a step under assumptions. An assumption that changes every step by less
+    than one per cent is left out.
     """
     before = {name: seconds(assumptions) for name, seconds in steps.items()}
     rows = []
@@ -143,7 +144,7 @@ def sensitivity_table(assumptions: Assumptions, steps: Mapping[str, Callable[[As
 
 
 def _varied(name: str, value: Any, factor: float) -> Any:
-    """Return an assumption times the factor: an int remains one, and a share is at most 1."""
+    """Return an assumption times the factor, rounded for an int, and at most 1 for a share."""
     other = value * factor
     if isinstance(value, int):
         return round(other)

@@ -1,4 +1,4 @@
-"""Log-probs and updates: compute, exchanges between GPUs, gradients and optimizer."""
+"""Estimates log-probs and updates: compute, exchanges between GPUs, gradients and optimizer."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ _OPTIMIZER_BYTES = 4 + 3 * 4 + 3 * 4 + 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingCost:
-    """The trainer's two stages, and what one of its GPUs sends."""
+    """The times of the trainer's two stages, and the bytes that one of its GPUs sends."""
 
     logprobs_s: float
     training_s: float
-    exposed_gradients_s: float  # of the training: gradients and weights between replicas, not hidden
+    exposed_gradients_s: float  # exchange between replicas that training does not hide
     nvlink_bytes: float
     network_bytes: float
-    model_flops_share: float  # of peak, in training, without what is computed again
+    model_flops_share: float  # of peak FLOP/s, in training, without recomputation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Exchange:
-    """What a GPU sends in one forward pass of one token of its replica."""
+    """The bytes that a GPU sends during the forward pass of one token of its replica."""
 
     nvlink_bytes: float
     network_bytes: float
@@ -47,7 +47,7 @@ class _Exchange:
 
 
 def training_cost(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -> TrainingCost:
-    """Return the seconds of both stages on the replica that has most to do, and the bytes of its GPUs."""
+    """Return the seconds of both stages on the busiest replica, and the bytes that its GPUs send."""
     train, model = workload.train, workload.model
     compute_s = forward_s(workload, gpu, assumptions) / train.replica
     exchange = _exchange(workload, gpu)
@@ -86,7 +86,7 @@ def training_cost(workload: Workload, gpu: GpuDataSheet, assumptions: Assumption
 
 
 def forward_s(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -> float:
-    """Return the seconds that one GPU would compute for one token's forward pass."""
+    """Return the seconds that one GPU would take for one token's forward pass through the whole model."""
     model, counts = workload.model, workload.model.parameters
     experts = 2 * counts.num_layers * counts.num_experts_per_token * counts.expert
     dense = layer_flops_per_token(model) - experts + output_flops_per_token(model)
@@ -99,25 +99,26 @@ def forward_s(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -
 
 
 def busiest_tokens(workload: Workload, updates: int) -> float:
-    """Return the tokens of the replica with most of them in one of ``updates`` parts of the step.
+    """Return the tokens of the replica that has most of them, when a step is divided into ``updates``
+    updates.
 
-    Sharding balances tokens, but a sample is whole: a replica has at least the longest one.
+    Sharding balances tokens but keeps samples whole, so a replica may have just the longest sample.
     """
     return max(workload.num_tokens / updates / workload.train.dp, workload.longest_sample)
 
 
 def bubble(train: TrainLayout, tokens: float, micro_batch_tokens: int) -> float:
-    """Return by how much a pipeline's filling and draining stretches a pass."""
+    """Return the factor by which filling and draining a pipeline stretches a pass."""
     micro_batches = max(1, math.ceil(tokens / micro_batch_tokens))
     return (micro_batches + train.pp - 1) / micro_batches
 
 
 def _exchange(workload: Workload, gpu: GpuDataSheet) -> _Exchange:
-    """Return what one GPU sends.
+    """Return the bytes that one GPU sends per token.
 
-    Tensor parallelism reduces twice per layer (Shoeybi et al. 2019; with sequence parallelism the same
-    bytes, Korthikanti et al. 2022); experts get their tokens and send them back, a copy per expert; context
-    parallelism hands keys and values round; a pipeline stage hands on its output.
+    Tensor parallelism reduces twice per layer (Shoeybi et al. 2019; sequence parallelism moves the same
+    bytes, Korthikanti et al. 2022). Tokens travel to each of their experts and back. Context parallelism
+    passes keys and values around. A pipeline stage passes its output on.
     """
     train, model = workload.train, workload.model
     layers = model.num_layers / train.pp
@@ -134,7 +135,7 @@ def _exchange(workload: Workload, gpu: GpuDataSheet) -> _Exchange:
 
 
 def _parameters_per_gpu(workload: Workload) -> tuple[float, float]:
-    """Return how many parameters outside and inside experts one training GPU holds."""
+    """Return how many parameters outside and inside of experts one training GPU holds."""
     train, counts = workload.train, workload.model.parameters
     experts = counts.num_layers * counts.experts
     return (counts.total - experts) / (train.tp * train.pp), experts / (
@@ -143,10 +144,10 @@ def _parameters_per_gpu(workload: Workload) -> tuple[float, float]:
 
 
 def _replica_bytes(workload: Workload) -> tuple[float, float]:
-    """Return what a GPU sends per update to sum gradients, and to bring the new weights together.
+    """Return the bytes that a GPU sends per update to sum gradients, and to gather the new weights.
 
-    With the distributed optimizer each parameter's gradient is reduced to one GPU and its weight gathered
-    from there.
+    With the distributed optimizer each parameter's gradient is reduced to one GPU, from which its new value
+    is gathered.
     """
     train = workload.train
     others, experts = _parameters_per_gpu(workload)
@@ -156,7 +157,7 @@ def _replica_bytes(workload: Workload) -> tuple[float, float]:
 
 
 def _optimizer_shard(workload: Workload) -> float:
-    """Return how many parameters one GPU's optimizer updates."""
+    """Return how many parameters the optimizer on one GPU updates."""
     train = workload.train
     others, experts = _parameters_per_gpu(workload)
     return others / (train.cp * train.dp) + experts / (train.tp * train.cp * train.dp / train.ep)

@@ -1,4 +1,4 @@
-"""Weights from trainer to engines, and the change of places where both share GPUs."""
+"""Estimates the transfer of weights from trainer to engines, and taking turns where both share GPUs."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _TENSORS_PER_LAYER, _TENSORS_PER_FFN = 6, 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightCost:
-    """What a weight update takes; bytes are of one generating GPU."""
+    """The cost of a weight update. Bytes are of one generating GPU."""
 
     seconds: float
-    loading_s: float  # of it: the engines load, tensor by tensor
+    loading_s: float  # the part of ``seconds`` in which engines load, tensor by tensor
     received_bytes: float
     over_network: bool
 
 
 def num_tensors(workload: Workload) -> int:
-    """Return how many tensors an update has under Hugging Face names; every expert has three of its own."""
+    """Return how many tensors an update has under Hugging Face names; every expert has three tensors."""
     model = workload.model
     ffn = _TENSORS_PER_FFN * (model.num_experts or 1) + (1 if model.num_experts else 0)
     attention = _TENSORS_PER_LAYER + (2 if model.has_qk_norm else 0) + (3 if model.has_qkv_bias else 0)
@@ -32,11 +32,12 @@ def num_tensors(workload: Workload) -> int:
 
 
 def weight_cost(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -> WeightCost:
-    """Return the cost of an update: heads join what is divided, broadcast it, and engines load all of it.
+    """Return the cost of an update: trainer heads join divided tensors, broadcast them, and engines load all
+    of them.
 
-    None of the three is taken to hide another. Every engine GPU gets the whole model, one pipeline stage
-    after another, and keeps its part. Where trainer and engines share GPUs nothing crosses the network, but
-    the trainer's state leaves for the host and comes back.
+    The three parts are assumed not to overlap. Every engine GPU gets the whole model, one pipeline stage
+    after another, and keeps its part. When trainer and engines share GPUs, nothing crosses the network, but
+    the trainer's state moves to the host and back.
     """
     train, counts = workload.train, workload.model.parameters
     num_bytes = _BF16 * counts.total

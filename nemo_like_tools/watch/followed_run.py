@@ -1,11 +1,11 @@
-"""Follows a run that is under way elsewhere by the files of its run directory, and passes on what is new.
+"""Follows a run of another process by the files of its run directory, and shows what is new.
 
     config.yaml ── number of steps ──┐
     metrics.jsonl ── values ─────────┼──▶ FollowedRun.update ──▶ RunProgress, Console
     events.jsonl ── statuses, notes ─┤
     starts/ ── does it still run? ───┘
 
-It only reads, so any machine that sees the directory will do.
+It only reads, so it works on any machine that sees the directory.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from nemo_like.observability.progress import RunProgress, format_duration
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.observability.run_lock import latest_start
 
-# run_grpo.py's code for a run that failed: what a run that died would have given.
+# run_grpo.py's exit code for a run that failed, which stands for a run that died.
 _DIED = 1
 _REMEDY = "give the path that a run prints as run_dir"
 
 
 class NoRunDirectory(ValueError):
-    """A path is not that of a run; the message says what is there instead."""
+    """A path is not a run directory. The message says what is there instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class SeenEnd:
-    """How a run ended; ``outcome`` completes the sentence "The run ..."."""
+    """How a run ended. ``outcome`` completes the sentence "The run ..."."""
 
     outcome: str
     exit_code: int
 
 
 def find_run(path: Path) -> RunDirectory:
-    """Return the run directory at ``path``, or in the directory of a Slurm job that is there.
+    """Return the run directory at ``path``, or the one below it when ``path`` belongs to a Slurm job.
 
     Raises NoRunDirectory.
     """
@@ -68,12 +68,13 @@ def find_run(path: Path) -> RunDirectory:
 
 
 class FollowedRun:
-    """What the files of a run say of it, as of the latest ``update``."""
+    """The state of a run, read from its files by the latest ``update``."""
 
     def __init__(self, directory: RunDirectory, clock: Callable[[], float] = time.time) -> None:
-        """Read what is there already. ``clock`` is in seconds since 1970.
+        """Read the files of a run. ``clock`` returns seconds since 1970.
 
-        Raises NoRunDirectory when the configuration is none of a run, OSError when a file cannot be read.
+        Raises NoRunDirectory when config.yaml is not the configuration of a run, OSError when a file cannot
+        be read.
         """
         self.directory = directory
         self._clock = clock
@@ -85,26 +86,26 @@ class FollowedRun:
         self._notes: list[str] = []
         self._said = ""  # what the run does outside of steps
         self._ended: Event | None = None
-        self._is_latest = False  # the events that are read now are of the latest start
+        self._is_latest = False  # the events being read belong to the latest start
         self._start = latest_start(directory.path)
         self._at_s = clock() if self._start is None else self._start.began_s
-        # Its clock stands at the moment of which it is told.
+        # Its clock shows the time of the event that is being read.
         self.progress = RunProgress(_max_num_steps(directory), clock=lambda: self._at_s)
         self._read(QuietConsole(self.progress), is_first=True)
 
     @property
     def process(self) -> str:
-        """Which process makes the run, in words."""
+        """The process that makes the run, in words."""
         return "an unknown process" if self._start is None else self._start.process
 
     @property
     def notes(self) -> Sequence[str]:
-        """The lines that stay, such as warnings, of the latest start."""
+        """The notes of the latest start, such as warnings."""
         return tuple(self._notes)
 
     @property
     def end(self) -> SeenEnd | None:
-        """How the run ended, or that it died; None while it goes on."""
+        """How the run ended, or that its process died; None while it runs."""
         start, logs = self._start, f"logs are in {self.directory.logs_path}"
         if start is None:
             return SeenEnd("left no sign of its start, so nobody knows whether it goes on", _DIED)
@@ -120,7 +121,7 @@ class FollowedRun:
         return SeenEnd(f"{died}; {logs}", _DIED)
 
     def update(self, console: Console) -> None:
-        """Read what is new and pass it on to ``console``, which has this run's ``progress``.
+        """Read what is new and pass it on to ``console``, which shows this object's ``progress``.
 
         Raises NoRunDirectory when the directory is gone, OSError when a file cannot be read.
         """
@@ -150,7 +151,7 @@ class FollowedRun:
             else:
                 self._show(record["step"], _numbers(record), console)
         for event in events:
-            # What comes after an event of the latest start is of it too, also when its clock was set back.
+            # Later events belong to the latest start too, even when its clock was set back.
             self._is_latest = self._is_latest or event.time_s >= self._began_s
             if self._is_latest:
                 self._hear(event, console)
@@ -159,7 +160,7 @@ class FollowedRun:
         self.progress.status = self._said or self._waited()
 
     def _waited(self) -> str:
-        """Say how long ago the latest step of the latest start ended; "" where it has made none."""
+        """Return how long ago the latest start ended its latest step, in words; empty without a step."""
         step = self.progress.step
         latest_s = self._step_times_s.get(step)
         if latest_s is None or latest_s < self._began_s:
@@ -204,5 +205,5 @@ def _event(value: Mapping[str, Any]) -> Event | None:
 
 
 def _numbers(record: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the metrics of a line; null stands for a number that is not finite."""
+    """Return the metrics of a line; null becomes NaN."""
     return {name: math.nan if value is None else value for name, value in record.items() if name != "step"}

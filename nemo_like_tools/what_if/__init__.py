@@ -1,1 +1,1 @@
-"""What other settings would make of a recorded run: ``run_grpo.py --what-if``; see docs/what_if.md."""
+"""Predicts a recorded run under other settings: ``run_grpo.py --what-if``; see docs/what_if.md."""

@@ -1,7 +1,7 @@
-"""Calibrates a simulation by what a run left: configuration, ``metrics.jsonl``, ``rollout_times.jsonl``.
+"""Calibrates a simulation from a run's files: configuration, ``metrics.jsonl``, ``rollout_times.jsonl``.
 
 The speed of an engine is fitted by least squares: a request whose longest response has n tokens, and beside
-which b sequences run on the average, takes request_s + n x token_s + n x b x token_per_sequence_s.
+which b sequences run on average, takes request_s + n x token_s + n x b x token_per_sequence_s.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _OPTIMIZER_SHARE = 0.1
 
 
 class UnfitRun(ValueError):
-    """A run cannot calibrate a simulation; the message says why, and what to do."""
+    """A run cannot calibrate a simulation. The message says why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """What a run's directory says of its steps."""
+    """A run's steps and speeds, read from its directory."""
 
     path: Path
     works: tuple[StepWork, ...]
@@ -58,7 +58,7 @@ class RecordedRun:
 
 @dataclass(frozen=True, slots=True)
 class _EngineRequest:
-    """A request as an engine saw it."""
+    """A request to an engine, with the times at which it was sent and answered."""
 
     asked_s: float
     came_s: float
@@ -66,7 +66,7 @@ class _EngineRequest:
 
 
 def read_run(path: Path) -> RecordedRun:
-    """Read and calibrate. Raises UnfitRun for a directory without what is needed."""
+    """Read a run directory and calibrate. Raises UnfitRun when something needed is missing."""
     directory = RunDirectory(path)
     for needed, remedy in (
         (directory.config_path, "name the directory of a run"),
@@ -116,7 +116,7 @@ def calibrated(
     metrics: Mapping[int, Mapping[str, Any]],
     times: Sequence[RolloutTimes],
 ) -> RecordedRun:
-    """Return the run of a resolved configuration, of metrics by step and of rollouts."""
+    """Return the calibrated run, from its resolved configuration, its metrics by step and its rollouts."""
     steps = _usable_steps(path, metrics, times)
     num_engines = config["generation"]["num_engines"]
     by_step: dict[int, list[RolloutTimes]] = {}
@@ -181,7 +181,7 @@ def step_work(metrics: Mapping[str, Any], rollouts: Sequence[RolloutTimes]) -> S
 
 
 def requests_of(engine: int, num_engines: int, rollouts: Sequence[RolloutTimes]) -> list[_EngineRequest]:
-    """Return what one engine was asked, in the order of asking."""
+    """Return the requests to one engine, in the order in which they were sent."""
     found = []
     for rollout in rollouts:
         for samples in rollout.groups[engine::num_engines]:
@@ -202,7 +202,7 @@ def requests_of(engine: int, num_engines: int, rollouts: Sequence[RolloutTimes])
 
 
 def fitted_speed(requests_by_engine: Sequence[Sequence[_EngineRequest]], max_num_seqs: int) -> EngineSpeed:
-    """Fit an engine's speed to what the engines were asked; times of 0 where there was nothing."""
+    """Fit an engine's speed to the requests of all engines; all times are 0 without requests."""
     rows: list[tuple[float, ...]] = []
     seconds: list[float] = []
     for requests in requests_by_engine:
@@ -220,7 +220,7 @@ def fitted_speed(requests_by_engine: Sequence[Sequence[_EngineRequest]], max_num
 
 
 def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[float, float, float]:
-    """Return three coefficients, none below 0, that bring ``rows`` closest to ``values``."""
+    """Return the three coefficients, none below 0, that bring ``rows`` closest to ``values``."""
     best, best_error = (0.0, 0.0, 0.0), sum(value * value for value in values)
     for count in (1, 2, 3):
         for chosen in combinations(range(3), count):
@@ -242,7 +242,7 @@ def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> t
 
 
 def _solved(matrix: list[list[float]], vector: list[float]) -> list[float] | None:
-    """Solve a small symmetric system by elimination; None where it has no single solution."""
+    """Solve a small symmetric linear system by elimination; return None when it has no single solution."""
     rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
     size = len(rows)
     for place in range(size):
@@ -260,7 +260,7 @@ def _solved(matrix: list[list[float]], vector: list[float]) -> list[float] | Non
 def _with_company(
     requests: Sequence[_EngineRequest], max_num_seqs: int
 ) -> Iterator[tuple[float, _EngineRequest, float]]:
-    """Yield when each request began to run, the request, and how many sequences ran meanwhile on average."""
+    """Yield the start of each request, the request, and the mean number of sequences that ran during it."""
     started = [*zip(_starts_s(requests, max_num_seqs), requests, strict=True)]
     changes: list[tuple[float, int]] = []
     for started_s, request in started:
@@ -290,8 +290,7 @@ def _with_company(
 
 
 def _starts_s(requests: Sequence[_EngineRequest], max_num_seqs: int) -> Iterator[float]:
-    """Yield when each request began to run, where requests wait in order until there is room for all of their
-    sequences."""
+    """Yield when each request began to run: requests wait in order until all their sequences have room."""
     ends: list[tuple[float, int]] = []
     num_running, earliest_s = 0, 0.0
     for request in requests:
@@ -308,7 +307,7 @@ def _starts_s(requests: Sequence[_EngineRequest], max_num_seqs: int) -> Iterator
 def _usable_steps(
     path: Path, metrics: Mapping[int, Mapping[str, Any]], times: Sequence[RolloutTimes]
 ) -> list[int]:
-    """Return the latest steps with metrics and times, without the first ones where that leaves enough."""
+    """Return the latest steps that have metrics and times, without the first steps if enough are left."""
     key = "timing/train/total_step_time"
     steps = sorted({one.step for one in times if key in metrics.get(one.step, {})})
     if not steps:
@@ -333,13 +332,13 @@ def _group(samples: Sequence[SampleTimes]) -> GroupWork:
 
 
 def _is_one_request(samples: Sequence[SampleTimes]) -> bool:
-    """Return whether the engine was asked once for all samples: then they came together."""
+    """Return whether all samples came from one request: they were asked for, and came, at the same time."""
     first = {(turn.asked_s, turn.came_s) for sample in samples for turn in sample.turns}
     return len(first) == 1 and all(len(sample.turns) == 1 for sample in samples)
 
 
 def _seconds_of(rollout: RolloutTimes) -> float:
-    """Return the seconds from its begin to its last answer."""
+    """Return the seconds from the beginning of a rollout to its last judged answer."""
     return max(turn.judged_s for samples in rollout.groups for one in samples for turn in one.turns)
 
 

@@ -1,7 +1,7 @@
 """A clock that jumps from event to event, and the processes that wait on it. Standard library only.
 
-A process is a generator: it yields a number to wait so many seconds, or a ``Signal`` to wait until that is
-fired. Events at the same time happen in the order in which they were asked for.
+A process is a generator: it yields a number to wait that many seconds, or a ``Signal`` to wait until it is
+fired. Events at the same time happen in the order in which they were scheduled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Process = Generator[Union[float, "Signal"], None, None]
 
 
 class Clock:
-    """Runs what is to happen, in the order of time; ``now_s`` begins at 0."""
+    """Runs scheduled actions in the order of time. ``now_s`` begins at 0."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -24,21 +24,21 @@ class Clock:
         self._numbers = count()
 
     def at(self, time_s: float, action: Callable[[], None]) -> None:
-        """Have ``action`` called at ``time_s``, which may not have passed."""
+        """Schedule ``action`` for ``time_s``. Raises ValueError when that time has passed."""
         if time_s < self.now_s:
             raise ValueError(f"{time_s} s has passed at {self.now_s} s")
         heapq.heappush(self._events, (time_s, next(self._numbers), action))
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Have ``action`` called in so many seconds."""
+        """Schedule ``action`` for ``seconds`` from now."""
         self.at(self.now_s + seconds, action)
 
     def start(self, process: Process) -> None:
-        """Run a process from now on."""
+        """Run a process, beginning now."""
         self._resume(process)
 
     def run(self) -> None:
-        """Let everything happen; return when nothing is left to."""
+        """Run all actions, and those that they schedule, until none is left."""
         while self._events:
             self.now_s, _, action = heapq.heappop(self._events)
             action()
@@ -55,14 +55,14 @@ class Clock:
 
 
 class Signal:
-    """Something that happens once, and that processes wait for."""
+    """An event that happens once, and for which processes wait."""
 
     def __init__(self) -> None:
         self.is_fired = False
         self.waiting: list[Callable[[], None]] = []
 
     def fire(self) -> None:
-        """Let everyone go on who waits; firing again does nothing."""
+        """Let every waiting process go on. Firing again does nothing."""
         self.is_fired = True
         waiting, self.waiting = self.waiting, []
         for go_on in waiting:

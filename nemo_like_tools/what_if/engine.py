@@ -1,4 +1,4 @@
-"""``SimulatedEngine``: what an engine does with requests, by a speed that depends on how many sequences run.
+"""Simulates an engine whose speed depends on the number of running sequences.
 
 All running sequences get their tokens at the same rate, so the engine counts tokens instead of seconds: a
 sequence that begins at count c and has n tokens ends at c + n, however the rate changes in between.
@@ -22,7 +22,7 @@ _ROUNDING = 1e-9  # tokens
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """Responses that are asked for together; ``num_left`` of them have not ended."""
+    """Responses that were asked for together; ``num_left`` of them have not ended."""
 
     name: str
     step: int
@@ -38,7 +38,7 @@ class SimulatedRequest:
 
 @dataclass(frozen=True, slots=True)
 class RunningSequence:
-    """A response that is decoded, and the engine's counts of tokens where it begins and ends."""
+    """A response that is being decoded, with the engine's counts of tokens at its beginning and its end."""
 
     request: SimulatedRequest
     began_at: float
@@ -47,7 +47,7 @@ class RunningSequence:
 
 @dataclass(slots=True)
 class SampledTokens:
-    """How many tokens were sampled by how old weights."""
+    """The number of sampled tokens by the staleness of the weights that sampled them."""
 
     by_staleness: dict[int, float] = field(default_factory=dict)
 
@@ -57,21 +57,21 @@ class SampledTokens:
 
 
 class SimulatedEngine:
-    """Does what ``LiveOrder`` says, as an engine does; a step of it is as long as nothing else happens."""
+    """An engine in simulated time. ``LiveOrder`` decides, as in a real engine, what it does next."""
 
     def __init__(self, clock: Clock, speed: EngineSpeed, mode: Mode, sampled: SampledTokens) -> None:
         self._clock, self._speed, self._sampled = clock, speed, sampled
         self._order = LiveOrder(mode.weight_updates, speed.max_num_seqs)
         self._waiting: dict[str, SimulatedRequest] = {}
-        self._under_way: dict[str, SimulatedRequest] = {}  # that the engine has begun
+        self._under_way: dict[str, SimulatedRequest] = {}  # requests that the engine has begun
         self._numbers = count()
-        self._starting = 0  # sequences whose request has not got its first token
-        # By the count of tokens at which they end.
+        self._starting = 0  # sequences of requests without a first token yet
+        # A heap, sorted by the count of tokens at which sequences end.
         self._running: list[tuple[float, int, RunningSequence]] = []
-        self._at = 0.0  # count of tokens of a sequence that has run from the beginning
-        self._counted_s = 0.0  # when that was
+        self._at = 0.0  # tokens of a sequence that would have run from the beginning
+        self._counted_s = 0.0  # the time of ``_at``
         self._alarm = 0  # only the latest alarm counts
-        self._versions: list[tuple[float, int]] = [(0.0, 0)]  # from which count on which version samples
+        self._versions: list[tuple[float, int]] = [(0.0, 0)]  # (count of tokens, version from there on)
         self._wants_pause: Callable[[], None] | None = None
         self._is_paused = False
         self.busy_s = 0.0
@@ -82,13 +82,13 @@ class SimulatedEngine:
         return self._versions[-1][1]
 
     def submit(self, step: int, lengths: list[int], on_end: Callable[[], None]) -> None:
-        """Sample responses of these lengths, in tokens, and call ``on_end`` when the last one has ended."""
+        """Sample responses of ``lengths`` tokens, and call ``on_end`` when the last of them has ended."""
         name = str(next(self._numbers))
         self._waiting[name] = SimulatedRequest(name, step, lengths, len(lengths), on_end)
         self._go_on()
 
     def pause(self, then: Callable[[], None]) -> None:
-        """Call ``then`` once the engine may take weights, and decode nothing until ``resume``."""
+        """Call ``then`` once the engine may take weights; from then on decode nothing until ``resume``."""
         self._wants_pause = then
         self._go_on()
 
@@ -100,7 +100,7 @@ class SimulatedEngine:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Do what comes next, until that is to decode or to wait; then wait for the next sequence to end."""
+        """Take requests and grant a pause as ``LiveOrder`` says, then wait for the next sequence to end."""
         self._count()
         while True:
             match self._order.next(self._situation()):
@@ -140,7 +140,7 @@ class SimulatedEngine:
         self._go_on()
 
     def _count(self) -> None:
-        """Bring the count of tokens, and the seconds in which some were sampled, up to now."""
+        """Bring the count of tokens and the busy seconds up to the present time."""
         passed_s = self._clock.now_s - self._counted_s
         self._counted_s = self._clock.now_s
         if passed_s and self._running and not self._is_paused:
@@ -172,7 +172,7 @@ class SimulatedEngine:
             request.on_end()
 
     def _note_tokens(self, sequence: RunningSequence) -> None:
-        """Note by which versions a sequence was sampled."""
+        """Add the tokens of an ended sequence to ``SampledTokens``, by the versions that sampled them."""
         end = sequence.ends_at
         first = bisect_right(self._versions, sequence.began_at, key=lambda one: one[0]) - 1
         for place in range(first, len(self._versions)):

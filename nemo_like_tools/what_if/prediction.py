@@ -1,4 +1,4 @@
-"""Predicts step times, idle shares and staleness of a recorded run under other settings; tables of them."""
+"""Predicts step times, idle shares and staleness of a recorded run under other settings, and formats them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nemo_like_tools.what_if.workload import Mode, Pauses, Simulated, Split, Ste
 
 _STALENESSES = (1, 2, 4)
 _MOST_SPLITS = 8
-# A simulated run has about so many samples, and at least so many steps.
+# The number of samples that a simulated run should have, and the least number of steps.
 _NUM_SAMPLES, _LEAST_STEPS, _MOST_STEPS = 30_000, 12, 60
 
 ASSUMPTIONS = (
@@ -40,7 +40,7 @@ ASSUMPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a mode and a split of the devices would make of the run."""
+    """The simulated run with one mode and one split of the devices."""
 
     mode: Mode
     split: Split
@@ -54,7 +54,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """A recorded run as simulated, and predictions by split and mode, the configured split first."""
+    """A recorded run, its simulation, and predictions by split and mode, with the configured split first."""
 
     run: RecordedRun
     as_recorded: Prediction
@@ -63,11 +63,11 @@ class WhatIf:
 
     @property
     def best(self) -> Prediction:
-        """The prediction with the shortest step; of equals the first, which is the least stale."""
+        """The prediction with the shortest step; among equal ones the first, which is the least stale."""
         return min(self.predictions, key=lambda one: one.result.step_s)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as JSON has it."""
+        """Return everything as values for JSON."""
         return {
             "run": str(self.run.path),
             "calibration": {
@@ -84,7 +84,7 @@ class WhatIf:
 
 
 def what_if(cfg: Config, path: Path) -> WhatIf:
-    """Predict the run of ``cfg`` from what the run in ``path`` recorded. Raises UnfitRun."""
+    """Predict the run of ``cfg`` from the records of the run in ``path``. Raises UnfitRun."""
     if cfg.cluster.placement is not Placement.separate:
         raise UnfitRun(
             f"--what-if: with cluster.placement={cfg.cluster.placement.name} engines and policy workers take "
@@ -114,7 +114,7 @@ def what_if(cfg: Config, path: Path) -> WhatIf:
 
 
 def num_simulated_steps(works: Sequence[StepWork]) -> int:
-    """Return how many steps to simulate: the recorded ones some times over, where they are few and small."""
+    """Return how many steps to simulate; few small recorded steps are simulated several times over."""
     num_samples = sum(len(group.samples) for work in works for group in work.groups) / len(works)
     return min(_MOST_STEPS, max(_LEAST_STEPS, round(_NUM_SAMPLES / max(1.0, num_samples))))
 
@@ -136,7 +136,7 @@ def modes(cfg: Config) -> list[Mode]:
 
 
 def splits(cfg: Config) -> list[Split]:
-    """Return the configured split first, then others of as many devices; of many, some evenly chosen."""
+    """Return the configured split, then other splits of the same devices; of many, evenly chosen ones."""
     per_engine = cfg.generation.vllm_cfg.tensor_parallel_size
     replicas = cfg.policy.data_parallel_size
     per_replica = policy_world_size(cfg.policy) // replicas
@@ -156,7 +156,7 @@ def splits(cfg: Config) -> list[Split]:
 
 
 def format_what_if(found: WhatIf) -> str:
-    """Return the predictions as text for a terminal: all of the configured split, the best of others."""
+    """Return the predictions as text for a terminal: all of the configured split, the best of each other."""
     synchronous = found.predictions[0].result.step_s
     of_configured = [one for one in found.predictions if one.split == found.configured]
     other_splits = dict.fromkeys(one.split for one in found.predictions if one.split != found.configured)

@@ -1,4 +1,4 @@
-"""Simulates a run: engines, rollouts and the trainer, as the driver lets them overlap.
+"""Simulates a run: engines, rollouts and the trainer, which overlap as the driver lets them.
 
     for each step s:
         bring the weights of version s - 1 to the engines ── they drain, or pause
@@ -33,7 +33,7 @@ from nemo_like_tools.what_if.workload import (
 
 
 class Simulation:
-    """One run of ``num_steps`` steps, which do the work of ``works`` in turn."""
+    """One run, whose steps do the work of ``works`` in turn."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Simulation:
         self._engines_busy_s: list[float] = []
 
     def run(self, num_steps: int) -> Simulated:
-        """Let the run make its steps; rollouts run ahead of the last one as of any other."""
+        """Make ``num_steps`` steps. Rollouts run ahead even of the last step, as in a longer run."""
         self._clock.start(self._drive(num_steps))
         self._clock.run()
         if len(self._ends_s) < num_steps:
@@ -111,11 +111,11 @@ class Simulation:
             if self._pauses.saves_after(step):
                 yield self._trainer.checkpoint_s
             self._ends_s.append(self._clock.now_s)
-        # What runs ahead goes on, but no longer counts.
+        # Rollouts that run ahead go on, but no longer count.
         self._engines_busy_s = [engine.busy_s for engine in self._engines]
 
     def _bring_weights(self, version: int) -> Process:
-        """Pause all engines, transfer, and let them go on; the trainer has to wait for all of it."""
+        """Pause all engines, transfer the weights of ``version`` and resume; the trainer waits throughout."""
         if version and self._engines[0].version == version:
             return
         paused = [Signal() for _ in self._engines]
@@ -145,7 +145,8 @@ class Simulation:
         yield compute_s + work.calls_s
 
     def _train_part_by_part(self, work: StepWork, rollout: _Rollout) -> Process:
-        """Score groups and add up their gradients as they end; then make the update, and those after it."""
+        """Score groups and accumulate their gradients as they end; then make the first update and the
+        rest."""
         scoring_s, training_s = (
             seconds * self._compute_scale for seconds in (work.scoring_s, work.training_s)
         )
@@ -156,7 +157,7 @@ class Simulation:
         while ready or not rollout.is_over:
             if not rollout.is_over:
                 ready += yield from rollout.next_part(self._num_replicas)
-            # Every replica gets equally many groups; only what is left at the end goes as it is.
+            # Every replica gets equally many groups; only the rest at the end may be uneven.
             count = len(ready) // self._num_replicas * self._num_replicas
             if not count and rollout.is_over:
                 count = len(ready)
@@ -172,7 +173,7 @@ class Simulation:
 
 
 class _Rollout:
-    """The rollouts of one step, of which each begins when all groups of the one before were taken."""
+    """The rollouts of one step. Each begins when all groups of the previous one were taken."""
 
     def __init__(
         self,
@@ -185,9 +186,9 @@ class _Rollout:
         self.step, self._work, self._engines, self._clock = step, work, engines, clock
         self.allowance = allowance
         self.next_step = Signal()  # a step has begun, which may grant more tokens
-        self._latest = 0  # the first rollout, or which of the refills
-        self._ended: list[GroupWork] = []  # of the latest, in the order in which they did
-        self._num_taken = 0  # of these
+        self._latest = 0  # index of the latest rollout: 0 is the first, others are refills
+        self._ended: list[GroupWork] = []  # groups of the latest rollout, in the order in which they ended
+        self._num_taken = 0  # how many of ``_ended`` were taken
         self._next_end = Signal()
 
     @property
@@ -196,7 +197,7 @@ class _Rollout:
         return self._latest == len(self._work.rollouts) - 1 and self._num_taken == self._num_groups
 
     def begin(self) -> Process:
-        """Hold the conversations of the first rollout."""
+        """Begin the conversations of the first rollout, after the work that precedes them."""
         yield self._work.begin_s
         self._begin_latest()
 
@@ -234,7 +235,7 @@ class _Rollout:
 
 
 class _HeldGroup:
-    """A group whose samples are under way on one engine."""
+    """A group whose samples one engine answers."""
 
     def __init__(self, rollout: _Rollout, group: GroupWork, engine: SimulatedEngine) -> None:
         self._rollout, self._group, self._engine = rollout, group, engine
@@ -251,12 +252,12 @@ class _HeldGroup:
                 self._rollout.start(self._hold(sample))
 
     def _end_all(self, lengths: Sequence[int]) -> None:
-        """Go on with all samples, of which the first request gave so many tokens each."""
+        """Continue all samples after the first request, which gave each sample ``lengths`` tokens."""
         for sample, length in zip(self._group.samples, lengths, strict=True):
             self._rollout.start(self._hold(sample, length))
 
     def _hold(self, sample: SampleWork, num_given: int = 0) -> Process:
-        """Hold a sample's conversation to its end; the first turn has ``num_given`` tokens already."""
+        """Hold a sample's conversation to its end. Its first turn has ``num_given`` tokens already."""
         num_tokens = num_given
         for turn in sample.turns:
             left = turn.num_tokens - num_given

@@ -1,4 +1,4 @@
-"""What a simulated run does: its samples with their lengths and latencies, its stages, its settings."""
+"""Describes what a simulated run does: samples with lengths and latencies, stages, settings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nemo_like.algorithms.options import WeightUpdates
 
 @dataclass(frozen=True, slots=True)
 class TurnWork:
-    """One response, and how long the environment takes to answer it."""
+    """One response, and the seconds that the environment takes to answer it."""
 
     num_tokens: int
     judge_s: float
@@ -17,7 +17,7 @@ class TurnWork:
 
 @dataclass(frozen=True, slots=True)
 class SampleWork:
-    """A sample's turns; ``num_tokens`` counts prompt and observations too."""
+    """The turns of a sample. ``num_tokens`` also counts prompt and observations."""
 
     num_tokens: int
     turns: tuple[TurnWork, ...]
@@ -25,7 +25,7 @@ class SampleWork:
 
 @dataclass(frozen=True, slots=True)
 class GroupWork:
-    """The samples of a prompt. With ``is_one_request`` an engine delivers their only responses together."""
+    """The samples of a prompt. With ``is_one_request``, an engine delivers all their responses together."""
 
     samples: tuple[SampleWork, ...]
     is_one_request: bool
@@ -37,17 +37,20 @@ class GroupWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """What one step has to do. ``rollouts`` follow each other: the second and later ones are the refills of
-    dynamic sampling. Seconds are those with ``TrainerSpeed.num_replicas`` replicas."""
+    """The work of one step.
+
+    ``rollouts`` follow each other: the second and later ones are the refills of dynamic sampling. Seconds are
+    measured with ``TrainerSpeed.num_replicas`` replicas.
+    """
 
     rollouts: tuple[tuple[GroupWork, ...], ...]
-    begin_s: float  # until its first request, and whatever else its samples' times do not show
+    begin_s: float  # before the first request, and other time that samples' times do not show
     put_s: float  # flattening and writing its samples
-    scoring_s: float  # log-probs, values, a teacher's scores: inside the models
+    scoring_s: float  # inside the models: log-probs, values, a teacher's scores
     training_s: float  # inside the models
-    calls_s: float  # what scoring and training took besides: calls, fetches, writes
-    driver_s: float  # what the driver does between the stages
-    wasted_share: float = 0.0  # of the generated samples, those that dynamic sampling drops
+    calls_s: float  # the rest of scoring and training: calls, fetches, writes
+    driver_s: float  # the driver's work between the stages
+    wasted_share: float = 0.0  # share of the generated samples that dynamic sampling drops
 
     @property
     def groups(self) -> tuple[GroupWork, ...]:
@@ -56,8 +59,11 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpeed:
-    """How fast one engine samples: a request takes ``request_s`` before its first token, and then every
-    running sequence gets a token each ``token_s + token_per_sequence_s x (running sequences)``."""
+    """How fast one engine samples.
+
+    A request takes ``request_s`` before its first token. Then each of the r running sequences gets a token
+    every ``token_s + token_per_sequence_s x r`` seconds.
+    """
 
     request_s: float
     token_s: float
@@ -65,20 +71,20 @@ class EngineSpeed:
     max_num_seqs: int
 
     def token_time_s(self, num_running: int) -> float:
-        """Return the seconds between two tokens of a sequence when so many run."""
+        """Return the seconds between two tokens of a sequence when ``num_running`` sequences run."""
         return self.token_s + self.token_per_sequence_s * num_running
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSpeed:
-    """What the steps' seconds refer to, and what they do not say."""
+    """The layout in which the seconds of ``StepWork`` were measured, and costs that these do not include."""
 
     num_replicas: int
     updates_per_step: int  # over all epochs
-    optimizer_share: float  # of an update's time, what comes after the last gradient
-    weight_sync_s: float  # from the pause of the engines to their going on
+    optimizer_share: float  # share of an update's time after the last gradient
+    weight_sync_s: float  # from the pause of the engines until they resume
     num_stage_calls: int  # of scoring and training, per step
-    recompute_s: float = 0.0  # in flight: for the KV cache of what runs, after new weights
+    recompute_s: float = 0.0  # with in-flight updates: the KV cache of running samples, after new weights
     validation_s: float = 0.0
     checkpoint_s: float = 0.0
 
@@ -111,7 +117,10 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pauses:
-    """After which steps the run validates, and after which it saves, before which no later rollout begins."""
+    """The steps after which the run validates, and the steps after which it saves.
+
+    No rollout of a later step begins before a save.
+    """
 
     validation_period: int = 0  # 0: never
     checkpoint_period: int = 0
@@ -125,14 +134,14 @@ class Pauses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What a simulated run of ``num_steps`` steps came to."""
+    """The result of a simulated run of ``num_steps`` steps."""
 
     num_steps: int
     total_s: float  # until the last step is trained
-    step_s: float  # per step, once the first ones have filled the pipeline
-    engine_idle_share: float  # of the engines' time, that without anything to decode
-    trainer_idle_share: float  # of the trainer's time, that outside of scoring, training and weight sync
+    step_s: float  # per step, once the first steps have filled the pipeline
+    engine_idle_share: float  # share of the engines' time without anything to decode
+    trainer_idle_share: float  # share of the trainer's time outside of scoring, training and weight sync
     mean_staleness: float  # policy versions, over tokens
     max_staleness: int
-    wasted_share: float  # of the generated tokens, those that do not train
+    wasted_share: float  # share of the generated tokens that do not train
     ends_s: tuple[float, ...] = field(repr=False, default=())  # of the steps' training

@@ -1,4 +1,4 @@
-"""MLflow: an experiment on a server, in a database or in a folder."""
+"""Keeps metrics in MLflow: an experiment on a server, in a database or in a folder."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ def mlflow_directory(uri: str) -> Path | None:
 
 
 def mlflow_name(name: str, is_directory: bool) -> str:
-    """Return the metric's name as MLflow takes it, without "@" and other signs that it refuses.
+    """Return the metric's name as MLflow accepts it, without "@" and other signs that it refuses.
 
-    In a directory a name is the path of a file. There the name keeps only its first "/", so that no metric
-    has another's path as its directory.
+    In a directory a name is the path of a file. It keeps only its first "/", so that no metric's path is the
+    directory of another metric.
     """
     allowed = re.sub(r"[^\w.\- :/]", "_", name.replace("@", "_at_"))
     if not is_directory:
@@ -65,7 +65,7 @@ def mlflow_name(name: str, is_directory: bool) -> str:
 
 
 class MlflowRecorder:
-    """A ``Recorder`` that writes a run into the experiment which the configuration names."""
+    """A ``Recorder`` that writes a run into the experiment that the configuration names."""
 
     def __init__(self, cfg: MlflowConfig, run_name: str, resolved_config: Mapping[str, Any]) -> None:
         uri = tracking_uri(cfg)
@@ -124,7 +124,7 @@ def _problems(at: str, mlflow: MlflowConfig) -> Iterator[Problem]:
 
 
 def _machine_problems(at: str, mlflow: MlflowConfig) -> Iterator[Problem]:
-    """Yield everything that keeps this machine from reaching MLflow."""
+    """Yield every reason why this machine cannot reach MLflow."""
     if importlib.util.find_spec("mlflow") is None:
         return
     uri = tracking_uri(mlflow)
@@ -160,7 +160,7 @@ def _directory(key: str, directory: Path) -> Iterator[Problem]:
 def _server(key: str, uri: str, off: str) -> Iterator[Problem]:
     """Yield a problem when no server answers at ``uri``.
 
-    Any answer will do, an HTTP error too: whether this user may write there is not checked.
+    Any answer will do, even an HTTP error: whether this user may write there is not checked.
     """
     try:
         urllib.request.urlopen(f"{uri.rstrip('/')}/health", timeout=_SERVER_TIMEOUT_S).close()

@@ -1,4 +1,4 @@
-"""Shows a run's latest metrics at an HTTP address, which Prometheus fetches them from."""
+"""Shows a run's latest metrics at an HTTP address, from which Prometheus fetches them."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class PrometheusConfig:
 class PrometheusRecorder:
     """A ``Recorder`` that serves the metrics of the latest step and of the latest validation as gauges.
 
-    ``train/reward`` is ``nemo_like_train_reward{run="NAME",metric="train/reward"}``: a name in Prometheus has
-    letters, digits, ":" and "_" alone, so the label ``metric`` has the name as it is everywhere else.
+    ``train/reward`` is ``nemo_like_train_reward{run="NAME",metric="train/reward"}``: names in Prometheus have
+    only letters, digits, ":" and "_", so the label ``metric`` has the usual name.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class PrometheusRecorder:
         max_num_steps: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Listen at ``cfg.port`` of ``cfg.host``. Raises OSError when that is not possible.
+        """Listen at ``cfg.host``, port ``cfg.port``. Raises OSError when that fails.
 
-        ``clock`` is in seconds since 1970.
+        ``clock`` returns seconds since 1970.
         """
         from prometheus_client import CollectorRegistry, start_http_server
 
@@ -77,7 +77,7 @@ class PrometheusRecorder:
         _end_silence(self._server)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show these metrics in place of those of the step or validation before."""
+        """Show these metrics instead of the earlier step's, or instead of the earlier validation's."""
         is_validation = any(name.startswith("validation/") for name in metrics)
         with self._lock:
             if is_validation:
@@ -88,7 +88,7 @@ class PrometheusRecorder:
                 self._of_run |= {"latest_step": float(step), "latest_step_timestamp_seconds": self._clock()}
 
     def log_answers(self, step: int, answers: Sequence[SampleAnswer]) -> None:
-        """Do nothing: Prometheus keeps numbers alone."""
+        """Do nothing: Prometheus keeps only numbers."""
 
     def close(self) -> None:
         self._server.shutdown()
@@ -115,7 +115,7 @@ class PrometheusRecorder:
 
 
 def _end_silence(server: WSGIServer) -> None:
-    """Have a server close connections on which a client is silent: each of them holds a thread."""
+    """Have a server close the connections of silent clients: each connection holds a thread."""
     own: Any = server.RequestHandlerClass
     server.RequestHandlerClass = type(own.__name__, (own,), {"timeout": _MAX_SILENCE_S})
     tell = server.handle_error
@@ -137,7 +137,7 @@ def _problems(at: str, prometheus: PrometheusConfig) -> Iterator[Problem]:
 
 
 def _machine_problems(at: str, prometheus: PrometheusConfig) -> Iterator[Problem]:
-    """Yield a problem when nobody can listen at Prometheus' address, which is tried."""
+    """Try to listen at Prometheus' address, and yield a problem when that fails."""
     if prometheus.port is None or not _is_port(prometheus.port):
         return
     try:
@@ -145,7 +145,7 @@ def _machine_problems(at: str, prometheus: PrometheusConfig) -> Iterator[Problem
             prometheus.host, prometheus.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         with socket.socket(family, kind) as probe:
-            # As the endpoint does: connections of a run that just ended are in nobody's way.
+            # As the server itself does: connections of a run that has just ended do not matter.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen()

@@ -1,4 +1,4 @@
-"""TensorBoard's event files, written without TensorFlow or torch."""
+"""Writes TensorBoard's event files, without TensorFlow or torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights & Biases (W&B). Mode ``offline`` needs no network."""
+"""Keeps metrics in Weights & Biases (W&B). Mode ``offline`` needs no network."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class WandbConfig:
 
 
 def end_processes() -> None:
-    """Kill the W&B processes that this process started; a call that waits for one then ends with an error."""
+    """Kill the W&B processes that this process started; a call that waits for them then ends in an error."""
     import psutil
 
     for process in psutil.Process().children():
@@ -76,9 +76,9 @@ class WandbRecorder:
         logging.raiseExceptions = False
         self._wandb = wandb
         self._variables = _set_absent(
-            # W&B's own log of its processes, of which the run's directory gets a copy.
+            # W&B's own log of its processes; a copy is in the run's directory.
             WANDB_CACHE_DIR=tempfile.gettempdir(),
-            # What uploads of an offline run need besides its files.
+            # Data that uploads of an offline run need besides its files.
             WANDB_DATA_DIR=str(directory / "wandb"),
         )
         if cfg.mode is WandbMode.online and not wandb.login(prompt=False):
@@ -133,9 +133,9 @@ class WandbRecorder:
             copy.cleanup()
 
     def _is_open(self, step: int) -> bool:
-        """Return whether W&B still takes values of this step.
+        """Return whether W&B still accepts values of this step.
 
-        A process that was killed may have logged steps after the checkpoint that this one continues.
+        A killed process may have logged steps after the checkpoint from which this process continues.
         """
         return step >= int(self._run.step)
 
@@ -146,10 +146,10 @@ class WandbRecorder:
             self._end_service()
 
     def _end_service(self) -> None:
-        """Stop W&B's own process; only then is everything on disk.
+        """Stop W&B's own process, which makes it write everything to disk.
 
-        Raises OSError when that process is gone already. Without this call, W&B would notice that when this
-        process exits, and print a traceback.
+        Raises OSError when that process is gone already. Without this call, W&B would notice at the exit of
+        this process and print a traceback.
         """
         try:
             self._wandb.teardown()
@@ -159,7 +159,7 @@ class WandbRecorder:
 
 
 def _set_absent(**variables: str) -> list[str]:
-    """Set those environment variables that are not set, and return their names."""
+    """Set the given environment variables that are not set yet, and return their names."""
     absent = [name for name in variables if name not in os.environ]
     os.environ.update({name: variables[name] for name in absent})
     return absent
