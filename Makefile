@@ -20,7 +20,7 @@ test-all: ## and the slow tests
 lint: ## only what reads the code
 	@bash scripts/test.sh --lint
 
-site: ## README and docs/ as a site, in site/
+site: ## docs/ as a site, in site/
 	@bash scripts/setup.sh --dev
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build
 

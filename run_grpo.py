@@ -49,14 +49,14 @@ examples:
   run_grpo.py --config configs/grpo_arithmetic_cpu.yaml --multirun policy.optimizer.lr=3e-4,1e-3 grpo.seed=1,2
 
 arguments follow Hydra's grammar: key=value, ++key=value, ~key (null again), group=name; configs/ explains
-every key, docs/configuration.md the rest
+every key, docs/reference/configuration.md the rest
 """
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that ``arguments`` (by default those of the process) ask for, and return the exit code.
 
-    docs/faults.md lists the exit codes.
+    docs/explanation/faults.md lists the exit codes.
     """
     accept_all_characters()
     bypass_proxies()
@@ -187,7 +187,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     mode.add_argument(
         "--what-if",
         metavar="RUN_DIR",
-        help="predict steps of this configuration, and of others, from what a run recorded (docs/what_if.md)",
+        help="predict steps of this configuration, and of others, from what a run recorded "
+        "(docs/how_to/what_if.md)",
     )
     parser.add_argument(
         "-m",

@@ -1,4 +1,4 @@
-"""Synchronous GRPO on Ray actors; ``GRPO`` starts a run from Python (docs/notebook.md)."""
+"""Synchronous GRPO on Ray actors; ``GRPO`` starts a run from Python (docs/how_to/notebook.md)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Compare the losses of nemo_like, and of other frameworks, with the golden cases of tests/conformance, and
-write docs/conformance.md.
+write docs/reference/conformance.md.
 
     python scripts/conformance.py                              # nemo_like alone, printed
-    python scripts/conformance.py --against trl verl           # writes docs/conformance.md
+    python scripts/conformance.py --against trl verl           # writes docs/reference/conformance.md
     python scripts/conformance.py --against trl==1.16.0 --output /tmp/page.md
 
 Each framework is installed from PyPI into an environment of its own, which is deleted afterwards. It shares
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "conformance.md"
+PAGE = ROOT / "docs" / "reference" / "conformance.md"
 # What the functions that are called import, beside the packages of nemo_like.
 _NEEDED = {"trl": ("trl",), "verl": ("verl", "codetiming", "orjson")}
 _INSTALL_S, _ASK_S = 600, 1800

@@ -1,4 +1,5 @@
-"""Evaluate a checkpoint, or a server's model, on the held-out problems of a configuration (docs/evaluate.md).
+"""Evaluate a checkpoint, or a server's model, on the held-out problems of a configuration
+(docs/how_to/evaluate.md).
 
 python scripts/evaluate.py --config configs/X.yaml --checkpoint runs/X
 python scripts/evaluate.py --config configs/X.yaml --checkpoint models/Qwen3-8B grpo.max_val_samples=1000 \\
@@ -37,7 +38,7 @@ from nemo_like.rules.rules import validate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Evaluate as ``arguments`` say; return the exit code, as docs/faults.md lists them."""
+    """Evaluate as ``arguments`` say; return the exit code, as docs/explanation/faults.md lists them."""
     accept_all_characters()
     bypass_proxies()
     options = _parse(arguments)

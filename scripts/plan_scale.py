@@ -5,8 +5,8 @@
                                  [--mean-response 0.33] [--json]
 
 It computes them from the model's arithmetic, from data sheets and from what the driver and the data plane
-took on CPUs. Prints the tables of docs/scaling.md, which says what they are worth. A recipe's layout grows by
-replicas and engines; its batch grows with the GPUs ("grows") or stays as it is ("constant").
+took on CPUs. Prints the tables of docs/explanation/scaling.md, which says what they are worth. A recipe's
+layout grows by replicas and engines; its batch grows with the GPUs ("grows") or stays as it is ("constant").
 """
 
 from __future__ import annotations

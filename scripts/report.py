@@ -1,4 +1,5 @@
-"""Write a page that shows one run, or compares several, in a browser without a network (docs/report.md).
+"""Write a page that shows one run, or compares several, in a browser without a network
+(docs/how_to/report.md).
 
 python scripts/report.py RUN_DIR                                  # writes RUN_DIR/report.html
 python scripts/report.py RUN_DIR OTHER_RUN_DIR --output both.html

@@ -1,5 +1,5 @@
-"""What MkDocs adds to docs/ (mkdocs.yml): the README as the first page, and a page for everything outside
-docs/ that a page links to. So the site is whole, wherever it is put."""
+"""What MkDocs adds to docs/ (mkdocs.yml): a page for everything outside docs/ that a page links to. So the
+site is whole, wherever it is put."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for the README, and for everything outside docs/ that pages lead to."""
-    waiting = [ROOT / "README.md", *(ROOT / "docs" / file.src_uri for file in files.documentation_pages())]
+    """Add a page for everything outside docs/ that pages lead to."""
+    waiting = [ROOT / "docs" / file.src_uri for file in files.documentation_pages()]
     done: set[Path] = set()
     while waiting:
         path = waiting.pop()
@@ -54,8 +54,6 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def uri_of(path: Path) -> str:
     """Return where in the site a file or folder of the repository is."""
-    if path == ROOT / "README.md":
-        return "index.md"
     if path.is_relative_to(ROOT / "docs"):
         return path.relative_to(ROOT / "docs").as_posix()
     inside = path.relative_to(ROOT).as_posix()
@@ -64,8 +62,6 @@ def uri_of(path: Path) -> str:
 
 def path_of(uri: str) -> Path:
     """Return which file or folder of the repository a page of the site shows."""
-    if uri == "index.md":
-        return ROOT / "README.md"
     if not uri.startswith(f"{FOLDER}/"):
         return ROOT / "docs" / uri
     path = ROOT / uri.removeprefix(f"{FOLDER}/")

@@ -5,7 +5,7 @@
 #   scripts/test.sh --all               the slow ones too, which takes hours
 #   scripts/test.sh --all --from PIECE  the same from this piece on; what ran before stays in the report
 # It says before each piece what is left, and at the end how long each took, the slowest tests and what failed.
-# With CI=true a skipped test is a failure (docs/testing.md).
+# With CI=true a skipped test is a failure (docs/explanation/testing.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

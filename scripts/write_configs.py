@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Write the default files in ``configs/``, the JSON schemas and the table of kinds in docs/environments.md.
+"""Write the default files in ``configs/``, the JSON schemas and the table of kinds in
+docs/how_to/environments.md.
 
     python scripts/write_configs.py            # after a key was added or changed
     python scripts/write_configs.py --check    # only say which files would change
@@ -36,7 +37,7 @@ from nemo_like.environments.kind import Kind  # noqa: E402
 from nemo_like.environments.options import ENVIRONMENT_KINDS, EnvConfig  # noqa: E402
 
 SCHEMAS = Path("configs/schemas")
-_ENVIRONMENTS_PAGE = Path("docs/environments.md")
+_ENVIRONMENTS_PAGE = Path("docs/how_to/environments.md")
 _KINDS_HEAD = "| kind | reward | `options` in an example |\n|---|---|---|\n"
 _WIDTH = 118
 # Groups whose keys are as in another group, where they have it, unless their ``otherwise`` says more.
@@ -111,7 +112,13 @@ def _kind_file(name: str, kind: Kind) -> str:
 
 def _loss_file(name: str, kind: LossKind) -> str:
     first = schema_line(Path("configs/loss_fn", f"{name}.yaml"))
-    lines = [first, *_above(f"{kind.about}; docs/losses.md", ""), "defaults:", "  - default", f"kind: {name}"]
+    lines = [
+        first,
+        *_above(f"{kind.about}; docs/explanation/losses.md", ""),
+        "defaults:",
+        "  - default",
+        f"kind: {name}",
+    ]
     for key, (_, what) in keys(kind.options).items():
         if key not in keys(LossConfig):
             lines += _leaf(key, what, "")

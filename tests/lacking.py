@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 NO_GPU = "needs a CUDA device"
-RULE = "under CI=true nothing is left out, unless it is for want of a GPU (docs/testing.md)"
+RULE = "under CI=true nothing is left out, unless it is for want of a GPU (docs/explanation/testing.md)"
 REASONING_GYM = (
     "reasoning-gym is not installed; scripts/setup.sh --dev does it where there is a C compiler with "
     "Python's headers (on Debian and Ubuntu: gcc, libc6-dev and python3-dev)"

@@ -86,7 +86,7 @@ class AdvantageConfig:
         str,
         Key(
             "grpo, rloo, reinforce_plus_plus, reinforce_plus_plus_baseline, gdpo, gae with "
-            "the group value (docs/ppo.md), or package.module:function.",
+            "the group value (docs/how_to/ppo.md), or package.module:function.",
             "grpo",
             kinds=ESTIMATOR_KINDS,
         ),
@@ -185,7 +185,7 @@ class GRPOConfig:
         Key(
             "exact: groups that have ended are scored, and their gradients accumulated, while "
             "others are still generated; the update is that of off, where scoring and "
-            "training begin when all groups are there (docs/async.md).",
+            "training begin when all groups are there (docs/explanation/async.md).",
             Overlap.off,
         ),
     ]
@@ -209,7 +209,9 @@ class GRPOConfig:
     seed: Annotated[int, Key("prompts, sampling and initialisation derive from it", 1, at_least=0)]
     adv_estimator: Annotated[
         AdvantageConfig,
-        Key("computes one advantage per sample from the rewards; docs/rewards.md has the formulas"),
+        Key(
+            "computes one advantage per sample from the rewards; docs/explanation/rewards.md has the formulas"
+        ),
     ]
     normalize_rewards: Annotated[
         bool, Key("grpo: divide the advantage by the group's standard deviation", True)
@@ -312,15 +314,16 @@ LOSS_KINDS = Kinds(
 
 @dataclass(kw_only=True, slots=True)
 class LossConfig:
-    """The loss; docs/losses.md has the formulas. Each kind has keys of its own beside these, which get their
-    defaults after composition: those of policy_gradient, PPO's clipped surrogate, are ratio_clip_min,
-    ratio_clip_max and ratio_clip_c.
+    """The loss; docs/explanation/losses.md has the formulas. Each kind has keys of its own beside these,
+    which get their defaults after composition: those of policy_gradient, PPO's clipped surrogate, are
+    ratio_clip_min, ratio_clip_max and ratio_clip_c.
     """
 
     kind: Annotated[
         str,
         Key(
-            "the loss, with keys of its own (docs/losses.md); or package.module:function (docs/columns.md)",
+            "the loss, with keys of its own (docs/explanation/losses.md); or package.module:function "
+            "(docs/reference/columns.md)",
             "policy_gradient",
             kinds=LOSS_KINDS,
         ),

@@ -39,7 +39,7 @@ _CHANGED = ("RAY_", "PYTHONBREAKPOINT", "NO_PROXY", "no_proxy")
 
 
 class GRPO:
-    """A GRPO run of a model on rows, with a reward function; docs/notebook.md has examples.
+    """A GRPO run of a model on rows, with a reward function; docs/how_to/notebook.md has examples.
 
     ``model`` is a checkpoint's directory or its name on the Hugging Face hub. ``reward`` may have the
     parameters ``prompt``, ``response``, ``answer``, ``turn`` and fields of the row, and is called with the

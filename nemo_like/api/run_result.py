@@ -35,7 +35,7 @@ class RunResult:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """Return the metrics (docs/metrics.md): a row per step, a column per metric, NaN where a step has no
+        """Return the metrics (docs/reference/metrics.md): a row per step, a column per metric, NaN where a step has no
         value.
 
         Warns of lines that are no metrics. Raises FileNotFoundError when there is no such run.

@@ -18,8 +18,8 @@ class CheckpointWriting(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class CheckpointingConfig:
-    """What a run saves: checkpoints from which it can be resumed (docs/checkpoints.md), and the trained
-    model."""
+    """What a run saves: checkpoints from which it can be resumed (docs/how_to/checkpoints.md), and the
+    trained model."""
 
     enabled: Annotated[bool, Key("save policy, optimizer, prompt order and counters", True)]
     resume_if_exists: Annotated[

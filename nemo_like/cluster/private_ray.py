@@ -102,7 +102,7 @@ class PrivateRay:
                 if of_agent is not None:
                     raise ClusterError(
                         f"Ray did not start, since its agent could not be loaded: {of_agent}. Install the "
-                        "versions of requirements/ (docs/dependencies.md)"
+                        "versions of requirements/ (docs/reference/dependencies.md)"
                     ) from error
                 if now_s - started_s >= timeout_s or num_quick == _MAX_QUICK_FAILURES:
                     raise ClusterError(

@@ -10,7 +10,7 @@
 
 The names of NeMo-RL and verl are full keys; the names of TRL (``GRPOConfig``, ``PPOConfig`` and
 ``ModelConfig``) and OpenRLHF (arguments) have no groups. An earlier version of this framework counts as
-another framework. scripts/convert_config.py and the pages docs/from_*.md use the same tables.
+another framework. scripts/convert_config.py and the pages docs/reference/from_*.md use the same tables.
 """
 
 from __future__ import annotations

@@ -55,7 +55,10 @@ class DatasetConfig:
     answer_key: Annotated[str, Key("jsonl, huggingface: the field with the reference answer", "answer")]
     images_key: Annotated[
         str | None,
-        Key("jsonl, huggingface: the field with a list of images; null: no images; docs/images.md", None),
+        Key(
+            "jsonl, huggingface: the field with a list of images; null: no images; docs/how_to/images.md",
+            None,
+        ),
     ]
     digits: Annotated[int, Key("arithmetic: digits per operand", 2)]
     options: Annotated[
@@ -79,14 +82,15 @@ class DatasetConfig:
         str | None,
         Key(
             "A field of a problem by whose values an evaluation also reports, as "
-            "metadata.level; null: none. docs/evaluate.md",
+            "metadata.level; null: none. docs/how_to/evaluate.md",
             None,
         ),
     ]
     columns: Annotated[
         dict[str, str],
         Key(
-            "jsonl, huggingface: fields for the trainer, for example {difficulty: float32}; docs/columns.md",
+            "jsonl, huggingface: fields for the trainer, for example {difficulty: float32}; "
+            "docs/reference/columns.md",
             {},
         ),
     ]

@@ -35,7 +35,7 @@ _LEAST_VARIANCE = 1e-12
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The metrics of a step under their final names; see docs/metrics.md."""
+    """The metrics of a step under their final names; see docs/reference/metrics.md."""
 
     metrics: dict[str, float]
     alarms: tuple[Alarm, ...] = ()  # of the tripwires

@@ -2,7 +2,7 @@
 
     tags, metrics, measurements ──▶ nemo_like.tripwires ──▶ alarms ──▶ a warning, or the run's end
 
-A step is judged before its weights are saved. docs/tripwires.md says what each tripwire compares.
+A step is judged before its weights are saved. docs/explanation/tripwires.md says what each tripwire compares.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from nemo_like.tripwires.update_checks import (
 )
 from nemo_like.tripwires.weight_checks import change_alarms, digest_alarms, weight_alarms
 
-_REMEDY = "debug.tripwires=off turns the tripwires off; docs/tripwires.md describes them"
+_REMEDY = "debug.tripwires=off turns the tripwires off; docs/explanation/tripwires.md describes them"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

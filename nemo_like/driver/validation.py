@@ -16,7 +16,7 @@ from nemo_like.rollout.prompts import PromptBatch, RolloutMode, RolloutResult
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
-    """The metrics of a validation under their final names; see docs/metrics.md."""
+    """The metrics of a validation under their final names; see docs/reference/metrics.md."""
 
     metrics: dict[str, float]
 

@@ -124,8 +124,8 @@ class Feedback:
     is_done: bool = True
     metrics: Mapping[str, float] = field(default_factory=dict)  # logged as means over turns that give them
     state: Any = None  # given back with the next turn; small and picklable
-    # Values by the names that ``batch.columns.writes`` declares; see docs/columns.md. A column per token has
-    # one for each token of this response.
+    # Values by the names that ``batch.columns.writes`` declares; see docs/reference/columns.md. A column per
+    # token has one for each token of this response.
     columns: Mapping[str, Any] = field(default_factory=dict)
     # For each <image> in the observation: a path, a file's bytes, a data URL or an image of Pillow. Without
     # any <image> they come before the text.

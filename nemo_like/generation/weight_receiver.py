@@ -2,7 +2,7 @@
 
 Every worker process imports this module, because vLLM's argument ``worker_extension_cls`` names
 ``WeightReceiverExtension``. It loads by vLLM's layerwise reload, and uses none of vLLM's weight-transfer
-engines (docs/weight_sync.md says why).
+engines (docs/explanation/weight_sync.md says why).
 """
 
 from __future__ import annotations

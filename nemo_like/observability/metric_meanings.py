@@ -1,4 +1,4 @@
-"""Looks up what each metric means in the tables of docs/metrics.md.
+"""Looks up what each metric means in the tables of docs/reference/metrics.md.
 
 A heading such as ``## train/`` is the prefix of the names in the tables below it; a name may hold
 placeholders, as in ``env/<name>/reward``.
@@ -19,7 +19,7 @@ _PLACEHOLDER = re.compile(r"<\w+>")
 
 
 def meaning_of(metric: str) -> str | None:
-    """Return what a metric means, in plain text; None when docs/metrics.md does not list it."""
+    """Return what a metric means, in plain text; None when docs/reference/metrics.md does not list it."""
     return next((meaning for pattern, meaning in _meanings() if pattern.fullmatch(metric)), None)
 
 
@@ -32,7 +32,7 @@ def with_meanings(metrics: Iterable[str]) -> dict[str, str | None]:
 
 
 def metrics_page() -> Path:
-    """Return the path of docs/metrics.md."""
+    """Return the path of docs/reference/metrics.md."""
     return Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 

@@ -74,12 +74,17 @@ class LoggerConfig:
     report: Annotated[
         bool,
         Key(
-            "write RUN_DIR/report.html while the run goes on: curves, samples, stages (docs/report.md)", True
+            "write RUN_DIR/report.html while the run goes on: curves, samples, stages "
+            "(docs/how_to/report.md)",
+            True,
         ),
     ]
     own: Annotated[
         dict[str, OwnLoggerConfig],
-        Key("loggers of your own by name, e.g. {mine: {kind: my_logger:KIND}}; docs/observability.md", {}),
+        Key(
+            "loggers of your own by name, e.g. {mine: {kind: my_logger:KIND}}; docs/how_to/observability.md",
+            {},
+        ),
     ]
     trace_steps: Annotated[
         list[int],

@@ -19,7 +19,7 @@ def _nodes(cfg: Config) -> Iterator[Problem]:
         yield Problem(
             key=f"cluster.num_nodes={cfg.cluster.num_nodes}",
             rule="must be 1 with cluster.address=null, which starts a private Ray on this machine alone",
-            remedy="join a Ray cluster with cluster.address=auto (docs/slurm.md)",
+            remedy="join a Ray cluster with cluster.address=auto (docs/how_to/slurm.md)",
         )
         return
     try:

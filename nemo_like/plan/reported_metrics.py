@@ -1,6 +1,6 @@
 """Lists the metrics by which checkpoints and runs may be judged.
 
-docs/metrics.md says what each means. Timings and similar metrics are not listed: they do not say how good a
+docs/reference/metrics.md says what each means. Timings and similar metrics are not listed: they do not say how good a
 checkpoint is.
 """
 

@@ -16,5 +16,6 @@ def staleness_notes(cfg: Config) -> Iterator[str]:
         yield (
             f"grpo.max_staleness={cfg.grpo.max_staleness}: samples of older weights train without a "
             "correction; loss_fn.use_importance_sampling_correction=true is recommended, with "
-            "truncated_importance_sampling_type=tis and truncated_importance_sampling_ratio=2 (docs/async.md)"
+            "truncated_importance_sampling_type=tis and truncated_importance_sampling_ratio=2 "
+            "(docs/explanation/async.md)"
         )

@@ -26,7 +26,7 @@ def untested_versions() -> Iterator[str]:
         if installed is not None and not requirement.specifier.contains(installed, prereleases=True):
             yield (
                 f"{name} {installed} is installed, and nemo_like was tested with "
-                f"{name}{requirement.specifier}; docs/dependencies.md says what may break"
+                f"{name}{requirement.specifier}; docs/reference/dependencies.md says what may break"
             )
 
 

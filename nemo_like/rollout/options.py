@@ -25,7 +25,7 @@ class RolloutConfig:
         Key(
             "Write RUN_DIR/rollout_times.jsonl: when each sample was asked for and came, some "
             "20 bytes per turn. With it `run_grpo.py --what-if` predicts how long steps would "
-            "take with other settings (docs/what_if.md).",
+            "take with other settings (docs/how_to/what_if.md).",
             True,
         ),
     ]
@@ -38,14 +38,17 @@ class RolloutConfig:
     ]
     keep_messages: Annotated[
         bool,
-        Key("keep the conversation of every sample as the column `messages`, see docs/columns.md", False),
+        Key(
+            "keep the conversation of every sample as the column `messages`, see docs/reference/columns.md",
+            False,
+        ),
     ]
     max_tokens_per_step: Annotated[
         int | None,
         Key(
             "With grpo.max_staleness above 0: tokens that a sample may generate in each step "
             "that its rollout is ahead of its own. One that needs more goes on in the next "
-            "step, with its tokens kept (docs/async.md). null: no limit",
+            "step, with its tokens kept (docs/explanation/async.md). null: no limit",
             None,
             at_least=1,
         ),

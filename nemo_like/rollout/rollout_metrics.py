@@ -1,4 +1,4 @@
-"""The metrics of a rollout's samples, named as in docs/metrics.md without the prefix."""
+"""The metrics of a rollout's samples, named as in docs/reference/metrics.md without the prefix."""
 
 from __future__ import annotations
 

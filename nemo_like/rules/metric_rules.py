@@ -25,4 +25,4 @@ def _unknown(key: str, name: str, known: list[str], reporter: str) -> Iterator[P
         return
     close = get_close_matches(name, known, n=1, cutoff=0.6)
     remedy = f"did you mean {close[0]}?" if close else f"there are {', '.join(known[:4])}, ..."
-    yield Problem(key=key, rule=f"is no metric of this {reporter} (docs/metrics.md)", remedy=remedy)
+    yield Problem(key=key, rule=f"is no metric of this {reporter} (docs/reference/metrics.md)", remedy=remedy)

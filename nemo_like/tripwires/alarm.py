@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class Alarm:
     """One tripwire's finding in one step."""
 
-    tripwire: str  # its name in docs/tripwires.md
+    tripwire: str  # its name in docs/explanation/tripwires.md
     wrong: str  # what was seen, and what is allowed
     look_at: str  # where the cause may be
     ends_run: bool = True  # false: a warning, since the run may be right all the same

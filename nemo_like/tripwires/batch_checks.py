@@ -50,7 +50,8 @@ def advantage_alarms(given: Sequence[float], expected: Sequence[float] | None) -
                 f"{num_wrong} of {len(gaps)} advantages are not what the estimator's formula gives: sample "
                 f"{worst} has {given[worst]:.6g}, not {expected[worst]:.6g}"
             ),
-            look_at="the estimator, the groups, the shaped rewards and masks that it gets (docs/rewards.md)",
+            look_at="the estimator, the groups, the shaped rewards and masks that it gets "
+            "(docs/explanation/rewards.md)",
         )
 
 

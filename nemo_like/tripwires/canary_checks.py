@@ -53,6 +53,7 @@ def canary_alarms(gap: float | None, cfg: WorkerGroupConfig, *, has_experts: boo
                 f"an engine's log-probs of fixed tokens differ from the trainer's by {gap:.3g} nats per "
                 f"token, over {limit:g} ({cfg.precision.name} on {cfg.device.name})"
             ),
-            look_at="conversion and loading of weights, two versions of the model's code (docs/metrics.md)",
+            look_at="conversion and loading of weights, two versions of the model's code "
+            "(docs/reference/metrics.md)",
             ends_run=where in _LIMITS and not has_experts,
         )

@@ -10,7 +10,7 @@ from nemo_like.config.keys import Key
 
 
 class Tripwires(Enum):
-    """Which checks of every step look for bugs that raise nothing (docs/tripwires.md)."""
+    """Which checks of every step look for bugs that raise nothing (docs/explanation/tripwires.md)."""
 
     off = "off"
     cheap = "cheap"  # those that cost at most a hundredth of a step
@@ -19,7 +19,8 @@ class Tripwires(Enum):
 
 @dataclass(kw_only=True, slots=True)
 class DebugConfig:
-    """Checks that look for mistakes which raise no error and spoil what is trained; docs/tripwires.md."""
+    """Checks that look for mistakes which raise no error and spoil what is trained;
+    docs/explanation/tripwires.md."""
 
     tripwires: Annotated[
         Tripwires,

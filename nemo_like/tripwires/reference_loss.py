@@ -1,4 +1,4 @@
-"""Computes the loss and its derivatives by log-prob and entropy, from the formulas of docs/losses.md, in
+"""Computes the loss and its derivatives by log-prob and entropy, from the formulas of docs/explanation/losses.md, in
 float64.
 
 The derivatives are written out, not taken by autograd, and share no code with ``algorithms``. The tripwires

@@ -42,7 +42,8 @@ def loss_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
             yield Alarm(
                 tripwire="loss",
                 wrong=f"{what} differs from its formula by {error:.3g} of its size; {limit:g} is rounding",
-                look_at="loss_fn, its masks, shares and signs (docs/losses.md, algorithms/losses.py), and "
+                look_at="loss_fn, its masks, shares and signs (docs/explanation/losses.md, "
+                "algorithms/losses.py), and "
                 "what scales gradients",
             )
 

@@ -97,7 +97,7 @@ def environment(value: Any, theirs: Theirs) -> Any:
         return LEFT_OUT
     raise Untranslatable(
         f"the environment {value} is not translated and math judges instead; add `- env@env.{value}: KIND` "
-        f"to the defaults and set data.default.env={value}, see docs/environments.md"
+        f"to the defaults and set data.default.env={value}, see docs/how_to/environments.md"
     )
 
 

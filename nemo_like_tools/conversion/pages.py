@@ -1,4 +1,4 @@
-"""Writes the tables of the pages docs/from_*.md, as Markdown."""
+"""Writes the tables of the pages docs/reference/from_*.md, as Markdown."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _KL_KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3"
 _KL_KINDS |= {f"{name}+": kind for name, kind in _KL_KINDS.items()}
 _BY_SAMPLE = ("gspo", "sapo")  # losses that verl averages per sample, whatever loss_agg_mode says
 _WHITENING = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
-_REWARD = "rewards come from environments; choose one of configs/env, see docs/environments.md"
+_REWARD = "rewards come from environments; choose one of configs/env, see docs/how_to/environments.md"
 
 
 def data_parallel_size(value: Any, theirs: Theirs) -> int:

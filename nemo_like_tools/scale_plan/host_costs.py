@@ -1,4 +1,4 @@
-"""Estimates the time of driver, data plane and rollout actor, from the measurements of docs/performance.md.
+"""Estimates the time of driver, data plane and rollout actor, from the measurements of docs/explanation/performance.md.
 
 These were made on two CPU cores; a node's cores are assumed to be as fast.
 """

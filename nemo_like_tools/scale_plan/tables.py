@@ -1,4 +1,4 @@
-"""Step costs as Markdown, for docs/scaling.md."""
+"""Step costs as Markdown, for docs/explanation/scaling.md."""
 
 from __future__ import annotations
 

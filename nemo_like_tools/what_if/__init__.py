@@ -1,1 +1,1 @@
-"""Predicts a recorded run under other settings: ``run_grpo.py --what-if``; see docs/what_if.md."""
+"""Predicts a recorded run under other settings: ``run_grpo.py --what-if``; see docs/how_to/what_if.md."""

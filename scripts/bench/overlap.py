@@ -3,7 +3,7 @@
 
     python scripts/bench/overlap.py modes [--steps 24] [--tail 1.5 | --median-s S] [--sigma 1.0]
     python scripts/bench/overlap.py tail [--seeds 1,2,3] [--median-s 0.3] [--sigma 1.0]
-    python scripts/bench/overlap.py correction [--staleness 0,1,4] [--picture docs/async.png]
+    python scripts/bench/overlap.py correction [--staleness 0,1,4] [--picture docs/explanation/async.png]
     python scripts/bench/overlap.py journal [--steps 24]
 
 All train the demo's model on the demo's problems, judged by an environment that sleeps for a log-normal time

@@ -1,4 +1,5 @@
-"""Says what is off, in sentences with the value and the limit. Pure; docs/gpus.md states the limits."""
+"""Says what is off, in sentences with the value and the limit. Pure; docs/how_to/gpus.md states the
+limits."""
 
 from __future__ import annotations
 

@@ -1,1 +1,2 @@
-"""Golden batches, what every loss gives on them, and how other frameworks are asked (docs/conformance.md)."""
+"""Golden batches, what every loss gives on them, and how other frameworks are asked
+(docs/reference/conformance.md)."""

@@ -2,7 +2,8 @@
 
 A batch is a list of samples of token ids and a table of logits: the log-prob of a token is that of the
 table's row of the token before it. ``tripwires.reference_loss`` and ``tripwires.reference_advantages`` have
-the formulas of docs/losses.md and docs/rewards.md, written out a second time, with nothing of ``algorithms``.
+the formulas of docs/explanation/losses.md and docs/explanation/rewards.md, written out a second time, with
+nothing of ``algorithms``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Writes docs/conformance.md from what the frameworks gave (``ask``) and what nemo_like's own code gave."""
+"""Writes docs/reference/conformance.md from what the frameworks gave (``ask``) and what nemo_like's own code
+gave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The example of docs/columns.md: an environment that brings three columns, and a loss that reads two."""
+"""The example of docs/reference/columns.md: an environment that brings three columns, and a loss that reads
+two."""
 
 from __future__ import annotations
 

@@ -35,7 +35,8 @@ def gated(tokens: LossTokens, cfg: LossConfig, tau: float = 1.0) -> LossTerms:
 @reads(DESERVED, LEVEL)
 @logs("credit")
 def credited(tokens: LossTokens, cfg: LossConfig) -> LossTerms:
-    """The loss of docs/columns.md, which also tells the mean of what it multiplies advantages by."""
+    """The loss of docs/reference/columns.md, which also tells the mean of what it multiplies advantages
+    by."""
     credit = tokens.columns["deserved"] * tokens.columns["level"][tokens.sample_index]
     terms = weighted(tokens, cfg)
     return replace(terms, means={**terms.means, "credit": TokenMean(credit, tokens.mask)})

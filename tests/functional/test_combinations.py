@@ -1,4 +1,4 @@
-"""Runs of two steps with every pair of docs/combinations.md that no other test holds together."""
+"""Runs of two steps with every pair of docs/reference/combinations.md that no other test holds together."""
 
 from __future__ import annotations
 

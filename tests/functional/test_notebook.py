@@ -19,13 +19,13 @@ from tests.functional.runs import ROOT, processes_of, temporary_files
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
 
-NOTEBOOK = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
+NOTEBOOK = nbformat.read(ROOT / "docs" / "how_to" / "notebook.ipynb", as_version=4)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A copy of the repository's folders, so that the notebook's runs are not among other people's."""
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "how_to").mkdir(parents=True)
     for name in ("scripts", ".cache"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
@@ -53,7 +53,7 @@ def test_every_cell_of_the_notebook_runs_also_after_an_interrupt(arithmetic_mode
     cells = [cell.source for cell in NOTEBOOK.cells if cell.cell_type == "code"]
     is_run = next(index for index, cell in enumerate(cells) if "result = run.train()" in cell)
     few = changed(cells, FEW_STEPS)
-    with kernel(folder / "docs") as one:
+    with kernel(folder / "docs" / "how_to") as one:
         for cell in few[:is_run]:
             one.run(cell)
         one.run(HANDLERS)
@@ -77,7 +77,7 @@ def test_every_cell_of_the_notebook_runs_also_after_an_interrupt(arithmetic_mode
 @pytest.mark.slow
 def test_the_notebook_learns(arithmetic_model: str, folder: Path) -> None:
     notebook = deepcopy(NOTEBOOK)
-    place = {"metadata": {"path": str(folder / "docs")}}
+    place = {"metadata": {"path": str(folder / "docs" / "how_to")}}
     mark = uuid.uuid4().hex
     with kernel_environment(mark, folder) as environment:
         client = NotebookClient(notebook, timeout=300, resources=place)

@@ -220,7 +220,7 @@ def test_each_curve_says_what_it_is_and_a_metric_leads_to_its_curve(page: Browse
     assert metrics["performance/overhead_share"][0] == "0.625"
     assert all(meaning != NOTHING for _, meaning in metrics.values())
     target = page.evaluate("document.querySelector('#main a').href")
-    assert target.startswith("file:///") and target.endswith("/docs/metrics.md")
+    assert target.startswith("file:///") and target.endswith("/docs/reference/metrics.md")
     assert Path(unquote(target.removeprefix("file://"))).read_text().startswith("# Metrics")
     go(page, "overview", "#metrics .row", "timing/train/generation")
     assert page.text(".chart h3") == "timing/train/generation"

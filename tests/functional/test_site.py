@@ -1,4 +1,4 @@
-"""README and docs/ as a site, in a real browser."""
+"""docs/ as a site, in a real browser."""
 
 from __future__ import annotations
 

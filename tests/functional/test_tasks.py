@@ -340,7 +340,7 @@ def test_a_reward_server_that_does_not_answer_is_an_error_before_training(
         "env.task (kind=http) was asked once before training, and gave no reward",
         f"answer: unreachable: POST {url} gave ConnectError",
         'sent was {"turns": [{"prompt": "',
-        "start the server or correct env.task.options.url; docs/environments.md has the format; "
+        "start the server or correct env.task.options.url; docs/how_to/environments.md has the format; "
         "env.task.check_at_start=false starts without asking",
     ):
         assert part in run.output

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 FIRST_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "AGENTS.md"]
-PAGES = [*FIRST_PAGES, *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*FIRST_PAGES, *sorted((ROOT / "docs").rglob("*.md"))]
 _SHELLS = {"sh", "bash"}
 _FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 # In running text: a script with options, or a target of make; what stands in brackets is no command yet.

@@ -1,4 +1,4 @@
-"""The house is as docs/architecture.md and docs/glossary.md say."""
+"""The house is as docs/explanation/architecture.md and docs/reference/glossary.md say."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ TREES = {
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in TREES
 }
-ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-GLOSSARY = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
+GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
 MAX_FUNCTION_LINES = 60
 
 
@@ -91,7 +91,7 @@ def test_the_drawing_has_every_room() -> None:
     assert rooms - set(re.findall(r"\b(\w+)/", drawing)) == set()
 
 
-@pytest.mark.parametrize("page", ["architecture.md", "glossary.md"])
+@pytest.mark.parametrize("page", ["explanation/architecture.md", "reference/glossary.md"])
 def test_every_file_and_folder_of_a_page_is_there(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     named = set(re.findall(r"(?<![\w/.])((?:\w+/)+(?:\w+\.py)?)", text.split("## ", 1)[1]))

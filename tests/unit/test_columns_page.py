@@ -1,4 +1,4 @@
-"""docs/columns.md's example is one."""
+"""docs/reference/columns.md's example is one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import Turn
 from tests.functional import own_columns
 
-PAGE = (Path(__file__).parents[2] / "docs" / "columns.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "columns.md").read_text(encoding="utf-8")
 
 
 def test_the_configuration_is_one(tmp_path: Path) -> None:

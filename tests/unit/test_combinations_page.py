@@ -1,4 +1,4 @@
-"""docs/combinations.md says what the rules say, and names tests that exist."""
+"""docs/reference/combinations.md says what the rules say, and names tests that exist."""
 
 from __future__ import annotations
 

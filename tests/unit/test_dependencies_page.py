@@ -1,4 +1,4 @@
-"""docs/dependencies.md has every reach-in of the code, and names what there is."""
+"""docs/reference/dependencies.md has every reach-in of the code, and names what there is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.unit.reach_ins import ReachIn, reach_ins
 
 ROOT = Path(__file__).parents[2]
 PACKAGE, SCRIPTS = ROOT / "nemo_like", ROOT / "scripts"
-PAGE = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "dependencies.md").read_text(encoding="utf-8")
 HEADINGS = dict(re.findall(r"^## (\S+) (\S+)$", PAGE, re.MULTILINE))
 
 

@@ -1,4 +1,4 @@
-"""docs/from_*.md have the tables that the messages and the script have."""
+"""docs/reference/from_*.md have the tables that the messages and the script have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TABLES = {name: table_of(name) for name in ("nemo_rl", "verl", "trl")}
 
 @pytest.mark.parametrize("name", TABLES)
 def test_a_page_has_the_table_as_the_script_prints_it(name: str) -> None:
-    page = (DOCS / f"from_{name}.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / f"from_{name}.md").read_text(encoding="utf-8")
     assert page.endswith(f"\n\n{table(TABLES[name])}\n"), f"paste scripts/convert_config.py --table {name}"
 
 

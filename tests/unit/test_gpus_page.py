@@ -1,4 +1,4 @@
-"""docs/gpus.md says of scripts/gpu_check.py and of the memory timetable what they are."""
+"""docs/how_to/gpus.md says of scripts/gpu_check.py and of the memory timetable what they are."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scripts.gpu_check_parts.judgement import (
 from scripts.gpu_check_parts.random_model import write_config
 from scripts.gpu_check_parts.settings import GIB, ROOT
 
-PAGE = (ROOT / "docs" / "gpus.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how_to" / "gpus.md").read_text(encoding="utf-8")
 
 
 def test_every_part_has_its_row() -> None:

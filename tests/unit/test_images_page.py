@@ -1,4 +1,4 @@
-"""docs/images.md's environment is one that answers with a picture."""
+"""docs/how_to/images.md's environment is one that answers with a picture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nemo_like.configuration import load_config
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import Turn
 
-PAGE = (Path(__file__).parents[2] / "docs" / "images.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "how_to" / "images.md").read_text(encoding="utf-8")
 
 
 def test_the_configuration_of_the_environment_is_one(tmp_path: Path) -> None:

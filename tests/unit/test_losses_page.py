@@ -1,4 +1,4 @@
-"""docs/losses.md: its recipes are configurations that run, and its example is a loss."""
+"""docs/explanation/losses.md: its recipes are configurations that run, and its example is a loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nemo_like.configuration import Config
 from nemo_like.preflight.targets import Target, TargetKind, inspected
 from nemo_like.rules.rules import validate
 
-PAGE = (Path(__file__).parents[2] / "docs" / "losses.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "explanation" / "losses.md").read_text(encoding="utf-8")
 TABLE = PAGE.split("## Which recipe is which keys", 1)[1].split("\n## ", 1)[0]
 RECIPES = dict(re.findall(r"^\| ([^|]+?) \| `([^`]+)` \|", TABLE, re.MULTILINE))
 # The demo takes the ratio to the engine's log-probs, and leaves out samples without a gradient.

@@ -1,4 +1,4 @@
-"""docs/notebook.md and docs/notebook.ipynb say what there is."""
+"""docs/how_to/notebook.md and docs/how_to/notebook.ipynb say what there is."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nemo_like.api.base_configuration import InputFiles, ProgramArguments
 from nemo_like.environments.own_reward import OF_A_TURN
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "notebook.md").read_text(encoding="utf-8")
-NOTEBOOK = nbformat.read(DOCS / "notebook.ipynb", as_version=4)
+PAGE = (DOCS / "how_to" / "notebook.md").read_text(encoding="utf-8")
+NOTEBOOK = nbformat.read(DOCS / "how_to" / "notebook.ipynb", as_version=4)
 CELLS = [cell.source for cell in NOTEBOOK.cells if cell.cell_type == "code"]
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 CODE = "\n".join([*BLOCKS, *CELLS]).replace("%matplotlib inline", "")

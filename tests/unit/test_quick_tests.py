@@ -1,4 +1,4 @@
-"""docs/testing.md says which test covers which kind; each of them is in ``make test``."""
+"""docs/explanation/testing.md says which test covers which kind; each of them is in ``make test``."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ BACKENDS = (
 @pytest.fixture(scope="module")
 def covering() -> dict[str, str]:
     """Tests by the kind that they cover, from the page."""
-    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "explanation" / "testing.md").read_text(encoding="utf-8")
     return dict(re.findall(r"^\| (.+) \| `(test_\w+\.py::.+)` \|$", page, re.MULTILINE))
 
 

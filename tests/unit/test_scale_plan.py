@@ -28,7 +28,7 @@ from scripts import plan_scale
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-PERFORMANCE = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+PERFORMANCE = (ROOT / "docs" / "explanation" / "performance.md").read_text(encoding="utf-8")
 
 # Every rate is reached in full, and nothing takes time but what a test asks for.
 IDEAL = Assumptions(

@@ -1,4 +1,4 @@
-"""README and docs/ as a site: it builds without a warning, holds every page whole, and loads nothing from
+"""docs/ as a site: it builds without a warning, holds every page whole, and loads nothing from
 elsewhere."""
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Elements(HTMLParser):
 
 
 def built(site: Path, page: Path) -> Path:
-    return (site / uri_of(page)).with_suffix(".html")
+    address = (site / uri_of(page)).with_suffix(".html")
+    return address.with_stem("index") if page.name == "README.md" else address
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -64,7 +65,7 @@ def test_a_page_has_all_its_blocks_and_tables_and_is_led_to(site: Path, page: Pa
     assert len(elements.of("table")) == len(re.findall(r"^\|[-:| ]*-[-:| ]*\|$", without_blocks, re.M))
     of_the_first = Elements(site / "index.html").of("a")
     address = built(site, page).relative_to(site).as_posix()
-    assert any(link.get("href") == address for link in of_the_first) or page.stem == "README"
+    assert any(link.get("href") == address for link in of_the_first) or page.name == "index.md"
 
 
 def test_nothing_is_loaded_from_elsewhere(site: Path) -> None:
@@ -88,15 +89,15 @@ def test_what_lies_outside_docs_is_shown_too(site: Path) -> None:
 
 
 def test_links_that_lead_nowhere_fail_it(tmp_path: Path) -> None:
-    links = ("nowhere.md", "losses.md#nowhere", "../configs/nowhere.yaml")
+    links = ("nowhere.md", "../explanation/losses.md#nowhere", "../../configs/nowhere.yaml")
     copy = tmp_path / "repository"
     ignored = shutil.ignore_patterns(".*", "runs", "site", "build", "__pycache__", "*.egg-info")
     shutil.copytree(ROOT, copy, ignore=ignored, symlinks=True)
-    with (copy / "docs" / "glossary.md").open("a") as glossary:
+    with (copy / "docs" / "reference" / "glossary.md").open("a") as glossary:
         glossary.write("".join(f"\n[x]({link})\n" for link in links))
     done = build(copy, tmp_path / "site")
     assert done.returncode == 1
     warnings = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
     assert len(warnings) == len(links)
-    for said in ("nowhere.md", "#nowhere", "../configs/nowhere.yaml"):
+    for said in ("nowhere.md", "#nowhere", "../../configs/nowhere.yaml"):
         assert any("glossary.md" in warning and f"'{said}'" in warning for warning in warnings), said

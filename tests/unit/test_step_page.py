@@ -1,4 +1,4 @@
-"""docs/step.md names what there is."""
+"""docs/explanation/step.md names what there is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from nemo_like.batch import columns, tags
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "step.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "explanation" / "step.md").read_text(encoding="utf-8")
 CALLS = [
     (re.findall(r"[A-Za-z_]{3,}", call)[0], re.findall(r"[\w/]+\.py", files))
     for call, files in re.findall(r"^([│├└][^\n]*?)\s{2,}(\S*\.py[^\n]*)$", PAGE, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""docs/tripwires.md has every tripwire, and no other."""
+"""docs/explanation/tripwires.md has every tripwire, and no other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nemo_like.tripwires.rollout_checks import _COUNTS
 from tests.tripwires.mutations import MUTATIONS
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "tripwires.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "explanation" / "tripwires.md").read_text(encoding="utf-8")
 ROOM = ROOT / "nemo_like" / "tripwires"
 
 

@@ -67,7 +67,7 @@ def _sandbox_of_command(name: str, env: EnvConfig) -> Iterator[Problem]:
 
 KIND = Kind(
     about="An agent of your own calls the policy at an endpoint, as it would call OpenAI or "
-    "Anthropic: docs/agents.md. Either `agent` names a function or a class with "
+    "Anthropic: docs/how_to/agents.md. Either `agent` names a function or a class with "
     "tools, or `command` a program.",
     reward="what an agent of yours returns, which calls the policy at an endpoint: [agents.md](agents.md)",
     example="`{agent: 'my_agents:solve'}`",

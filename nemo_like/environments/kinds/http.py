@@ -28,7 +28,8 @@ class HttpOptions:
 
 
 KIND = Kind(
-    about="A server gives the rewards. It is sent batches of turns; docs/environments.md has the format.",
+    about="A server gives the rewards. It is sent batches of turns; docs/how_to/environments.md has the "
+    "format.",
     reward="what a server answers",
     example="`{url: 'http://judge:8000/score'}`",
     options=HttpOptions,
@@ -38,5 +39,6 @@ KIND = Kind(
         "batch_size": Key("turns of one request", 64),
     },
     judge="nemo_like.environments.remote:HttpEnvironment",
-    start_remedy="start the server or correct env.{env}.options.url; docs/environments.md has the format",
+    start_remedy="start the server or correct env.{env}.options.url; docs/how_to/environments.md has the "
+    "format",
 )

@@ -313,7 +313,7 @@ function metricsView() {
       column(severalRuns() ? run.name : "latest", "90px", ({ name }) => latestOf(run, name)))),
     column("meaning", "4fr", ({ name }) => meaningOf(name) || null),
   ];
-  const page = element("a", { href: report.metrics_page, textContent: "docs/metrics.md" });
+  const page = element("a", { href: report.metrics_page, textContent: "docs/reference/metrics.md" });
   return [
     element("div", { className: "note" }, "What each metric means; ", page, " says more, as on what to do when "
       + "trainer and engines disagree. A click shows a metric's curve."),

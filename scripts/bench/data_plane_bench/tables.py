@@ -1,4 +1,4 @@
-"""A report as Markdown, for docs/performance.md."""
+"""A report as Markdown, for docs/explanation/performance.md."""
 
 from __future__ import annotations
 

@@ -342,7 +342,7 @@ def test_rollouts_that_run_ahead_are_a_number_of_versions_here(tmp_path: Path) -
 
 def test_an_agent_loop_of_verl_is_told_to_be_an_agent(tmp_path: Path) -> None:
     loop = "actor_rollout_ref.rollout.agent.default_agent_loop"
-    assert "docs/agents.md" in lost(converted(tmp_path, VERL, f"{loop}=tool_agent"))
+    assert "docs/how_to/agents.md" in lost(converted(tmp_path, VERL, f"{loop}=tool_agent"))
     assert loop not in lost(converted(tmp_path, VERL, f"{loop}=single_turn_agent"))
 
 

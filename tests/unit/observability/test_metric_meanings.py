@@ -1,4 +1,4 @@
-"""The meanings are those of docs/metrics.md, and names with placeholders are found."""
+"""The meanings are those of docs/reference/metrics.md, and names with placeholders are found."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nemo_like.data_plane.operations import Operation, operation_metrics
 from nemo_like.observability.metric_meanings import meaning_of, metrics_page, with_meanings
 from nemo_like.observability.progress import STEP_STAGES
 
-PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
 
 
 def test_the_page_is_that_of_the_documentation() -> None:

@@ -120,7 +120,9 @@ def test_the_page_explains_each_of_its_metrics_and_leads_to_the_page_on_all(run:
     head = contents(page, "head")
     assert list(head["meanings"]) == ["train/loss", "train/reward", "validation/accuracy"]
     assert head["meanings"]["train/reward"].startswith("mean raw reward of all samples of the step")
-    assert (run / unquote(head["metrics_page"])).samefile(Path(__file__).parents[3] / "docs" / "metrics.md")
+    assert (run / unquote(head["metrics_page"])).samefile(
+        Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
+    )
 
 
 def test_dumps_of_before_there_were_tokens_sources_and_indices_are_read(run: Path) -> None:

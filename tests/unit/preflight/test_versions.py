@@ -64,7 +64,7 @@ def test_a_version_outside_the_range_is_named_with_the_range(
     (line,) = untested_versions()
     assert line == (
         f"ray {version} is installed, and nemo_like was tested with ray<2.61,>=2.60.0; "
-        "docs/dependencies.md says what may break"
+        "docs/reference/dependencies.md says what may break"
     )
 
 

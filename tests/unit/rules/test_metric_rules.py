@@ -41,7 +41,8 @@ def test_a_metric_that_the_run_reports_or_nobody_asks_for_is_accepted(
     [
         (
             ("checkpointing.metric_name=validation/acuracy",),
-            "checkpointing.metric_name=validation/acuracy is no metric of this run (docs/metrics.md); "
+            "checkpointing.metric_name=validation/acuracy is no metric of this run "
+            "(docs/reference/metrics.md); "
             "did you mean validation/accuracy?",
         ),
         (
@@ -54,12 +55,13 @@ def test_a_metric_that_the_run_reports_or_nobody_asks_for_is_accepted(
         ),
         (
             ("grpo.val_stop_threshold=0.9", "grpo.val_stop_metric=train/reward"),
-            "grpo.val_stop_metric=train/reward is no metric of this run's validation (docs/metrics.md); "
+            "grpo.val_stop_metric=train/reward is no metric of this run's validation "
+            "(docs/reference/metrics.md); "
             "did you mean validation/reward?",
         ),
         (
             ("grpo.val_stop_threshold=0.9", "grpo.val_stop_metric=loss"),
-            "grpo.val_stop_metric=loss is no metric of this run's validation (docs/metrics.md); "
+            "grpo.val_stop_metric=loss is no metric of this run's validation (docs/reference/metrics.md); "
             "there are validation/accuracy, ",
         ),
         (
