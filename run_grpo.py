@@ -56,7 +56,7 @@ every key, docs/reference/configuration.md the rest
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command that ``arguments`` (by default those of the process) ask for, and return the exit code.
 
-    docs/explanation/faults.md lists the exit codes.
+    docs/reference/exit_codes.md lists the exit codes.
     """
     accept_all_characters()
     bypass_proxies()

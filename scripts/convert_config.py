@@ -5,8 +5,8 @@
     python scripts/convert_config.py verl/trainer/config/ppo_trainer.yaml data.seed=2 -o mine.yaml
 
 Arguments after the file are key=value of the other framework, as its launcher takes them. The result builds
-on configs/grpo_gpu.yaml and holds what differs from it. docs/reference/from_nemo_rl.md and
-docs/reference/from_verl.md have the tables; --table prints them.
+on configs/grpo_gpu.yaml and holds what differs from it. docs/how_to/moving_over.md says how to read
+the tables, which --table prints.
 """
 
 from __future__ import annotations

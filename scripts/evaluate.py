@@ -38,7 +38,7 @@ from nemo_like.rules.rules import validate
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Evaluate as ``arguments`` say; return the exit code, as docs/explanation/faults.md lists them."""
+    """Evaluate as ``arguments`` say; return the exit code, as docs/reference/exit_codes.md lists them."""
     accept_all_characters()
     bypass_proxies()
     options = _parse(arguments)

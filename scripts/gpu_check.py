@@ -7,7 +7,7 @@ Each part has processes of its own with deadlines, so that one that crashes or h
 nor keeps memory. None takes more than eight minutes: where a command may take no longer, call the parts one
 by one. Needs no network, and this project need not be installed. Prints a report; DIR gets it too, as text
 and as JSON after every process, with its output; one that was cut off counts with what it had measured. Ends
-with code 1 when anything is off: docs/how_to/gpus.md says what is judged, and by which limits. The parts
+with code 1 when anything is off: docs/how_to/gpu_check.md says what is judged, and by which limits. The parts
 kernels, engines and drafts run tests, which need pytest: bash scripts/setup.sh --dev.
 """
 

@@ -6,7 +6,7 @@
 
 Any machine that sees the directory will do.
 
-Exits as the run does (docs/explanation/faults.md has the codes), with 1 when it died, and with 2 for a
+Exits as the run does (docs/reference/exit_codes.md has the codes), with 1 when it died, and with 2 for a
 directory that is none of a run. With --once, a run that goes on gives 0.
 """
 

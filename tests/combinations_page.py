@@ -1,4 +1,4 @@
-"""The tables of docs/reference/combinations.md, cell by cell."""
+"""The tables of docs/reference/combinations.md and combinations_overlap.md, cell by cell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-_PAGE = (ROOT / "docs" / "reference" / "combinations.md").read_text(encoding="utf-8")
+_PAGES = [ROOT / "docs" / "reference" / f"combinations{part}.md" for part in ("", "_overlap")]
+_PAGE = "\n".join(page.read_text(encoding="utf-8") for page in _PAGES)
 
 
 class Base(NamedTuple):

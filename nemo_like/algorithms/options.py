@@ -323,7 +323,7 @@ class LossConfig:
         str,
         Key(
             "the loss, with keys of its own (docs/explanation/losses.md); or package.module:function "
-            "(docs/reference/columns.md)",
+            "(docs/how_to/own_loss.md)",
             "policy_gradient",
             kinds=LOSS_KINDS,
         ),

@@ -1,4 +1,4 @@
-"""The exit codes of ``run_grpo.py``; docs/explanation/faults.md says when each is given."""
+"""The exit codes of ``run_grpo.py``; docs/reference/exit_codes.md says when each is given."""
 
 FINISHED = 0
 FAILED = 1

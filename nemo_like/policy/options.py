@@ -393,7 +393,7 @@ class ValueConfig(TrainedGroupConfig):
         bool,
         Key(
             "true: a sample that ran into a limit of tokens ends with its value; see "
-            "docs/how_to/ppo.md for the risk",
+            "docs/explanation/critic.md for the risk",
             False,
         ),
     ]

@@ -25,7 +25,7 @@ _ROUTING_LIMITS = {(Device.cpu, Precision.float32): 1e-3}
 _ROUTING_LIMIT_ELSEWHERE = 0.5
 _LOOK_AT = (
     "what a weight passes on its way to the engines, the prefix cache, temperature and top_p on both sides "
-    "(docs/reference/metrics.md says more)"
+    "(docs/explanation/disagreement.md says more)"
 )
 
 

@@ -54,6 +54,6 @@ def canary_alarms(gap: float | None, cfg: WorkerGroupConfig, *, has_experts: boo
                 f"token, over {limit:g} ({cfg.precision.name} on {cfg.device.name})"
             ),
             look_at="conversion and loading of weights, two versions of the model's code "
-            "(docs/reference/metrics.md)",
+            "(docs/explanation/disagreement.md)",
             ends_run=where in _LIMITS and not has_experts,
         )

@@ -132,7 +132,7 @@ def estimator(value: Any, theirs: Theirs) -> str:
     """Return the name of an advantage estimator."""
     if value not in _ESTIMATORS:
         raise Untranslatable(
-            f"only {', '.join(_ESTIMATORS)} can be translated; see docs/explanation/rewards.md for yours"
+            f"only {', '.join(_ESTIMATORS)} can be translated; see docs/how_to/own_loss.md for yours"
         )
     if value == "reinforce_plus_plus" and theirs("grpo.adv_estimator.minus_baseline", True):
         return "reinforce_plus_plus_baseline"

@@ -1,4 +1,4 @@
-"""Says what is off, in sentences with the value and the limit. Pure; docs/how_to/gpus.md states the
+"""Says what is off, in sentences with the value and the limit. Pure; docs/how_to/gpu_check.md states the
 limits."""
 
 from __future__ import annotations

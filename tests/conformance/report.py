@@ -14,18 +14,19 @@ from tests.conformance.own_results import TOLERANCE
 _EXTREME = ("far", "all")
 _OPENING = (
     "# Conformance\n\n"
+    "What other frameworks' losses give on the same batches. To ask them anew needs a network.\n\n"
     "The same batch, loss, mean and correction must give the same loss, gradient and update, on however many "
-    "ranks, and however micro-batches cut the batch. [`tests/conformance/`](../tests/conformance) holds "
+    "ranks, and however micro-batches cut the batch. [`tests/conformance/`](../../tests/conformance) holds "
     "golden "
     "batches and what they must give, as plain JSON; a reference in float64 "
-    "([`reference.py`](../tests/conformance/reference.py)), with the formulas that the "
-    "[tripwires](tripwires.md) compare with, which share no code with what trains; and "
+    "([`reference.py`](../../tests/conformance/reference.py)), with the formulas that the "
+    "[tripwires](../explanation/tripwires.md) compare with, which share no code with what trains; and "
     "adapters that "
     "hand the same cases to functions of other frameworks. This page is written by\n\n"
     "```sh\npython scripts/conformance.py --against trl verl\n```\n\n"
     "which installs the frameworks from PyPI in an environment that is thrown away afterwards. The "
     "formulas are "
-    "those of [losses.md](losses.md).\n"
+    "those of [losses.md](../explanation/losses.md).\n"
 )
 
 

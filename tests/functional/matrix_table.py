@@ -1,4 +1,5 @@
-"""The table of docs/how_to/policy.md that says how far the runs of the matrix were from their plain runs.
+"""The table of docs/reference/layout_runs.md that says how far the runs of the matrix were from their plain
+runs.
 
 It shows orders of magnitude, and is written when it is asked for only, so that rounding does not rewrite it.
 """

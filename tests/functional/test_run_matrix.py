@@ -1,7 +1,7 @@
 """Whole runs of three steps, over every layout, backend and kind of sample, against plain runs.
 
 ``MATRIX_TABLE=1 pytest tests/functional/test_run_matrix.py`` writes what it measured into
-docs/how_to/policy.md.
+docs/reference/layout_runs.md.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def test_how_a_run_is_spread_changes_no_result(
     run = short_run(tmp_path, group, [*plain.arguments(group), *spread.arguments, *source])
     found = deviation(run, expected)
     if os.environ.get("MATRIX_TABLE"):
-        write_row(ROOT / "docs" / "how_to" / "policy.md", group, spread, found)
+        write_row(ROOT / "docs" / "reference" / "layout_runs.md", group, spread, found)
     assert max(found.loss, found.grad_norm, found.weights) < TOLERANCE, found
     for key in ("train/reward", "train/total_num_tokens", "train/global_valid_toks"):
         assert run.metrics(key) == pytest.approx(expected.metrics(key), rel=1e-12)

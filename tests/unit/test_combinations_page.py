@@ -1,4 +1,5 @@
-"""docs/reference/combinations.md says what the rules say, and names tests that exist."""
+"""docs/reference/combinations.md and combinations_overlap.md say what the rules say, and name tests
+that exist."""
 
 from __future__ import annotations
 

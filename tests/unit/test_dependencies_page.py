@@ -1,4 +1,5 @@
-"""docs/reference/dependencies.md has every reach-in of the code, and names what there is."""
+"""docs/reference/dependencies.md and dependencies_core.md have every reach-in of the code, and name
+what there is."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from tests.unit.reach_ins import ReachIn, reach_ins
 
 ROOT = Path(__file__).parents[2]
 PACKAGE, SCRIPTS = ROOT / "nemo_like", ROOT / "scripts"
-PAGE = (ROOT / "docs" / "reference" / "dependencies.md").read_text(encoding="utf-8")
+PAGES = [ROOT / "docs" / "reference" / f"dependencies{part}.md" for part in ("", "_core")]
+PAGE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 HEADINGS = dict(re.findall(r"^## (\S+) (\S+)$", PAGE, re.MULTILINE))
 
 

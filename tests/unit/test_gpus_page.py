@@ -1,4 +1,5 @@
-"""docs/how_to/gpus.md says of scripts/gpu_check.py and of the memory timetable what they are."""
+"""docs/how_to/gpu_check.md and docs/explanation/memory.md say of scripts/gpu_check.py and of the memory
+timetable what they are."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from scripts.gpu_check_parts.judgement import (
 from scripts.gpu_check_parts.random_model import write_config
 from scripts.gpu_check_parts.settings import GIB, ROOT
 
-PAGE = (ROOT / "docs" / "how_to" / "gpus.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "how_to" / "gpu_check.md").read_text(encoding="utf-8")
+MEMORY = (ROOT / "docs" / "explanation" / "memory.md").read_text(encoding="utf-8")
 
 
 def test_every_part_has_its_row() -> None:
@@ -40,4 +42,4 @@ def test_the_timetable_is_the_one_of_the_checks_model(tmp_path: Path) -> None:
     cfg = load_config(MODEL_CONFIG, given)
     lines = format_timetable(memory_timetable(cfg, run_models(cfg), gpu_bytes(cfg)))
     first = next(index for index, line in enumerate(lines) if line.startswith("GiB on"))
-    assert "\n".join(lines[first:]) in PAGE
+    assert "\n".join(lines[first:]) in MEMORY

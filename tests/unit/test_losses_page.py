@@ -1,4 +1,5 @@
-"""docs/explanation/losses.md: its recipes are configurations that run, and its example is a loss."""
+"""docs/how_to/recipes.md has configurations that run, and the example of docs/how_to/own_loss.md is a
+loss."""
 
 from __future__ import annotations
 
@@ -13,8 +14,10 @@ from nemo_like.configuration import Config
 from nemo_like.preflight.targets import Target, TargetKind, inspected
 from nemo_like.rules.rules import validate
 
-PAGE = (Path(__file__).parents[2] / "docs" / "explanation" / "losses.md").read_text(encoding="utf-8")
-TABLE = PAGE.split("## Which recipe is which keys", 1)[1].split("\n## ", 1)[0]
+PAGES = Path(__file__).parents[2] / "docs" / "how_to"
+RECIPES_PAGE = (PAGES / "recipes.md").read_text(encoding="utf-8")
+EXAMPLE_PAGE = (PAGES / "own_loss.md").read_text(encoding="utf-8")
+TABLE = RECIPES_PAGE.split("## Which recipe is which keys", 1)[1].split("\n## ", 1)[0]
 RECIPES = dict(re.findall(r"^\| ([^|]+?) \| `([^`]+)` \|", TABLE, re.MULTILINE))
 # The demo takes the ratio to the engine's log-probs, and leaves out samples without a gradient.
 SCORED = "loss_fn.use_generation_logprobs_as_prev=false"
@@ -34,7 +37,7 @@ def test_a_recipe_is_a_configuration_that_runs(
 
 
 def test_the_example_is_a_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (source,) = re.findall(r"```python\n(# my_loss\.py\n.*?)```", PAGE, re.DOTALL)
+    (source,) = re.findall(r"```python\n(# my_loss\.py\n.*?)```", EXAMPLE_PAGE, re.DOTALL)
     assert len(source.split("@reads")[1].splitlines()) <= 15
     (tmp_path / "my_loss.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))

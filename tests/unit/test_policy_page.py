@@ -1,4 +1,4 @@
-"""docs/how_to/policy.md shows every run of the matrix of whole runs, and what was measured of it."""
+"""docs/reference/layout_runs.md shows every run of the matrix of whole runs, and what was measured of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.functional.matrix_of_runs import GROUPS, TOLERANCE, Deviation
 from tests.functional.matrix_table import BEGIN, END, magnitude, rows, write_row
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "how_to" / "policy.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "layout_runs.md"
 
 
 def test_the_page_has_the_row_of_every_run() -> None:

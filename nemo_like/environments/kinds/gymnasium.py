@@ -46,7 +46,7 @@ KIND = hub_kind(
     about="A game with the interface of Gymnasium, whose observations are text, or are "
     "rendered as text. An episode is as many turns as it has steps. Its problems are "
     "made by data.train={kind: environment, env: NAME, options: {size: 1000}}.",
-    reward="the rewards of a game with [Gymnasium's](#hubs) interface, over its steps",
+    reward="the rewards of a game with [Gymnasium's](hubs.md#hubs) interface, over its steps",
     example="`{env_id: FrozenLake-v1, arguments: {render_mode: ansi}, actions: {left: 0, right: 2}}`",
     options=GymnasiumOptions,
     base={

@@ -48,7 +48,7 @@ def _problems(name: str, envs: Mapping[str, EnvConfig]) -> Iterator[Problem]:
 KIND = Kind(
     about="A generative judge, behind any OpenAI-compatible API, gives each response a "
     "score. The reward is 0 at min_score, 1 at max_score, and linear between them.",
-    reward="the score, from 0 to 1, that a [generative judge](#judges-and-preferences) gives",
+    reward="the score, from 0 to 1, that a [generative judge](reward_models.md#judges-and-preferences) gives",
     example="`{base_url: 'http://judge:8000/v1', model: my-judge}`",
     options=JudgeOptions,
     base={

@@ -97,8 +97,8 @@ KIND = Kind(
     about="Tools of MCP servers. A response may call them; one that does not is the answer, "
     "which another environment judges. The chat template describes the tools to the "
     "policy; a prompt of plain text must do so itself.",
-    reward="[tools of MCP servers](#tools-of-mcp-servers) answer calls; another environment judges the "
-    "response without a call",
+    reward="[tools of MCP servers](hubs.md#tools-of-mcp-servers) answer calls; another environment judges "
+    "the response without a call",
     example="`{servers: {tools: {command: [python, -m, my_server]}}, judge: math}`",
     options=McpOptions,
     base={

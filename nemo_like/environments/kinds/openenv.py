@@ -42,7 +42,7 @@ KIND = hub_kind(
     about="An environment of OpenEnv behind its server, which must allow as many sessions "
     "as there are conversations at once. Its problems are made by data.train={kind: "
     "environment, env: NAME, options: {size: 1000}}: resets with seeds.",
-    reward="the rewards that an [OpenEnv](#hubs) server gives, over the steps",
+    reward="the rewards that an [OpenEnv](hubs.md#hubs) server gives, over the steps",
     example="`{base_url: 'http://game:8000', action: {message: '{response}'}}`",
     options=OpenEnvOptions,
     base={

@@ -10,7 +10,7 @@ KIND = Kind(
     about="A reward model's output is the reward: a sequence-classification checkpoint of "
     "transformers with one label, which reads the whole conversation with its own "
     "tokenizer and chat template.",
-    reward="what a [reward model](#reward-models) says",
+    reward="what a [reward model](reward_models.md#reward-models) says",
     example="`{model_name: models/my-reward-model, max_length: 4096}`",
     options=ModelOptions,
     base={"timeout_s": Key("", 120.0), "batch_size": Key("conversations of one forward pass", 32)},

@@ -47,7 +47,7 @@ def _opponent(name: str, envs: Mapping[str, EnvConfig]) -> Iterator[Problem]:
 KIND = hub_kind(
     about="A game of TextArena, in which the policy is player 0. Its problems are made by "
     "data.train={kind: environment, env: NAME, options: {size: 1000}}.",
-    reward="the reward of a [TextArena](#hubs) game at its end",
+    reward="the reward of a [TextArena](hubs.md#hubs) game at its end",
     example="`{env_id: TowerOfHanoi-v0}`",
     options=TextArenaOptions,
     base={

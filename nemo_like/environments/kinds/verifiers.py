@@ -43,7 +43,7 @@ KIND = hub_kind(
     about="An environment of verifiers (version 1 of its interface) with one seat, which "
     "the policy has. Its tasks are problems: data.train={kind: environment, env: "
     "NAME, options: {size: 1000, seed: 0}}, where seed is the number of the first.",
-    reward="the weighted rewards of a task of [verifiers](#hubs)",
+    reward="the weighted rewards of a task of [verifiers](hubs.md#hubs)",
     example="`{env: {taskset: {id: my_taskset}}}`",
     options=VerifiersOptions,
     base={

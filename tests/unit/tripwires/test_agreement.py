@@ -43,7 +43,7 @@ def test_in_float32_on_the_cpu_a_larger_error_ends_the_run(error: float) -> None
     (alarm,) = alarms(error)
     assert alarm.ends_run
     assert f"token_mult_prob_error is {error:.7g}, over 1.00002 (float32 on cpu)" in alarm.wrong
-    assert "docs/reference/metrics.md" in alarm.look_at
+    assert "docs/explanation/disagreement.md" in alarm.look_at
 
 
 def test_elsewhere_it_is_a_warning_above_a_coarser_limit() -> None:
