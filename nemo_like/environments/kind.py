@@ -37,7 +37,7 @@ class Kind:
     """A kind of environment.
 
     about: its rewards, in whole sentences, as the head of its file in ``configs/env``.
-    reward, example: its row in the table of docs/how_to/environments.md: its reward, and options as an example.
+    reward, example: its reward, and options as an example, for its row in docs/how_to/environments.md.
     options: the class of ``env.<name>.options``. A subclass of ``HubOptions``, ``ModelOptions`` or
         ``AgentOptions`` makes the environment a hub, a reward model or an agent.
     base: the keys of ``EnvConfig`` for which it has other defaults.

@@ -1,7 +1,7 @@
 """Lists the metrics by which checkpoints and runs may be judged.
 
-docs/reference/metrics.md says what each means. Timings and similar metrics are not listed: they do not say how good a
-checkpoint is.
+docs/reference/metrics.md says what each means. Timings and similar metrics are not listed: they do not say
+how good a checkpoint is.
 """
 
 from __future__ import annotations

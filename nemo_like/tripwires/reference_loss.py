@@ -1,5 +1,5 @@
-"""Computes the loss and its derivatives by log-prob and entropy, from the formulas of docs/explanation/losses.md, in
-float64.
+"""Computes the loss and its derivatives by log-prob and entropy in float64, from the formulas of
+docs/explanation/losses.md.
 
 The derivatives are written out, not taken by autograd, and share no code with ``algorithms``. The tripwires
 compare what training back-propagates with them, and they are the golden numbers of the conformance kit.

@@ -69,7 +69,8 @@ GPUS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """Numbers that nobody has measured with this framework. docs/explanation/scaling.md says how much each matters."""
+    """Numbers that nobody has measured with this framework. docs/explanation/scaling.md says how much each
+    matters."""
 
     # Shares of peak FLOP/s. 128 H100 train Llama 3 70B in bf16 at 389 TFLOP/s each, and eight train
     # Qwen3-30B-A3B at 277 (NeMo AutoModel, docs/performance-summary.md, April 2026). Those figures include
