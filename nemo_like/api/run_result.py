@@ -35,8 +35,8 @@ class RunResult:
 
     @cached_property
     def metrics(self) -> pd.DataFrame:
-        """Return the metrics (docs/reference/metrics.md): a row per step, a column per metric, NaN where a step
-        has no value.
+        """Return the metrics (docs/reference/metrics.md): a row per step, a column per metric, NaN where a
+        step has no value.
 
         Warns of lines that are no metrics. Raises FileNotFoundError when there is no such run.
         """

@@ -1,4 +1,4 @@
-"""Computes advantages from the formulas of docs/explanation/rewards.md, to compare training's advantages with.
+"""Computes advantages from the formulas of docs/explanation/rewards.md, to compare training's with them.
 
     grpo       (r - m) / (s + 1e-6), where s > 0       m, s: mean and unbiased deviation of the group
     rloo       r - mean of the group's other rewards

@@ -1,6 +1,7 @@
 """Estimates the time of driver, data plane and rollout actor.
 
-The estimates come from the measurements of docs/explanation/performance.md. These were made on two CPU cores; a node's cores are assumed to be as fast.
+The estimates come from the measurements of docs/explanation/performance.md. They were made
+on two CPU cores; a node's cores are assumed to be as fast.
 """
 
 from __future__ import annotations
