@@ -60,8 +60,7 @@ from nemo_like.rollout.prompts import RolloutMode, RolloutParts, SourceReports
 from nemo_like.rollout.rollout_handle import RolloutHandle
 from nemo_like.tripwires.canary_checks import canary_tokens
 from nemo_like.tripwires.options import Tripwires
-from nemo_like.weight_sync.shared_gpus import SharedGpus
-from nemo_like.weight_sync.sync import EngineWeights, NoEngines
+from nemo_like.weight_sync.sync import EngineWeights, NoEngines, SharedGpus
 
 
 @dataclass(frozen=True, slots=True)

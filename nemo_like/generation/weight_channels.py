@@ -12,8 +12,7 @@ from nemo_like.generation.interface import WeightGroup
 from nemo_like.generation.options import WeightTransport
 from nemo_like.weight_transport.bucket_stream import BucketReceiver, IncomingBuckets
 from nemo_like.weight_transport.connections import SenderConnection, Transfer, Word
-from nemo_like.weight_transport.cuda_memory import map_ticket
-from nemo_like.weight_transport.mapped_buckets import MappedIncomingBuckets
+from nemo_like.weight_transport.cuda_memory import MappedIncomingBuckets, map_ticket
 from nemo_like.weight_transport.process_groups import BroadcastIncomingBuckets, NamedProcessGroup
 from nemo_like.weight_transport.shared_memory import MemoryReceiver
 

@@ -23,7 +23,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from nemo_like.generation.expert_stacks import ExpertStacks, repack_experts
 from nemo_like.generation.interface import WeightGroup
 from nemo_like.generation.weight_channels import IncomingWeights, NamedTensors, open_channel
-from nemo_like.tripwires.dues import is_due
+from nemo_like.tripwires.measured import is_due
 from nemo_like.tripwires.options import Tripwires
 from nemo_like.tripwires.weight_digests import WeightsDigest
 from nemo_like.weight_transport.changes import ChangeDecoder

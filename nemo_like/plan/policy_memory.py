@@ -11,8 +11,13 @@ from dataclasses import dataclass
 
 from nemo_like.algorithms.logit_chunks import LOGIT_CHUNK_BYTES
 from nemo_like.models.model_info import ModelInfo
-from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of, sequence_parts
-from nemo_like.policy.backends.held_memory import FLOAT32, weight_bytes_of
+from nemo_like.policy.backends.backend_kind import (
+    FLOAT32,
+    axis_size,
+    backend_kind_of,
+    sequence_parts,
+    weight_bytes_of,
+)
 from nemo_like.policy.groups.layout import recomputes_layers
 from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
 

@@ -90,7 +90,7 @@ from nemo_like.rollout.tasks import (
 )
 from nemo_like.rollout.token_allowance import TokenAllowance
 from nemo_like.rollout.turn_loop import Judge, Task, TurnLoop
-from nemo_like.tripwires.dues import is_due
+from nemo_like.tripwires.measured import is_due
 from nemo_like.tripwires.options import Tripwires
 from nemo_like.tripwires.sample_checks import sample_digests
 

@@ -17,9 +17,9 @@ from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.memory_timetable import gpu_bytes, memory_problems
 from nemo_like.plan.placement_rules import placement_problems
 from nemo_like.plan.run_models import run_models
-from nemo_like.policy.groups.image_rules import image_problems
 from nemo_like.policy.groups.model_rules import (
     context_length_problems,
+    image_problems,
     layout_problems,
 )
 from nemo_like.policy.options import WorkerGroupConfig

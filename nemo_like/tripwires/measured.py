@@ -1,8 +1,11 @@
-"""The names of the numbers that processes measure for the tripwires. Standard library only."""
+"""What processes measure for the tripwires: the names of the numbers, and in which steps they take them.
+Standard library only."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+
+from nemo_like.tripwires.options import Tripwires
 
 # The metric under which the trainer reports the digest of the weights that it sent.
 WEIGHTS_DIGEST = "weights_digest"
@@ -38,3 +41,20 @@ class Measured(StrEnum):
     largest_weight = "largest_weight"  # greatest magnitude of a sampled weight
     weights_moved_elsewhere = "weights_moved_elsewhere"  # 1: weights changed between two training phases
     reference_moved = "reference_moved"  # 1: the reference's weights are not those of the start
+
+
+# With debug.tripwires=cheap, the more expensive checks run this often.
+_FIRST = 3
+_PERIOD = 10
+
+
+def is_due(number: int, level: Tripwires) -> bool:
+    """Return whether a check is due at the ``number``-th occasion since the start of the process, counted
+    from 1.
+
+    With ``all`` every occasion is due; with ``cheap`` the first three and then every tenth: what is wrong in
+    the code is wrong from the start, and what goes wrong later is seen soon enough.
+    """
+    if level is Tripwires.cheap:
+        return number <= _FIRST or number % _PERIOD == 0
+    return level is Tripwires.all

@@ -21,8 +21,7 @@ from nemo_like.policy.options import Device
 from nemo_like.weight_transport.bucket_stream import NUM_BUFFERS, BucketSender, OutgoingBuckets
 from nemo_like.weight_transport.buckets import TensorSpec
 from nemo_like.weight_transport.connections import Receivers, Transfer
-from nemo_like.weight_transport.cuda_memory import make_ticket
-from nemo_like.weight_transport.mapped_buckets import MappedOutgoingBuckets
+from nemo_like.weight_transport.cuda_memory import MappedOutgoingBuckets, make_ticket
 from nemo_like.weight_transport.process_groups import (
     BroadcastOutgoingBuckets,
     GroupAddress,

@@ -32,8 +32,7 @@ from nemo_like.generation.interface import WeightEndpoint, WeightGroup
 from nemo_like.generation.options import WeightTransport
 from nemo_like.observability.metrics import Metric, maximum, mean, summed
 from nemo_like.policy.options import Device
-from nemo_like.tripwires.dues import is_due
-from nemo_like.tripwires.measured import WEIGHTS_DIGEST
+from nemo_like.tripwires.measured import WEIGHTS_DIGEST, is_due
 from nemo_like.tripwires.options import Tripwires
 from nemo_like.tripwires.weight_digests import WeightsDigest
 from nemo_like.weight_sync.channels import (

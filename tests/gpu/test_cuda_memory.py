@@ -21,8 +21,7 @@ from nemo_like.generation.options import WeightTransport
 from nemo_like.weight_sync.channels import BucketChannel, cuda_channel
 from nemo_like.weight_transport.bucket_stream import BucketReceiver, BucketSender
 from nemo_like.weight_transport.connections import Endpoint, Receivers, SenderConnection, Transfer
-from nemo_like.weight_transport.cuda_memory import map_ticket
-from nemo_like.weight_transport.mapped_buckets import MappedIncomingBuckets
+from nemo_like.weight_transport.cuda_memory import MappedIncomingBuckets, map_ticket
 from tests.unit.weight_transport.mapped_files import file_receiver, file_sender
 
 SHAPES = {"a.weight": (33, 7), "b.weight": (640, 320), "c.scale": (), "d.weight": (1000, 1000)}

@@ -12,11 +12,41 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_like.config.problems import Problem
 from nemo_like.models.model_info import ModelInfo
-from nemo_like.policy.backends.held_memory import HeldMemory
-from nemo_like.policy.options import BACKEND_KINDS, LoraConfig, TrainedGroupConfig, WorkerGroupConfig
+from nemo_like.policy.options import (
+    BACKEND_KINDS,
+    LoraConfig,
+    Precision,
+    TrainedGroupConfig,
+    WorkerGroupConfig,
+)
 
 if TYPE_CHECKING:
     from nemo_like.policy.backends.library_arguments import Library
+
+
+# Bytes of a float32 number, and of Adam's two moments per trained parameter.
+FLOAT32 = 4
+MOMENTS = 2 * FLOAT32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldMemory:
+    """Bytes that one worker holds, by purpose; ``plan.policy_memory.PolicyMemory`` explains each."""
+
+    weights: int = 0
+    gradients: int = 0
+    optimizer: int = 0
+    starting: int = 0
+    whole_layers: int = 0  # while the model computes
+    whole_gradients: int = 0  # until an update
+    stored: int = 0
+    gathered: int = 0
+    on_host: int = 0
+
+
+def weight_bytes_of(policy: WorkerGroupConfig) -> int:
+    """Return the bytes of one weight in a group's precision."""
+    return FLOAT32 if policy.precision is Precision.float32 else 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +54,8 @@ class BackendKind:
     """A training backend. Keys are full ones below a worker group, such as "fsdp_cfg.cpu_offload".
 
     about: names the library and the models that it trains.
-    backend: import path of ``(cfg, objective, coordinates) -> policy.interface.TrainingBackend``, which is
-        imported in workers alone.
+    backend: import path of a ``TrainingBackend`` (policy/backends/interface.py), called with (cfg, objective,
+        coordinates); it is imported in workers alone.
     imported_without: optional packages that are kept from being loaded with it.
     part: the config group of the backend's own keys; keys in other backends' groups must not be set.
     axes: for each of the axes tp, cp, pp and ep over which the backend can spread a model, the key with its

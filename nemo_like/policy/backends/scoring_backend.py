@@ -9,17 +9,54 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
 
-from nemo_like.algorithms.logprobs import TokenScores
+from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores
 from nemo_like.batch.meta import Schedule
 from nemo_like.policy.backends.kept_weights import KeptWeights, reference_in_model
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.loss.objective import Objective
-from nemo_like.policy.loss.temperature import ScoringModel, at_temperature_one
 from nemo_like.policy.options import WorkerGroupConfig
+
+
+class ScoringModel(Protocol):
+    """A model that scores tokens by its ``logprob_settings``."""
+
+    logprob_settings: LogprobSettings | None  # None: a critic's model, which gives values in place of scores
+
+
+@contextmanager
+def at_temperature_one(model: ScoringModel, sampling_temperature: float) -> Iterator[None]:
+    """Have the model score at temperature 1, and with no token forbidden, within the block.
+
+    The temperature in the model's settings is ``sampling_temperature`` times a factor that some models need;
+    the factor stays.
+    """
+    own = model.logprob_settings
+    assert own is not None, "values have no temperature"
+    model.logprob_settings = replace(
+        own, temperature=own.temperature / sampling_temperature, forbidden_ids=()
+    )
+    try:
+        yield
+    finally:
+        model.logprob_settings = own
+
+
+@contextmanager
+def scoring_entropy(model: ScoringModel, *, is_wanted: bool) -> Iterator[None]:
+    """Have the model compute the entropy with its scores within the block if ``is_wanted``, else not,
+    whatever training needs."""
+    own = model.logprob_settings
+    if own is not None:
+        model.logprob_settings = replace(own, with_entropy=is_wanted)
+    try:
+        yield
+    finally:
+        model.logprob_settings = own
 
 
 class AdapterSwitch(Protocol):

@@ -34,6 +34,7 @@ from nemo_like.policy.backends.hf_checkpoint import value_head
 from nemo_like.policy.backends.hf_export import complete_checkpoint, write_weights
 from nemo_like.policy.backends.kept_weights import KeptWeights
 from nemo_like.policy.backends.parking import HostParking, stays_on_device
+from nemo_like.policy.backends.scoring_backend import scoring_entropy
 from nemo_like.policy.backends.updating_backend import UpdatingBackend
 from nemo_like.policy.batch.policy_batch import PolicyBatch, empty_outputs, keep_outputs
 from nemo_like.policy.fsdp.checkpoint import checkpoint_state, load_checkpoint
@@ -56,7 +57,6 @@ from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, logit_s
 from nemo_like.policy.groups.layout import adapters_of
 from nemo_like.policy.groups.parallelism import FIRST_REPLICA
 from nemo_like.policy.loss.objective import LossFunction, Objective
-from nemo_like.policy.loss.temperature import asked_for_entropy
 from nemo_like.policy.loss.update_watch import BackendState
 from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
 from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
@@ -144,7 +144,7 @@ class FSDPBackend(UpdatingBackend):
         self._place_images(batch)
         scoring = self.objective.scoring and replace(self.objective.scoring, with_entropy=with_entropy)
         packed = empty_outputs(scoring, batch.num_tokens, self.device)
-        with self._weights_in_use(), asked_for_entropy(self._model, is_asked=with_entropy):
+        with self._weights_in_use(), scoring_entropy(self._model, is_wanted=with_entropy):
             self._model.eval()
             for update in schedule.global_batches:
                 for spec in update.micro_batches:

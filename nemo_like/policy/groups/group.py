@@ -47,6 +47,7 @@ from nemo_like.data_plane.storage_errors import listed
 from nemo_like.observability.metrics import Metric, merge, summed
 from nemo_like.policy.backends.interface import POLICY_TAGS, TRIPWIRE_TAGS, VALUE_TAGS
 from nemo_like.policy.groups.accumulated_samples import AccumulatedSamples
+from nemo_like.policy.groups.layout import models_of_samples
 from nemo_like.policy.groups.parallelism import (
     FIRST_REPLICA,
     gathers_weights,
@@ -56,7 +57,6 @@ from nemo_like.policy.groups.parallelism import (
     value_strategy,
 )
 from nemo_like.policy.groups.results import Accumulation, ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
-from nemo_like.policy.groups.teacher_models import models_of_samples
 from nemo_like.policy.options import TeacherConfig, TrainedGroupConfig, WorkerGroupConfig
 
 _STAGES = {

@@ -1,10 +1,12 @@
-"""Derives facts from the keys of a worker group: its number of ranks, its length multiples, its models."""
+"""Derives facts from the keys of a worker group: its ranks, its length multiples, and a teacher's models."""
 
 from __future__ import annotations
 
 import math
 from typing import TypeGuard
 
+from nemo_like.batch.meta import KVBatchMeta
+from nemo_like.batch.tags import TASK
 from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of, sequence_parts
 from nemo_like.policy.options import (
     LoraConfig,
@@ -74,3 +76,10 @@ def dynamic_length_multiple(policy: WorkerGroupConfig) -> int:
 def further_models(teacher: TeacherConfig) -> tuple[str, ...]:
     """Return the checkpoints of a teacher besides ``model_name``, each once."""
     return tuple(model for model in dict.fromkeys(teacher.models.values()) if model != teacher.model_name)
+
+
+def models_of_samples(cfg: TeacherConfig, batch: KVBatchMeta) -> list[str]:
+    """Return the checkpoint that scores each sample; with ``teacher.models`` the batch needs the tag task."""
+    if not cfg.models:
+        return [cfg.model_name] * len(batch)
+    return [cfg.models.get(task, cfg.model_name) for task in batch.tag(TASK)]

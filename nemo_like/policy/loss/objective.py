@@ -1,7 +1,6 @@
 """The way from scored tokens to loss and metrics, which all training backends share.
 
-A worker group has one objective: the policy's is here, the critic's in ``value_objective``, a teacher's in
-``teacher_objective``.
+A worker group has one objective: the policy's and a teacher's are here, a critic's is in ``value_objective``.
 
     backend, per micro-batch       here                                      algorithms
       TokenScores ───────────────▶ + columns, advantages, global counts ───▶ loss_fn.kind, checked
@@ -35,8 +34,8 @@ from nemo_like.batch.meta import GlobalBatch
 from nemo_like.batch.tags import SAMPLE_MASK
 from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch
 from nemo_like.policy.batch.policy_columns import training_reads
-from nemo_like.policy.batch.token_advantages import TokenAdvantages
 from nemo_like.policy.loss.checked_loss import CheckedLoss, own_means, own_reads
+from nemo_like.policy.loss.token_advantages import TokenAdvantages
 from nemo_like.policy.loss.train_metrics import TrainMetrics
 
 # Takes a model's outputs and a micro-batch's inputs; returns its part of the loss, a scalar to differentiate.
@@ -150,6 +149,29 @@ class PolicyObjective(Objective):
             return terms.loss
 
         return loss
+
+
+@dataclass(frozen=True, slots=True)
+class TeacherObjective(Objective):
+    """The objective of a teacher, which scores with ``settings`` and never trains.
+
+    ``further`` are the checkpoints that it scores by besides its own.
+    """
+
+    settings: LogprobSettings
+    further: tuple[str, ...] = ()
+
+    @property
+    def scoring(self) -> LogprobSettings:
+        return self.settings
+
+    @property
+    def further_models(self) -> Sequence[str]:
+        return self.further
+
+    def loss_of_update(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
+        """Raise RuntimeError: a teacher has no loss."""
+        raise RuntimeError("a teacher is frozen, so it cannot be asked to train")
 
 
 def _counts_of(update: GlobalBatch) -> GlobalCounts:

@@ -40,12 +40,12 @@ from nemo_like.policy.backends.hf_export import complete_checkpoint, write_weigh
 from nemo_like.policy.backends.interface import is_weight_sender
 from nemo_like.policy.backends.kept_weights import KeptWeights
 from nemo_like.policy.backends.parking import HostParking, stays_on_device
+from nemo_like.policy.backends.scoring_backend import scoring_entropy
 from nemo_like.policy.backends.updating_backend import UpdatingBackend
 from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch, empty_outputs, keep_outputs
 from nemo_like.policy.groups.layout import adapters_of, length_multiple, recomputes_layers, replays_routes
 from nemo_like.policy.groups.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
 from nemo_like.policy.loss.objective import LossFunction, Objective
-from nemo_like.policy.loss.temperature import asked_for_entropy
 from nemo_like.policy.loss.train_metrics import TrainMetrics
 from nemo_like.policy.loss.update_watch import BackendState
 from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
@@ -171,7 +171,7 @@ class MegatronBackend(UpdatingBackend):
 
         with self._megatron(), self._weights_in_use(), self._replay.comparing():
             self._model.eval()
-            with asked_for_entropy(self._model, is_asked=with_entropy):
+            with scoring_entropy(self._model, is_wanted=with_entropy):
                 self._pipeline.forward(batch, schedule, specs, keep)
             self._model.train()
             for tensor in packed:

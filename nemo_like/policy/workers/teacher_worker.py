@@ -26,11 +26,10 @@ from nemo_like.policy.batch.teacher_columns import (
     teacher_columns,
     teacher_declaration,
 )
-from nemo_like.policy.groups.layout import further_models
+from nemo_like.policy.groups.layout import further_models, models_of_samples
 from nemo_like.policy.groups.results import WorkerScores
-from nemo_like.policy.groups.teacher_models import models_of_samples
 from nemo_like.policy.loss.checked_loss import own_reads
-from nemo_like.policy.loss.teacher_objective import TeacherObjective
+from nemo_like.policy.loss.objective import TeacherObjective
 from nemo_like.policy.options import TeacherConfig
 from nemo_like.policy.workers.group_worker import GroupWorker, Stopwatch, schedule_of
 

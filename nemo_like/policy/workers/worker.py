@@ -53,7 +53,7 @@ from nemo_like.policy.groups.results import WorkerScores
 from nemo_like.policy.loss.checked_loss import own_reads
 from nemo_like.policy.loss.mismatch import logprob_mismatch
 from nemo_like.policy.loss.objective import PolicyObjective
-from nemo_like.policy.loss.reward_kl import reward_kl_tags
+from nemo_like.policy.loss.token_advantages import reward_kl_tags
 from nemo_like.policy.options import PolicyConfig
 from nemo_like.policy.workers.group_worker import Stopwatch, schedule_of
 from nemo_like.policy.workers.training_worker import TrainingWorker, naming_samples

@@ -28,8 +28,7 @@ from nemo_like.observability.metrics import Metric, maximum, summed
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.loss.update_watch import BackendState, UpdateWatch
 from nemo_like.policy.options import TrainedGroupConfig
-from nemo_like.tripwires.dues import is_due
-from nemo_like.tripwires.measured import Measured
+from nemo_like.tripwires.measured import Measured, is_due
 from nemo_like.tripwires.options import Tripwires
 from nemo_like.tripwires.sample_checks import SampleTags, num_wrong_samples
 

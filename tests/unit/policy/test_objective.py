@@ -19,7 +19,7 @@ from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.batch.policy_columns import training_reads
 from nemo_like.policy.loss.checked_loss import LossFailed, own_means, own_reads
 from nemo_like.policy.loss.objective import PolicyObjective
-from nemo_like.policy.loss.reward_kl import reward_kl_tags
+from nemo_like.policy.loss.token_advantages import reward_kl_tags
 from nemo_like.policy.loss.train_metrics import TrainMetrics
 from tests.losses import clipped_loss
 from tests.unit.algorithms.loss_cases import CONFIG, of_kind

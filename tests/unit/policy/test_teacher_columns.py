@@ -15,7 +15,7 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.policy.batch.teacher_columns import num_most_likely, teacher_columns, teacher_declaration
 from nemo_like.policy.loss.checked_loss import own_reads
-from nemo_like.policy.loss.teacher_objective import TeacherObjective
+from nemo_like.policy.loss.objective import TeacherObjective
 from tests.unit.algorithms.loss_cases import of_kind
 
 

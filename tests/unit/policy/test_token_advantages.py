@@ -13,7 +13,7 @@ from nemo_like.algorithms.options import KLType, LossConfig
 from nemo_like.batch.columns import TOKEN_ADVANTAGES
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
 from nemo_like.policy.batch.policy_batch import PolicyBatch
-from nemo_like.policy.batch.token_advantages import TokenAdvantages
+from nemo_like.policy.loss.token_advantages import TokenAdvantages
 from tests.unit.algorithms.loss_cases import CONFIG
 
 KL = replace(

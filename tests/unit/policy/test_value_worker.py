@@ -82,7 +82,7 @@ def test_only_a_sample_that_was_cut_off_goes_on_with_the_value_of_its_end(bootst
     # the value is that of its end.
     cfg = {"gae_gamma": 1.0, "gae_lambda": 0.0, "bootstrap_truncated": bootstraps}
     values = torch.tensor([7.0, 0.5, 0.25, 7.0, 0, 0, 4.0, 1.0, 0, 3.0, 0, 7.0, 0.0])
-    columns = worker(**cfg)._estimated(batch(), values)
+    columns = worker(**cfg)._advantages_and_returns(batch(), values)
     assert columns[VALUES] is values
     end = 4.0 if bootstraps else 0.0
     expected = [0, 0.25 - 0.5, 1 - 0.25, 0, 0, 0, 0, 3 - 1, 0, -2 + end - 3, 0, 0]

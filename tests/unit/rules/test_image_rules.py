@@ -10,7 +10,7 @@ import pytest
 
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import ModelInfo, read_model_info
-from nemo_like.policy.groups.image_rules import image_problems
+from nemo_like.policy.groups.model_rules import image_problems
 
 Demo = Callable[..., Config]
 

@@ -31,8 +31,7 @@ from nemo_like.plan.memory_timetable import (
     memory_timetable,
 )
 from nemo_like.plan.run_models import run_models
-from nemo_like.weight_sync.shared_gpus import SharedGpus
-from nemo_like.weight_sync.sync import EngineWeights
+from nemo_like.weight_sync.sync import EngineWeights, SharedGpus
 from tests.unit.config.checkpoints import REPOSITORY
 
 SIZE = 80 * GIB

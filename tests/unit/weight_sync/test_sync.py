@@ -6,8 +6,7 @@ import pytest
 
 from nemo_like.cluster.stage import EngineHolds
 from nemo_like.observability.metrics import Metric, summed
-from nemo_like.weight_sync.shared_gpus import SharedGpus
-from nemo_like.weight_sync.sync import EngineWeights
+from nemo_like.weight_sync.sync import EngineWeights, SharedGpus
 
 
 class Trainer:

@@ -8,7 +8,7 @@ import torch
 
 from nemo_like.weight_transport.bucket_stream import NUM_BUFFERS, BucketReceiver, BucketSender
 from nemo_like.weight_transport.connections import Endpoint, Receivers, SenderConnection
-from nemo_like.weight_transport.mapped_buckets import MappedIncomingBuckets, MappedOutgoingBuckets
+from nemo_like.weight_transport.cuda_memory import MappedIncomingBuckets, MappedOutgoingBuckets
 
 CPU = torch.device("cpu")
 

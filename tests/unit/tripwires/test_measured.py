@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from nemo_like.tripwires.dues import is_due
+from nemo_like.tripwires.measured import is_due
 from nemo_like.tripwires.options import Tripwires
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from nemo_like.algorithms.logprobs import LogprobSettings
-from nemo_like.policy.loss.temperature import asked_for_entropy, at_temperature_one
+from nemo_like.policy.backends.scoring_backend import at_temperature_one, scoring_entropy
 
 
 def test_the_models_own_factor_stays_when_the_temperature_is_one() -> None:
@@ -31,14 +31,14 @@ def test_no_token_is_forbidden_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("is_trained_with_it", [False, True])
-@pytest.mark.parametrize("is_asked", [False, True])
+@pytest.mark.parametrize("is_wanted", [False, True])
 def test_scoring_gives_the_entropy_where_it_is_asked_for_and_not_where_training_has_it(
-    is_trained_with_it: bool, is_asked: bool
+    is_trained_with_it: bool, is_wanted: bool
 ) -> None:
     settings = LogprobSettings(temperature=0.5, with_entropy=is_trained_with_it, top_k=2)
     model = SimpleNamespace(logprob_settings=settings)
-    with pytest.raises(RuntimeError), asked_for_entropy(model, is_asked=is_asked):
-        asked = LogprobSettings(temperature=0.5, with_entropy=is_asked, top_k=2)
+    with pytest.raises(RuntimeError), scoring_entropy(model, is_wanted=is_wanted):
+        asked = LogprobSettings(temperature=0.5, with_entropy=is_wanted, top_k=2)
         assert model.logprob_settings == asked
         raise RuntimeError
     assert model.logprob_settings is settings
@@ -46,5 +46,5 @@ def test_scoring_gives_the_entropy_where_it_is_asked_for_and_not_where_training_
 
 def test_a_model_that_gives_values_has_no_entropy() -> None:
     model = SimpleNamespace(logprob_settings=None)
-    with asked_for_entropy(model, is_asked=False):
+    with scoring_entropy(model, is_wanted=False):
         assert model.logprob_settings is None
