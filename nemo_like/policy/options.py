@@ -31,8 +31,8 @@ class Precision(Enum):
 
 
 class ReferencePlacement(Enum):
-    """How weights that wait in host memory get into the model while it scores: those of the reference policy,
-    and those of a teacher's further models."""
+    """How weights that wait in host memory get into the model while it scores: weights of the reference
+    policy, or of a teacher's further models."""
 
     host_copy = "host_copy"  # copied in; meanwhile the policy's own are on the host too: two models there
     swap_in_place = "swap_in_place"  # swapped with the policy's, tensor by tensor: one model on the host
@@ -352,8 +352,7 @@ class PolicyConfig(TrainedGroupConfig):
 @dataclass(kw_only=True, slots=True)
 class ValueConfig(TrainedGroupConfig):
     """The critic of grpo.adv_estimator.name=gae: a second worker group, which may have another model, backend
-    and layout than the policy. What is not set otherwise is as in the group policy.
-    """
+    and layout than the policy. Keys that are not set have the values of the group policy."""
 
     label: ClassVar[str] = "value"
 
@@ -409,8 +408,7 @@ class TeacherScoring(Enum):
 @dataclass(kw_only=True, slots=True)
 class TeacherConfig(WorkerGroupConfig):
     """The teacher of loss_fn.kind=distillation: a second worker group, which is frozen, and may have another
-    backend and layout than the policy. What is not set otherwise is as in the group policy.
-    """
+    backend and layout than the policy. Keys that are not set have the values of the group policy."""
 
     label: ClassVar[str] = "teacher"
     otherwise: ClassVar[Mapping[str, Key]] = {"model_name": Key("with the policy's tokenizer")}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """One tripwire's finding in one step."""
+    """What one tripwire found wrong in one step."""
 
     tripwire: str  # its name in docs/explanation/tripwires.md
     wrong: str  # what was seen, and what is allowed

@@ -1,6 +1,6 @@
-"""Judges a step's tags: groups, advantages, masks, and the counts by which the loss divides.
+"""Judges a step's tags: groups, advantages, masks, and the counts by which the loss is normalised.
 
-Standard library only; the driver has these numbers at hand.
+Standard library only; the driver has all these numbers.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def expected_counts(
 
 
 def count_alarms(planned: Sequence[Sequence[Counts]], expected: Sequence[Counts]) -> Iterator[Alarm]:
-    """Yield an alarm when a replica's schedule divides the loss by other counts than the tags give.
+    """Yield an alarm when a replica's schedule normalises the loss by other counts than the tags give.
 
     ``planned[replica]`` has the counts of every update of one epoch.
     """

@@ -82,7 +82,7 @@ def step_signal(
 
 
 def _different(samples: SignalSamples, is_chosen: Sequence[bool]) -> dict[int, set[float]]:
-    """Return the different rewards of each group's chosen samples."""
+    """Return for each group the set of its chosen samples' rewards."""
     found: dict[int, set[float]] = {group: set() for group in samples.group_ids}
     for group, reward, counts in zip(samples.group_ids, samples.rewards, is_chosen, strict=True):
         if counts:

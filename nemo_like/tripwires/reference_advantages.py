@@ -24,12 +24,12 @@ _LEAST_VARIANCE = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardedSamples:
-    """N samples: reward after shaping, number of the prompt, whether the sample trains, response tokens."""
+    """The rewards of N samples; every sequence has one entry per sample."""
 
-    rewards: Sequence[float]
-    groups: Sequence[int]
+    rewards: Sequence[float]  # after shaping
+    groups: Sequence[int]  # number of the prompt
     trains: Sequence[bool]
-    num_tokens: Sequence[float]
+    num_tokens: Sequence[float]  # of the response
     components: Mapping[str, Sequence[float]] = field(default_factory=dict)
     kl_coefficient: float = 0.0  # above 0 where the reward has a KL term; then the sums below are given
     kl_sums: Sequence[float] = ()  # per sample, the sum of K_t over its tokens

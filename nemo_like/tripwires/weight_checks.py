@@ -34,7 +34,8 @@ def digest_alarms(measured: Mapping[str, float], sent: Sequence[float]) -> Itera
 
 
 def weight_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
-    """Yield an alarm for weights that changed where they must not: outside training, or the reference's."""
+    """Yield an alarm for weights that changed where they must not: the policy's outside training, or the
+    reference's."""
     if measured.get(Measured.weights_moved_elsewhere):
         yield Alarm(
             tripwire="weights_kept",

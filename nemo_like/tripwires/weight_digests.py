@@ -27,23 +27,23 @@ class WeightsDigest:
         self._sums: list[tuple[str, Tensor]] = []
 
     def add(self, name: str, tensor: Tensor) -> None:
-        """Take in a tensor's present values; nothing is copied to the host yet."""
+        """Take a tensor's present values into the digest; nothing is copied to the host yet."""
         described = f"{name} {tensor.dtype} {tuple(tensor.shape)}"
         self._sums.append((described, word_sum(tensor)))
 
     def add_all(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Take in all these named tensors."""
+        """Take all these named tensors into the digest."""
         for name, tensor in tensors:
             self.add(name, tensor)
 
     def watching(self, tensors: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the named tensors unchanged, and take in each of them."""
+        """Yield the named tensors unchanged, and take each of them into the digest."""
         for name, tensor in tensors:
             self.add(name, tensor)
             yield name, tensor
 
     def value(self) -> int:
-        """Return the digest of everything that was added."""
+        """Return the digest of all tensors that were taken in."""
         if not self._sums:
             return 0
         sums = torch.stack([value for _, value in self._sums]).tolist()

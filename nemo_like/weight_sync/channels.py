@@ -55,7 +55,8 @@ class WeightChannel(Protocol):
         """
 
     def close(self) -> None:
-        """Close the connections: a worker that waits for this side fails at once. Safe to call twice."""
+        """Close the connections; a worker that still waits for the sender fails at once. Safe to call
+        twice."""
 
 
 class MemoryChannel:

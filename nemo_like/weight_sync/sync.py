@@ -46,7 +46,8 @@ class SharedGpus:
 
 
 class EngineWeights:
-    """Knows which version the engines serve, and has the trainer transfer another when one is needed."""
+    """Knows which version the engines serve, and has the trainer transfer its weights when they need another
+    version."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class EngineWeights:
 
     @property
     def digest(self) -> float | None:
-        """The digest of the weights that the trainer sent last; None where it computes none."""
+        """The digest of the weights that the trainer sent last; None where it computed none."""
         return self._digest
 
     @property
@@ -127,7 +128,7 @@ class NoEngines:
     digest: float | None = None
 
     def forget(self) -> None:
-        """Do nothing."""
+        """Do nothing: no engine has a version to forget."""
 
     def ensure_version(self, version: int) -> Mapping[str, Metric]:
         """Return at once, without metrics."""

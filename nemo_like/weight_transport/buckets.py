@@ -44,7 +44,7 @@ class SentAdapter:
 
 
 def check_names(tensors: Sequence[TensorSpec]) -> None:
-    """Raise ValueError when a name occurs twice."""
+    """Raise ValueError when two tensors have the same name."""
     twice = [name for name, count in Counter(spec.name for spec in tensors).items() if count > 1]
     if twice:
         raise ValueError(f"tensors named twice: {sorted(twice)}")
@@ -52,7 +52,8 @@ def check_names(tensors: Sequence[TensorSpec]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive bytes of a tensor that lie in one bucket; a tensor larger than a bucket has several."""
+    """Consecutive bytes of a tensor that lie in one bucket. A tensor larger than a bucket has several
+    pieces."""
 
     spec: TensorSpec
     start: int  # where these bytes begin in the tensor
@@ -77,7 +78,7 @@ def to_lists(pieces: Sequence[Piece]) -> list[list[Any]]:
 
 
 def from_lists(lists: Sequence[Sequence[Any]]) -> list[Piece]:
-    """Return the pieces that ``to_lists`` described."""
+    """Return the pieces from the lists that ``to_lists`` made of them."""
     names, dtypes, described, *numbers = lists
     shapes = {text: tuple(map(int, text.split())) for text in set(described)}
     specs = (

@@ -118,12 +118,14 @@ class ChangeDecoder:
 
 
 def _is_less(num_changed: int, bits: Tensor) -> bool:
-    """Return whether indexes and values are less to send than the tensor, and indexes fit into int32."""
+    """Return whether the indexes and values of the changes take less to send than the whole tensor, and
+    indexes fit into int32."""
     item_bytes = bits.element_size()
     is_addressable = len(bits) <= torch.iinfo(_INDEX).max
     return is_addressable and num_changed * (_INDEX.itemsize + item_bytes) < len(bits) * item_bytes
 
 
 def _bits(value: Tensor) -> Tensor:
-    """View the values as integers, flat: zeros of both signs differ, and equal NaNs do not."""
+    """View the values as flat integers of the same size, since floats of different bits can be equal (0 and
+    -0) and equal bits unequal (NaN)."""
     return value.reshape(-1).view(_INTEGERS[value.element_size()])

@@ -58,7 +58,7 @@ class Word(IntEnum):
 
 
 class GivenUp(RuntimeError):
-    """The engines gave the transfer up before they loaded anything."""
+    """Raised when the engines gave the transfer up before they loaded anything."""
 
 
 @dataclass(slots=True)

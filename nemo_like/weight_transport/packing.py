@@ -103,10 +103,11 @@ def view(buffer: Tensor, piece: Piece) -> Tensor:
 
 
 def as_bytes(value: Tensor) -> Tensor:
-    """Return the tensor's values in their order as [bytes] uint8; a view where they lie in that order."""
+    """Return the tensor's values in their order as [bytes] uint8; a view of the tensor where it is
+    contiguous."""
     return value.contiguous().view(-1).view(torch.uint8)
 
 
 def as_tensor(flat: Tensor, spec: TensorSpec) -> Tensor:
-    """View [bytes] uint8 as the tensor."""
+    """View [bytes] uint8 as a tensor of the dtype and shape of ``spec``."""
     return flat.view(getattr(torch, spec.dtype)).view(spec.shape)

@@ -129,7 +129,7 @@ class NamedProcessGroup:
         return dist.ProcessGroupNCCL(store, self.rank, address.num_ranks, options)
 
     def _meet(self) -> None:
-        """Wait until all ranks have reached this point, over the connections that broadcasts will use."""
+        """Wait until all ranks have called this, over the connections that broadcasts will use."""
         ones = torch.ones(1, device=self.device)
         self.wait(self._open.allreduce([ones]))
         if int(ones.item()) != self.address.num_ranks:
@@ -178,7 +178,8 @@ class BroadcastIncomingBuckets:
 
 
 def _route_to(host: str, port: int) -> str:
-    """Return this machine's address on the route to ``host``; loopback for loopback. Sends nothing."""
+    """Return this machine's own address on the route to ``host``, which is loopback for a loopback host.
+    Sends nothing."""
     family = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0][0]
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))

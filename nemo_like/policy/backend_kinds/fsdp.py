@@ -1,4 +1,4 @@
-"""PyTorch's fully_shard (FSDP2), for causal language models of transformers, and for images."""
+"""PyTorch's fully_shard (FSDP2), for causal language models of transformers, also with images."""
 
 from __future__ import annotations
 

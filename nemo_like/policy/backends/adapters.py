@@ -50,7 +50,7 @@ def initial_value(name: str, shape: Sequence[int]) -> Tensor:
 
 
 def peft_config(lora: LoraConfig, target_modules: str | list[str]) -> PeftConfig:
-    """Return peft's configuration of adapters beside ``target_modules``, in peft's own notation."""
+    """Return peft's configuration object of adapters beside ``target_modules``."""
     from peft import LoraConfig as PeftLora
 
     return PeftLora(

@@ -35,7 +35,7 @@ class WrittenWeights:
 
 
 def write_weights(path: Path, stage: int, tensors: Iterator[tuple[str, Tensor]]) -> WrittenWeights:
-    """Write one pipeline stage's tensors into files of at most 4 GiB, or of one larger tensor.
+    """Write one pipeline stage's tensors into files of at most 4 GiB; a larger tensor gets a file of its own.
 
     The tensors of one file are held in memory until it is full.
     """

@@ -49,7 +49,7 @@ class HostParking:
                 self._leave()
 
     def end(self) -> None:
-        """Bring the tensors back to their device for good. Nothing may be using them."""
+        """Bring the tensors back to their device for good; no block may be using them."""
         self._return()
         if self._is_on_gpu:
             torch.cuda.current_stream().synchronize()  # the host memory may be freed with this object

@@ -28,7 +28,8 @@ from nemo_like.rollout.options import RolloutConfig, dumps_rollouts_of
 
 
 def scored_columns(loss: LossConfig) -> tuple[Column, ...]:
-    """Return the log-probs that the trainer computes before training, because the loss compares with them."""
+    """Return the columns of log-probs that the trainer computes before training, because the loss compares
+    with them."""
     columns = [PREV_LOGPROBS] if scores_prev_logprobs(loss) else []
     if loss.reference_policy_kl_penalty > 0:
         columns.append(REFERENCE_LOGPROBS)

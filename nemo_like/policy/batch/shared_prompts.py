@@ -3,8 +3,8 @@
     [prompt 1][prompt 2]  [after][after][after]  [after][after]  [unused]
          runs: 2 prompts       3 samples of 1        2 of 2
 
-A prompt attends to itself; what comes after the prompt in a sample attends to the prompt and to itself. Every
-token's output is what it would be in a row of its sample alone (as in Prefix Grouper, arXiv 2506.05433).
+A prompt attends to itself; the tokens after the prompt in a sample attend to the prompt and to themselves.
+Every token gets the same output as in a row of its sample alone (as in Prefix Grouper, arXiv 2506.05433).
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ def use_causal_attention(model: PreTrainedModel) -> None:
 
 
 def has_plain_attention(model: PreTrainedModel) -> bool:
-    """Return whether every layer attends to all earlier positions, and through transformers' registry."""
+    """Return whether every layer attends to all earlier positions, and gets its attention from transformers'
+    registry."""
     config = model.config.get_text_config()
     layer_types = getattr(config, "layer_types", None)
     if layer_types is None:

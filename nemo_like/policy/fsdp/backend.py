@@ -294,7 +294,8 @@ class FSDPBackend(UpdatingBackend):
                 yield name, plain_name
 
     def _merged(self, name: str) -> Tensor:
-        """Gather a full parameter, with its adapter, if any, merged into it; collective over all ranks."""
+        """Gather a full parameter and merge its adapter, if it has one, into it; collective over all
+        ranks."""
         if not self._adapters:
             return full_tensor(self._parameters[name], self.device, self._dtype)
 

@@ -78,7 +78,8 @@ class ShardedAdamW:
         self._adam.zero_grad()
 
     def moments(self) -> dict[str, DTensor]:
-        """Return Adam's two moments of every parameter, cut as the parameter is, 0 before the first update.
+        """Return Adam's two moments of every parameter, cut like the parameter; they are 0 before the first
+        update.
 
         The tensors are the optimizer's own, so writing to them changes its state.
         """

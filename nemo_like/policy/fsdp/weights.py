@@ -18,10 +18,10 @@ _PROBE_TOKENS = 4
 
 
 def local_part(full: Tensor, parameter: DTensor) -> Tensor:
-    """Return this rank's part of a full tensor, cut as the parameter is.
+    """Return this rank's part of a full tensor, cut in the same way as ``parameter``.
 
-    The tensor is first cut over the tensor-parallel ranks, the last axis of the mesh, and each of these parts
-    over the data-parallel ranks.
+    The tensor is first cut over the tensor-parallel ranks, the last axis of the mesh; each of these parts is
+    then cut over the data-parallel ranks.
     """
     mesh, coordinate = parameter.device_mesh, parameter.device_mesh.get_coordinate()
     for axis in reversed(range(mesh.ndim)):

@@ -79,10 +79,10 @@ _STAGES = {
 
 
 class WorkerGroup(ABC):
-    """The driver's view of all workers that hold one model between them.
+    """The driver's view of all workers that together hold one model.
 
-    ``handles[rank]`` is at coordinates(rank) of the layout in ``cfg``; ``deadline_s`` gives a stage's
-    deadline. Each method waits for its calls and raises what ``Cluster.gather`` raises.
+    The worker ``handles[rank]`` has the coordinates of this rank in the layout of ``cfg``; ``deadline_s``
+    returns a stage's deadline. Each method waits for its calls and raises what ``Cluster.gather`` raises.
     """
 
     name: ClassVar[str]  # in messages
@@ -372,7 +372,7 @@ class PolicyWorkerGroup(TrainingGroup):
         self._ask("export_hf", partial(gathers_weights, self._cfg), path)
 
     def _with_engines(self, method: str, calls: Sequence[Call]) -> list[Any]:
-        """Wait for calls that need the engines too: the death of any actor of the run raises ActorDied."""
+        """Wait for calls that also need the engines: the death of any actor of the run raises ActorDied."""
         timeout_s = self._deadline_s(_STAGES[method])
         return self._cluster.gather(calls, stage=f"policy.{method}", timeout_s=timeout_s)
 
@@ -451,7 +451,7 @@ class TeacherWorkerGroup(WorkerGroup):
 def scored_batch(
     batch: KVBatchMeta, shards: Sequence[KVBatchMeta], answers: Sequence[WorkerScores]
 ) -> ScoredBatch:
-    """Return a batch with the tags of the leaders' answers, which are in the order of ``shards``."""
+    """Return ``batch`` with the tags of the leaders' answers; ``answers`` are in the order of ``shards``."""
     return ScoredBatch(
         batch=batch.with_tags(gathered_tags(batch, shards, answers)),
         metrics=merge(answer.metrics for answer in answers),

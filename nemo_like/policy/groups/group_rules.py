@@ -21,7 +21,7 @@ from nemo_like.policy.options import (
 
 
 def group_problems(name: str, group: WorkerGroupConfig, grpo: GRPOConfig) -> Iterator[Problem]:
-    """Yield every problem with keys of the worker group ``name`` that do not fit together.
+    """Yield every problem of keys of the worker group ``name`` that contradict each other.
 
     The caller has checked that every number of the group is within its limits.
     """

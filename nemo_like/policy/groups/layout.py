@@ -53,15 +53,15 @@ def stage_size(policy: WorkerGroupConfig) -> int:
 
 
 def policy_world_size(policy: WorkerGroupConfig) -> int:
-    """Return the number of policy workers: TP x CP x PP x DP."""
+    """Return the number of a worker group's workers: TP x CP x PP x DP."""
     return stage_size(policy) * axis_size(policy, "pp")
 
 
 def length_multiple(policy: WorkerGroupConfig) -> int:
     """Return the number that every sequence's length must be a multiple of.
 
-    Context parallelism cuts a sequence into two pieces for each of its ranks, and sequence parallelism cuts
-    what a rank has evenly over the TP ranks.
+    Context parallelism cuts a sequence into two pieces for each of its ranks. Sequence parallelism cuts a
+    rank's pieces evenly over the TP ranks.
     """
     contexts = axis_size(policy, "cp")
     return (2 * contexts if contexts > 1 else 1) * sequence_parts(policy)

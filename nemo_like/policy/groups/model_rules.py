@@ -39,7 +39,8 @@ def layout_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> It
 
 
 def image_problems(policy: PolicyConfig, data: DataConfig, model: ModelInfo) -> Iterator[Problem]:
-    """Yield every problem with a model that reads images, or with images for a model that reads none."""
+    """Yield every problem of a model that reads images with other keys, or of images in the data of a model
+    that reads none."""
     if model.has_vision_tower:
         yield from _with_vision_tower(policy)
         return

@@ -34,7 +34,7 @@ def batch_problems(name: str, group: TrainedGroupConfig, grpo: GRPOConfig) -> It
 
 
 def learning_rate_problems(name: str, group: TrainedGroupConfig, total: int) -> Iterator[Problem]:
-    """Yield every problem of the learning rate over the ``total`` updates of a run."""
+    """Yield every problem of a group's learning-rate schedule in a run of ``total`` updates."""
     scheduler, lr = group.scheduler, group.optimizer.lr
     if scheduler.decay_style is LRDecayStyle.constant:
         return

@@ -20,7 +20,8 @@ class Mismatch:
 
     ``mult_prob_error[i]`` is sample i's mean of exp|generation - prev| over its response tokens; it is 1
     where both agree on every token, or where there is no token. ``metrics`` are means over the response
-    tokens of samples that are not masked yet; these errors may mask some of them.
+    tokens of samples that are not masked so far; a sample may be masked later because of its
+    ``mult_prob_error``.
     """
 
     mult_prob_error: list[float]

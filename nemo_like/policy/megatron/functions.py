@@ -48,7 +48,7 @@ class SwiGLUFunction(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Compute each half's gradient directly in its place of one tensor, so that nothing is copied."""
+        """Compute the gradients of both halves directly into one tensor, so that nothing is copied."""
         halves, activated = ctx.saved_tensors
         gate, linear = halves.chunk(2, dim=-1)
         halves_grad = torch.empty_like(halves)

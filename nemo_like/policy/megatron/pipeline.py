@@ -1,4 +1,4 @@
-"""Runs of micro-batches through Megatron-core's pipeline schedules, forward only or forward and backward."""
+"""Runs micro-batches through Megatron-core's pipeline schedules, forward only or forward and backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker of a group that trains its model: what policy and critic have in common."""
+"""A worker of a group that trains its model: the part that policy and critic share."""
 
 from __future__ import annotations
 

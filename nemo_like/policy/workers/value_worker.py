@@ -74,8 +74,8 @@ class ValueWorker(TrainingWorker):
         """Value the shard's samples, estimate advantages and returns of their tokens, and start to write all
         three columns; needs tags shaped_reward, is_truncated and sample_mask.
 
-        The leader returns the sums of the advantages as tags, and sums from which the critic's explained
-        variance follows; the other ranks return None.
+        The leader returns the sums of the advantages as tags, and sums from which the driver computes the
+        critic's explained variance; the other ranks return None.
         """
         batch = self._batches.batch(meta, (INPUT_IDS, RESPONSE_MASK, *self._of_kl))
         with span("compute"), Stopwatch() as compute:
