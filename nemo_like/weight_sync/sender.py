@@ -165,9 +165,10 @@ class EngineWeightSender:
         else:
             self._channel.offer(transfer, weights)
             metrics = {"weight_sync_bytes": summed(_deliver(self._channel))}
-        if not self._is_first_replica:
-            digest = None  # the first replica reports the digest of the same weights
-        return metrics | _digested(digest) | self._saved(metrics["weight_sync_bytes"])
+        # Every replica sends the same weights, so one reports the digest; those of all stages are added up.
+        if digest is not None and self._is_first_replica:
+            metrics |= {WEIGHTS_DIGEST: summed(digest.value())}
+        return metrics | self._saved(metrics["weight_sync_bytes"])
 
     def _coordinate(
         self, transfer: Transfer, channel: WeightChannel, weights: Weights, deadline: float
@@ -266,12 +267,6 @@ class EngineWeightSender:
     def _ask_all(self, method: str, *args: object) -> list:
         calls = [engine.submit(method, *args) for engine in self._engines]
         return [call.result(self._timeout_s) for call in calls]
-
-
-def _digested(digest: WeightsDigest | None) -> dict[str, Metric]:
-    """Return the digest of this stage's weights as a metric, which is summed over stages; no metric without a
-    digest."""
-    return {} if digest is None else {WEIGHTS_DIGEST: summed(digest.value())}
 
 
 def _deliver(channel: WeightChannel) -> int:

@@ -108,15 +108,15 @@ def _check_targets(model: PreTrainedModel, cfg: LoraConfig) -> None:
         if not any(name == target or name.endswith(f".{target}") for name in names)
     ]
     if unknown:
-        linear = {name.rpartition(".")[2] for name, layer in model.named_modules() if _is_linear(layer)}
+        linear = {
+            name.rpartition(".")[2]
+            for name, layer in model.named_modules()
+            if isinstance(layer, nn.Linear | Conv1D)
+        }
         raise ValueError(
             f"policy.lora.target_modules={cfg.target_modules}: no layer of the model is called "
             f"{', '.join(unknown)}; its linear layers are {', '.join(sorted(linear))}"
         )
-
-
-def _is_linear(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear | Conv1D)
 
 
 def checkpoint_name(name: str) -> str | None:
