@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 from nemo_like.data.interface import Message, Prompt
-from nemo_like.data.nesting import MAX_LEVELS, is_shallow
 
 # Fields whose value must be text.
 _TEXTS = ("name", "tool_call_id", "reasoning_content", "reasoning", "thinking")
@@ -191,3 +190,22 @@ def as_text(message: Message) -> str:
         json.dumps({"name": one["name"], "arguments": one["arguments"]}, ensure_ascii=False) for one in calls
     ]
     return "\n".join([*([message.content] if message.content or not told else []), *told])
+
+
+# Schemas of tools have about two levels for each of their objects. Python allows a thousand recursions.
+MAX_LEVELS = 128
+
+
+def is_shallow(value: Any) -> bool:
+    """Return whether lists and objects are nested no deeper than ``MAX_LEVELS``."""
+    nested = [value] if isinstance(value, dict | list) else []
+    for _ in range(MAX_LEVELS):
+        nested = [
+            part
+            for one in nested
+            for part in (one.values() if isinstance(one, dict) else one)
+            if isinstance(part, dict | list)
+        ]
+        if not nested:
+            return True
+    return False

@@ -9,7 +9,7 @@ from nemo_like.config.import_path import load_by_path
 from nemo_like.data.interface import PromptExample, Split
 from nemo_like.data.messages import BadMessage, conversation_of
 from nemo_like.data.options import DatasetConfig
-from nemo_like.environments.hub_process import listed_prompts
+from nemo_like.environments.hub import listed_prompts
 from nemo_like.environments.options import ENVIRONMENT_KINDS, EnvConfig
 from nemo_like.environments.registry import kind_of, options_of
 from nemo_like.environments.shared_options import EPISODE_KEY, HubOptions

@@ -29,8 +29,7 @@ from nemo_like.data.options import DatasetConfig
 from nemo_like.data.sources import RECORD_COLUMN, data_sources
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.models.model_info import has_vision_tower
-from nemo_like.rollout.groups import RolloutConfigGroups
-from nemo_like.rollout.tasks import has_agents, judging_environments, task_environments
+from nemo_like.rollout.tasks import RolloutConfigGroups, has_agents, judging_environments, task_environments
 
 
 def rollout_declarations(

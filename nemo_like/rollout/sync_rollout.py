@@ -54,9 +54,7 @@ from nemo_like.rollout.data_plane_user import DataPlaneUser
 from nemo_like.rollout.dump import StepSamples
 from nemo_like.rollout.dumped_tokens import fetch_scores
 from nemo_like.rollout.engine_load import EngineLoad
-from nemo_like.rollout.environment_check import check_environments
 from nemo_like.rollout.flatten import FlatBatch, flatten
-from nemo_like.rollout.groups import RolloutConfigGroups
 from nemo_like.rollout.message_log import messages_of
 from nemo_like.rollout.options import dumps_rollouts_of
 from nemo_like.rollout.prompts import (
@@ -70,18 +68,20 @@ from nemo_like.rollout.prompts import (
     prompt_origin,
     response_seeds,
 )
-from nemo_like.rollout.record_check import check_records
 from nemo_like.rollout.recorder import RolloutRecorder
-from nemo_like.rollout.response_limit import response_limit, session_limit
 from nemo_like.rollout.rollout_columns import rollout_declarations, written_down
 from nemo_like.rollout.rollout_measures import measure_rollout
 from nemo_like.rollout.rollout_metrics import continued_metrics, rollout_metrics, staleness_metrics
 from nemo_like.rollout.sample_answers import sample_answer
 from nemo_like.rollout.sample_tags import answer_ids, component_tags
 from nemo_like.rollout.sample_times import times_of
+from nemo_like.rollout.start_checks import check_environments, check_records
 from nemo_like.rollout.tasks import (
+    RolloutConfigGroups,
     has_agents,
     max_prompt_tokens,
+    response_limit,
+    session_limit,
     task_environments,
     training_sampling,
     training_tasks,

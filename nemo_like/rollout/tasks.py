@@ -1,17 +1,27 @@
-"""The tasks of a run, their data sources and their settings; a task is a named environment with its data."""
+"""The tasks of a run: their environments, sampling and limits; a task is a named environment with its data.
+
+The config groups that rollouts read are here too, as Protocols.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import Protocol
 
+from nemo_like.algorithms.options import GRPOConfig
+from nemo_like.cluster.options import ClusterConfig
 from nemo_like.data.options import DataConfig
 from nemo_like.data.sources import data_sources
+from nemo_like.driver.options import EvaluationConfig
 from nemo_like.environments.options import EnvConfig
-from nemo_like.environments.registry import component_weights, kind_of, last_judge
+from nemo_like.environments.registry import component_weights, kind_of, last_judge, options_of
+from nemo_like.environments.shared_options import AgentOptions, Credit
 from nemo_like.generation.options import GenerationConfig, SamplingConfig
 from nemo_like.generation.sampling import SamplingSettings
-from nemo_like.policy.options import PolicyConfig
+from nemo_like.observability.options import LoggerConfig
+from nemo_like.policy.options import PolicyConfig, TeacherConfig
+from nemo_like.rollout.options import RolloutConfig
+from nemo_like.tripwires.options import DebugConfig
 
 
 class TaskConfigGroups(Protocol):
@@ -129,3 +139,56 @@ def _resolve(cfg: TaskConfigGroups, layers: list[tuple[str, SamplingConfig]]) ->
     values["top_k"] = values["top_k"] or 0
     values |= {name: tuple(values[name]) for name in ("stop_strings", "stop_token_ids")}
     return SourcedSampling(SamplingSettings(**values), keys)
+
+
+def response_limit(cfg: TaskConfigGroups, task: str) -> int:
+    """Return the most tokens that the policy can generate in a training sample of a task.
+
+    This is ``max_new_tokens`` for each turn, or for each call of an agent, and never more than a sample can
+    hold.
+    """
+    env = cfg.env[task]
+    num_turns, total = env.max_turns, env.max_conversation_tokens or cfg.policy.max_total_sequence_length
+    if kind_of(env).calls_policy:
+        options: AgentOptions = options_of(env)
+        num_turns = options.max_calls
+        if options.credit is Credit.session:
+            total = session_limit(cfg.policy)
+    return min(num_turns * training_sampling(cfg, task).sampling.max_new_tokens, total)
+
+
+def task_with_limit_of_a_turn(cfg: TaskConfigGroups, num_tokens: int) -> str | None:
+    """Return a training task whose limit for one turn, or for one call of an agent, is ``num_tokens``
+    although a sample may have more; None when no task is so. A user who gives this number as a limit of
+    samples has taken a turn for a sample."""
+    for task in training_tasks(cfg):
+        if task not in cfg.env:
+            continue
+        if num_tokens == training_sampling(cfg, task).sampling.max_new_tokens < response_limit(cfg, task):
+            return task
+    return None
+
+
+def session_limit(policy: PolicyConfig) -> int:
+    """Return how many tokens all branches of an agent's session may have together: as many as a micro-batch
+    holds."""
+    return min(policy.sequence_packing.train_mb_tokens, policy.sequence_packing.logprob_mb_tokens)
+
+
+class RolloutConfigGroups(TaskConfigGroups, Protocol):
+    """The config groups that ``SyncRolloutActor`` reads."""
+
+    @property
+    def grpo(self) -> GRPOConfig: ...
+    @property
+    def rollout(self) -> RolloutConfig: ...
+    @property
+    def logger(self) -> LoggerConfig: ...
+    @property
+    def cluster(self) -> ClusterConfig: ...
+    @property
+    def debug(self) -> DebugConfig: ...
+    @property
+    def teacher(self) -> TeacherConfig | None: ...
+    @property
+    def evaluation(self) -> EvaluationConfig | None: ...

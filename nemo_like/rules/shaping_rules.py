@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
 from nemo_like.environments.registry import kind_of
-from nemo_like.rollout.response_limit import response_limit, task_with_limit_of_a_turn
-from nemo_like.rollout.tasks import training_tasks
+from nemo_like.rollout.tasks import response_limit, task_with_limit_of_a_turn, training_tasks
 
 
 def shaping_problems(cfg: Config) -> Iterator[Problem]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
 from nemo_like.policy.options import Device, Precision
-from nemo_like.rollout.response_limit import response_limit, task_with_limit_of_a_turn
+from nemo_like.rollout.tasks import response_limit, task_with_limit_of_a_turn
 
 # vLLM's names of KV caches that round no more than the model.
 _FULL_CACHES = ("auto", "float16", "bfloat16", "float32")

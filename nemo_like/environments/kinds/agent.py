@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 from nemo_like.config.keys import Key
 from nemo_like.config.problems import Problem
+from nemo_like.environments.bubblewrap import sandbox_problems
 from nemo_like.environments.kind import Kind
 from nemo_like.environments.options import EnvConfig
-from nemo_like.environments.sandbox_rules import sandbox_problems
 from nemo_like.environments.shared_options import AgentOptions
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from nemo_like.config.keys import Key
+from nemo_like.environments.bubblewrap import sandbox_problems
 from nemo_like.environments.kind import Kind
-from nemo_like.environments.sandbox_rules import sandbox_problems
 from nemo_like.environments.shared_options import SandboxMode
 
 

@@ -47,8 +47,7 @@ from nemo_like.rollout.agents.agent_chat_api import (
     read_completion_request,
 )
 from nemo_like.rollout.agents.agent_connections import SilenceWatch
-from nemo_like.rollout.agents.agent_refusals import refusal
-from nemo_like.rollout.agents.agent_request import BadRequest, read_body
+from nemo_like.rollout.agents.agent_request import BadRequest, read_body, refusal
 from nemo_like.rollout.agents.agent_tools import AgentTools
 from nemo_like.rollout.agents.agent_work import RequestWork
 

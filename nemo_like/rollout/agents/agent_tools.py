@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from nemo_like.data.nesting import is_shallow
+from nemo_like.data.messages import is_shallow
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.rollout.agents.agent_request import BadRequest, an_object, objects, text_of
 

@@ -9,7 +9,7 @@ import pytest
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
-from nemo_like.environments import sandbox_rules
+from nemo_like.environments import bubblewrap
 from nemo_like.environments.options import ENVIRONMENT_KINDS
 from nemo_like.environments.registry import options_of
 from nemo_like.plan.machine_rules import Machine
@@ -84,7 +84,7 @@ def test_a_machine_without_the_sandbox_is_refused_with_the_remedy(
     with_env: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def refusal() -> str:
-        sandbox_rules.bubblewrap_failure.cache_clear()
+        bubblewrap.bubblewrap_failure.cache_clear()
         (problem,) = problems(with_env("code"))
         assert problem.startswith("env.task.options.sandbox=required needs ")
         assert problem.endswith("; or set it to none, with which programs can do whatever this user can")
@@ -97,7 +97,7 @@ def test_a_machine_without_the_sandbox_is_refused_with_the_remedy(
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho bwrap: No permissions >&2; exit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
     assert "which the system does not permit (bwrap: No permissions)" in refusal()
-    sandbox_rules.bubblewrap_failure.cache_clear()
+    bubblewrap.bubblewrap_failure.cache_clear()
 
 
 @pytest.mark.parametrize("kind", ["gymnasium", "textarena", "openenv", "verifiers"])

@@ -11,8 +11,7 @@ import pytest
 
 from nemo_like.child_process.parent_side import ChildDied
 from nemo_like.environments import hub
-from nemo_like.environments.hub import HubEnvironment
-from nemo_like.environments.hub_process import HubCallFailed, HubProcess, HubRefused, listed_prompts
+from nemo_like.environments.hub import HubCallFailed, HubEnvironment, HubProcess, HubRefused, listed_prompts
 from nemo_like.environments.interface import Exchange, Failure, FailureKind, Turn
 from nemo_like.environments.shared_options import EPISODE_KEY, HubOptions
 

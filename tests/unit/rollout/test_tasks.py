@@ -9,7 +9,7 @@ import pytest
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
-from nemo_like.rollout.response_limit import response_limit
+from nemo_like.rollout.tasks import response_limit
 from nemo_like.rules.rules import validate
 
 Task = Callable[..., Config]

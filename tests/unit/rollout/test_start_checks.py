@@ -10,7 +10,7 @@ import pytest
 from nemo_like.configuration import Config
 from nemo_like.data.datasets import Sources
 from nemo_like.data.interface import PromptExample, SourceReport
-from nemo_like.rollout.record_check import check_records
+from nemo_like.rollout.start_checks import check_records
 
 Demo = Callable[..., Config]
 

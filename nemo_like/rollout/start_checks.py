@@ -1,4 +1,4 @@
-"""Asks every environment one question before the first step, so that a run ends early if one cannot judge.
+"""Checks before the first step that environments can judge and that records fit their columns.
 
 first prompt of a source ──▶ Turn whose response is the reference answer ──▶ environment ──▶ any reward
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
 
 from nemo_like.data.datasets import Sources
 from nemo_like.data.interface import PromptExample
 from nemo_like.data.options import DatasetConfig, source_name
 from nemo_like.environments.interface import EnvironmentCheckFailed, first_question
 from nemo_like.environments.registry import kind_of
+from nemo_like.rollout.rollout_columns import unfit_values
 from nemo_like.rollout.tasks import TaskConfigGroups
 from nemo_like.rollout.turn_loop import Judge
 
@@ -80,3 +82,24 @@ async def _problem(
 def _shown(value: object) -> str:
     shown = repr(value)
     return shown if len(shown) <= _MAX_SHOWN_CHARACTERS else shown[:_MAX_SHOWN_CHARACTERS] + "..."
+
+
+def check_records(
+    section: Sequence[DatasetConfig],
+    read: Sources,
+    prompt_lengths: Callable[[Sequence[PromptExample]], Sequence[int]],
+) -> None:
+    """Check every prompt's values of the columns that the sources of ``section`` declare.
+
+    ``read`` has the prompts of these sources. Raises ValueError for the first value that does not fit.
+    """
+    bounds = accumulate((report.num_prompts for report in read.reports), initial=0)
+    for source, (start, stop) in zip(section, pairwise(bounds), strict=True):
+        for index in range(start, stop) if source.columns else ():
+            example = read.prompts[index]
+            (num_tokens,) = prompt_lengths([example])
+            for unfit in unfit_values(source, example, num_tokens):
+                raise ValueError(
+                    f"{source_name(source)}: the problem with the prompt {str(example.prompt)[:80]!r} "
+                    f"cannot be used: {unfit}"
+                ) from unfit
