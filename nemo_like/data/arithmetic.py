@@ -11,7 +11,7 @@ import random
 import re
 import zlib
 
-from nemo_like.data.interface import PromptExample, Split
+from nemo_like.data.interface import Split, TaskPrompt
 
 _MAX_DIGITS = 3
 _ORDER_SEED = 0
@@ -59,12 +59,12 @@ class ArithmeticDataset:
     def __len__(self) -> int:
         return len(self._pairs)
 
-    def __getitem__(self, index: int) -> PromptExample:
+    def __getitem__(self, index: int) -> TaskPrompt:
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} in an arithmetic dataset of {len(self)}")
         x, y = divmod(self._pairs[index], self._base)
         prompt, answer = addition_prompt(x, y, self._digits), addition_answer(x, y, self._digits)
-        return PromptExample(prompt, answer, as_written=as_written)
+        return TaskPrompt(prompt, answer, as_written=as_written)
 
 
 def _reversed_digits(value: int, width: int) -> str:

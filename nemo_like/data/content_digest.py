@@ -16,45 +16,45 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.data.images import Picture
-from nemo_like.data.interface import Message, PromptDataset, PromptExample
+from nemo_like.data.interface import Message, PromptDataset, TaskPrompt
 
 _DIGEST_BYTES = 16
 # Of an image, this much of both ends is read: all bytes of a million images would take many minutes.
 _IMAGE_END_BYTES = 4096
 
-Contents = Callable[[PromptExample], object]
+Contents = Callable[[TaskPrompt], object]
 
 
-def record_contents(example: PromptExample) -> object:
+def record_contents(task_prompt: TaskPrompt) -> object:
     """Return everything that a record contains, its further fields included."""
-    return [example.prompt, example.answer, _sorted(example.data), example.images]
+    return [task_prompt.prompt, task_prompt.answer, _sorted(task_prompt.data), task_prompt.images]
 
 
-def made_contents(example: PromptExample) -> object:
+def made_contents(task_prompt: TaskPrompt) -> object:
     """Return the prompt and the answer that a program made. Further fields are left out, since a program may
     order them differently each time."""
-    return [example.prompt, example.answer]
+    return [task_prompt.prompt, task_prompt.answer]
 
 
 class DigestedDataset:
     """A dataset that computes its digest during the first pass over it, so that no record is read twice."""
 
-    def __init__(self, problems: PromptDataset, contents: Contents) -> None:
+    def __init__(self, prompts: PromptDataset, contents: Contents) -> None:
         """Digest ``contents`` of each prompt."""
-        self._problems, self._contents = problems, contents
+        self._prompts, self._contents = prompts, contents
         self._hash = blake2b(digest_size=_DIGEST_BYTES)
         self._num_digested = 0
 
     def __len__(self) -> int:
-        return len(self._problems)
+        return len(self._prompts)
 
-    def __getitem__(self, index: int) -> PromptExample:
+    def __getitem__(self, index: int) -> TaskPrompt:
         """Return prompt ``index``. Raises the errors of the wrapped dataset."""
-        example = self._problems[index]
+        task_prompt = self._prompts[index]
         if index == self._num_digested:
-            self._hash.update(_encoded(self._contents(example)))
+            self._hash.update(_encoded(self._contents(task_prompt)))
             self._num_digested += 1
-        return example
+        return task_prompt
 
     def digest(self) -> str:
         """Return the digest of all prompts, in hexadecimal; read the prompts that have not been read yet."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nemo_like.config.import_path import load_by_path
 from nemo_like.data.content_digest import DigestedDataset, digest_of, made_contents, record_contents
-from nemo_like.data.interface import EnvironmentData, PromptDataset, PromptExample, SourceReport, Split
+from nemo_like.data.interface import EnvironmentData, PromptDataset, SourceReport, Split, TaskPrompt
 from nemo_like.data.mixture import MixedDataset, Selection, TemplatedDataset, short_enough
 from nemo_like.data.options import DatasetConfig, source_name
 from nemo_like.data.source_kind import source_kind_of
@@ -25,7 +25,7 @@ def build_sources(
     sources: Sequence[DatasetConfig],
     split: Split,
     *,
-    prompt_lengths: Callable[[Sequence[PromptExample]], Sequence[int]],
+    prompt_lengths: Callable[[Sequence[TaskPrompt]], Sequence[int]],
     max_prompt_tokens: int,
     environments: EnvironmentData | None = None,
 ) -> Sources:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nemo_like.data.images import ImageError, Picture
-from nemo_like.data.interface import Encoded, Observation, Prompt, PromptExample
+from nemo_like.data.interface import Encoded, Observation, Prompt, TaskPrompt
 from nemo_like.data.tokenizer import Tokenizer, UnreadablePrompt
 from nemo_like.data.vision import Vision
 
@@ -28,17 +28,20 @@ class PromptEncoder:
         self._vision = Vision.of(Path(checkpoint), self.tokenizer.token)
         self._max_prompt_tokens = max_prompt_tokens
 
-    def lengths(self, examples: Sequence[PromptExample]) -> list[int]:
+    def lengths(self, task_prompts: Sequence[TaskPrompt]) -> list[int]:
         """Return the number of tokens of each prompt; of images only the sizes are read.
 
         Raises ImageError for an image without a size, or with more tokens than a prompt may have.
         """
-        of_images = [sum(self._num_tokens(picture) - 1 for picture in example.images) for example in examples]
-        return [len(ids) + more for ids, more in zip(self._text_ids(examples), of_images, strict=True)]
+        of_images = [
+            sum(self._num_tokens(picture) - 1 for picture in task_prompt.images)
+            for task_prompt in task_prompts
+        ]
+        return [len(ids) + more for ids, more in zip(self._text_ids(task_prompts), of_images, strict=True)]
 
-    def check_images(self, example: PromptExample) -> None:
+    def check_images(self, task_prompt: TaskPrompt) -> None:
         """Decode the images of a prompt. Raises ImageError as ``lengths`` does, and for a broken image."""
-        for picture in example.images:
+        for picture in task_prompt.images:
             self._num_tokens(picture)
             picture.decoded()
 
@@ -46,11 +49,11 @@ class PromptEncoder:
         """Return the text of one response, as ``Tokenizer.decode_response`` does."""
         return self.tokenizer.decode_response(token_ids, stop_token_ids)
 
-    def encode(self, examples: Sequence[PromptExample]) -> list[Encoded]:
+    def encode(self, task_prompts: Sequence[TaskPrompt]) -> list[Encoded]:
         """Return the tokens and images of each prompt; ``failure`` is set when an image cannot be read."""
         return [
-            self._encoded(ids, example.images)
-            for example, ids in zip(examples, self._text_ids(examples), strict=True)
+            self._encoded(ids, task_prompt.images)
+            for task_prompt, ids in zip(task_prompts, self._text_ids(task_prompts), strict=True)
         ]
 
     def encode_observation(
@@ -92,26 +95,26 @@ class PromptEncoder:
             return Encoded(without, failure=str(error))
         return Encoded(tuple(token_ids), tuple(map(Picture.read, pictures)), columns)
 
-    def _text_ids(self, examples: Sequence[PromptExample]) -> list[list[int]]:
+    def _text_ids(self, task_prompts: Sequence[TaskPrompt]) -> list[list[int]]:
         """Return the tokens of the prompts' texts, in which each image has one token.
 
         Raises ImageError as ``_check_marks`` does, and ValueError, which names the record, for a prompt that
         cannot be given to the policy as it is.
         """
         prompts = [
-            self._vision_for(example.images[0]).own_prompt(example.prompt)
-            if example.images
-            else example.prompt
-            for example in examples
+            self._vision_for(task_prompt.images[0]).own_prompt(task_prompt.prompt)
+            if task_prompt.images
+            else task_prompt.prompt
+            for task_prompt in task_prompts
         ]
         try:
-            ids = self.tokenizer.encode_prompts(prompts, [example.tools for example in examples])
+            ids = self.tokenizer.encode_prompts(prompts, [task_prompt.tools for task_prompt in task_prompts])
         except UnreadablePrompt as error:
-            example = examples[error.index]
-            where = example.where or f"the problem with the prompt {str(example.prompt)[:80]!r}"
+            task_prompt = task_prompts[error.index]
+            where = task_prompt.where or f"the problem with the prompt {str(task_prompt.prompt)[:80]!r}"
             raise ValueError(f"{where}: {error}") from error
-        for example, tokens in zip(examples, ids, strict=True):
-            self._check_marks(tokens, len(example.images), f"the prompt {str(example.prompt)[:80]!r}")
+        for task_prompt, tokens in zip(task_prompts, ids, strict=True):
+            self._check_marks(tokens, len(task_prompt.images), f"the prompt {str(task_prompt.prompt)[:80]!r}")
         return ids
 
     def _check_marks(self, token_ids: Sequence[int], num_images: int, what: str) -> None:

@@ -30,8 +30,8 @@ Prompt = str | tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PromptExample:
-    """One prompt of a dataset, with everything that its record says of it.
+class TaskPrompt:
+    """One prompt of a task, with the reference answer and all data that its record holds.
 
     ``answer`` is the reference answer, ``data`` has the record's further fields for the environment, and
     ``env`` is the environment's name. ``as_written`` turns a prompt, response or answer into the way people
@@ -99,5 +99,5 @@ class PromptDataset(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: int) -> PromptExample:
+    def __getitem__(self, index: int) -> TaskPrompt:
         """Return prompt ``index``. Raises IndexError outside 0 .. len - 1."""

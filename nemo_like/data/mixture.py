@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from nemo_like.data.interface import Message, Prompt, PromptDataset, PromptExample
+from nemo_like.data.interface import Message, Prompt, PromptDataset, TaskPrompt
 from nemo_like.data.options import DatasetConfig
 
 
@@ -17,20 +17,20 @@ class TemplatedDataset:
     """The prompts of a source, each passed through ``templated`` when it is read."""
 
     def __init__(
-        self, problems: PromptDataset, cfg: DatasetConfig, tools: tuple[Mapping[str, Any], ...] = ()
+        self, prompts: PromptDataset, cfg: DatasetConfig, tools: tuple[Mapping[str, Any], ...] = ()
     ) -> None:
-        self._problems, self._cfg, self._tools = problems, cfg, tools
+        self._prompts, self._cfg, self._tools = prompts, cfg, tools
 
     def __len__(self) -> int:
-        return len(self._problems)
+        return len(self._prompts)
 
-    def __getitem__(self, index: int) -> PromptExample:
-        return templated(self._problems[index], self._cfg, self._tools)
+    def __getitem__(self, index: int) -> TaskPrompt:
+        return templated(self._prompts[index], self._cfg, self._tools)
 
 
 def templated(
-    example: PromptExample, cfg: DatasetConfig, tools: tuple[Mapping[str, Any], ...] = ()
-) -> PromptExample:
+    task_prompt: TaskPrompt, cfg: DatasetConfig, tools: tuple[Mapping[str, Any], ...] = ()
+) -> TaskPrompt:
     """Return the prompt in the form that the configuration describes, with its difficulty and its
     environment's name. Raises ValueError when ``difficulty_key`` names nothing in it.
 
@@ -38,10 +38,10 @@ def templated(
     user's message of a conversation, after ``system_prompt`` if there is one. A prompt that is already a list
     of messages only gets the system message, unless it begins with one.
     """
-    difficulty = "" if cfg.difficulty_key is None else difficulty_of(example.data, cfg.difficulty_key)
+    difficulty = "" if cfg.difficulty_key is None else difficulty_of(task_prompt.data, cfg.difficulty_key)
     return replace(
-        example,
-        prompt=_templated_prompt(example.prompt, cfg),
+        task_prompt,
+        prompt=_templated_prompt(task_prompt.prompt, cfg),
         env=cfg.env,
         difficulty=difficulty,
         tools=tools,
@@ -85,7 +85,7 @@ class MixedDataset:
     def __len__(self) -> int:
         return self._starts[-1]
 
-    def __getitem__(self, index: int) -> PromptExample:
+    def __getitem__(self, index: int) -> TaskPrompt:
         """Return prompt ``index``. Raises IndexError outside 0 .. len - 1."""
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} in {len(self._sources)} sources of {len(self)} together")
@@ -96,22 +96,22 @@ class MixedDataset:
 class Selection:
     """The prompts of a dataset at ``indices``, in that order."""
 
-    def __init__(self, problems: PromptDataset, indices: Sequence[int]) -> None:
-        self._problems, self._indices = problems, indices
+    def __init__(self, prompts: PromptDataset, indices: Sequence[int]) -> None:
+        self._prompts, self._indices = prompts, indices
 
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __getitem__(self, index: int) -> PromptExample:
+    def __getitem__(self, index: int) -> TaskPrompt:
         """Return prompt ``index`` of the selection. Raises IndexError outside 0 .. len - 1."""
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} in a selection of {len(self)}")
-        return self._problems[self._indices[index]]
+        return self._prompts[self._indices[index]]
 
 
 def short_enough(
-    problems: PromptDataset,
-    prompt_lengths: Callable[[Sequence[PromptExample]], Sequence[int]],
+    prompts: PromptDataset,
+    prompt_lengths: Callable[[Sequence[TaskPrompt]], Sequence[int]],
     max_tokens: int,
 ) -> list[int]:
     """Return the indices of the prompts that have at most ``max_tokens`` tokens.
@@ -120,11 +120,11 @@ def short_enough(
     ValueError for a prompt of no tokens, from which nothing can be generated.
     """
     kept: list[int] = []
-    for start in range(0, len(problems), 1000):
-        indices = range(start, min(start + 1000, len(problems)))
-        lengths = prompt_lengths([problems[index] for index in indices])
+    for start in range(0, len(prompts), 1000):
+        indices = range(start, min(start + 1000, len(prompts)))
+        lengths = prompt_lengths([prompts[index] for index in indices])
         if not all(lengths):
-            empty = problems[start + list(lengths).index(0)].prompt
+            empty = prompts[start + list(lengths).index(0)].prompt
             raise ValueError(f"the tokenizer makes no token of the prompt {empty!r}")
         kept += [index for index, length in zip(indices, lengths, strict=True) if length <= max_tokens]
     return kept

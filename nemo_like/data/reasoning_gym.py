@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nemo_like.data.answers import answer_text
-from nemo_like.data.interface import PromptExample, Split
+from nemo_like.data.interface import Split, TaskPrompt
 
 # A prompt is a function of seed + index. These seeds are so far apart that the splits share no prompt.
 _DEFAULT_SEEDS: dict[Split, int] = {"train": 0, "validation": 1_000_000_000}
@@ -27,17 +27,17 @@ class ReasoningGymDataset:
 
         arguments = {"seed": _DEFAULT_SEEDS[split], **options}
         try:
-            self._problems = reasoning_gym.create_dataset(name, **arguments)
+            self._prompts = reasoning_gym.create_dataset(name, **arguments)
         except (AssertionError, TypeError, ValueError) as error:
             raise ValueError(f"data.{split}.path={name} with options {arguments}: {error}") from error
 
     def __len__(self) -> int:
-        return len(self._problems)
+        return len(self._prompts)
 
-    def __getitem__(self, index: int) -> PromptExample:
+    def __getitem__(self, index: int) -> TaskPrompt:
         """Return prompt ``index``. Raises IndexError outside 0 .. len - 1."""
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} in a reasoning-gym dataset of {len(self)}")
-        entry = self._problems[index]
+        entry = self._prompts[index]
         answer = answer_text(entry["answer"], f"problem {index} of reasoning-gym")
-        return PromptExample(entry["question"], answer, {"metadata": entry["metadata"]})
+        return TaskPrompt(entry["question"], answer, {"metadata": entry["metadata"]})

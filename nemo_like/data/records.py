@@ -15,7 +15,7 @@ from typing import Any, Self
 from nemo_like.data.answers import answer_text
 from nemo_like.data.image_marks import with_marks, with_parts_as_marks
 from nemo_like.data.images import Picture, pictures_of
-from nemo_like.data.interface import Message, Prompt, PromptExample
+from nemo_like.data.interface import Message, Prompt, TaskPrompt
 from nemo_like.data.messages import BadMessage, conversation_of, without_missing_arguments
 from nemo_like.data.options import DatasetConfig
 from nemo_like.data.source_kind import source_kind_of
@@ -37,12 +37,12 @@ class RecordDataset:
     def __len__(self) -> int:
         return len(self._records)
 
-    def __getitem__(self, index: int) -> PromptExample:
+    def __getitem__(self, index: int) -> TaskPrompt:
         """Return the prompt of record ``index``. Raises IndexError outside 0 .. len - 1, ValueError for a bad
         field."""
         if not 0 <= index < len(self):
             raise IndexError(f"no problem {index} among {len(self)}")
-        return self._fields.example(self._records[index], self._where(index))
+        return self._fields.task_prompt(self._records[index], self._where(index))
 
 
 def checked_dataset(dataset: RecordDataset, cfg: DatasetConfig) -> RecordDataset:
@@ -83,7 +83,7 @@ class RecordFields:
         is_table = source_kind_of(cfg).is_table
         return cls(cfg.prompt_key, cfg.answer_key, tuple(cfg.columns), cfg.images_key, directory, is_table)
 
-    def example(self, record: Mapping[str, Any], where: str) -> PromptExample:
+    def task_prompt(self, record: Mapping[str, Any], where: str) -> TaskPrompt:
         """Return the prompt and all other contents of a record, with its answer as ``answer_text`` gives it.
 
         Raises ValueError, whose text begins with ``where``, when a field is missing, the prompt is empty or
@@ -102,7 +102,7 @@ class RecordFields:
         rest = {key: value for key, value in record.items() if key not in self._own_fields}
         columns = {name: _field(record, name, "columns", where) for name in self.columns}
         text = answer_text(answer, f"{where}, field {self.answer!r}")
-        return PromptExample(prompt, text, rest, columns=columns, images=images, where=where)
+        return TaskPrompt(prompt, text, rest, columns=columns, images=images, where=where)
 
     @property
     def _own_fields(self) -> tuple[str | None, ...]:

@@ -20,7 +20,7 @@ class SourceKind:
     about: where its prompts come from.
     problems: import path of ``(cfg, split, environments) -> PromptDataset``, which raises ValueError when a
         needed key is null, or when the data do not fit.
-    stream: import path of ``(cfg) -> (where, example), ...``, for sources that a scan need not read whole.
+    stream: import path of ``(cfg) -> (where, task_prompt), ...``, for sources that a scan reads in part.
     rules: yields the problems with a source, given its full key.
     reads_records: it has records, whose fields ``prompt_key`` and other keys name.
     reads_parts: ``split`` chooses rows of it.

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.kind import RecordCheck
 from nemo_like.environments.kinds.code import CodeOptions
@@ -108,9 +108,9 @@ def has_tests(options: CodeOptions) -> RecordCheck:
 
     num_parsed = 0
 
-    def check(example: PromptExample) -> None:
+    def check(task_prompt: TaskPrompt) -> None:
         nonlocal num_parsed
-        tests = field_of(example, options.tests_key, "options.tests_key")
+        tests = field_of(task_prompt, options.tests_key, "options.tests_key")
         if not tests:
             raise ValueError(f"the field {options.tests_key!r} (options.tests_key) has no tests")
         if isinstance(tests, str) and not options.share_objects and num_parsed < NUM_PARSED:

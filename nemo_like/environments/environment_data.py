@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nemo_like.config.import_path import load_by_path
-from nemo_like.data.interface import PromptExample, Split
+from nemo_like.data.interface import Split, TaskPrompt
 from nemo_like.data.messages import BadMessage, conversation_of
 from nemo_like.data.options import DatasetConfig
 from nemo_like.environments.hub import listed_prompts
@@ -83,7 +83,7 @@ class HubPrompts:
     def __len__(self) -> int:
         return len(self._made)
 
-    def __getitem__(self, index: int) -> PromptExample:
+    def __getitem__(self, index: int) -> TaskPrompt:
         """Return prompt ``index``. Raises IndexError outside 0 .. len - 1, and ValueError for malformed
         messages."""
         if not 0 <= index < len(self):
@@ -95,4 +95,4 @@ class HubPrompts:
                 prompt = conversation_of(prompt)
             except BadMessage as error:
                 raise ValueError(f"{where}: {error}") from error
-        return PromptExample(prompt, problem["answer"], {EPISODE_KEY: problem["data"]}, where=where)
+        return TaskPrompt(prompt, problem["answer"], {EPISODE_KEY: problem["data"]}, where=where)

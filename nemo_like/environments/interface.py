@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
-from nemo_like.data.interface import Observation, Prompt, PromptExample
+from nemo_like.data.interface import Observation, Prompt, TaskPrompt
 
 # The metric env/<name>/abstained_share/<component>: the share of samples in which the component abstained.
 ABSTAINED_SHARE = "abstained_share"
@@ -68,15 +68,15 @@ class Turn:
     )  # unique within the rollout; the feedback repeats it
 
 
-def first_question(example: PromptExample, *, max_turns: int, response_ids: tuple[int, ...] = ()) -> Turn:
+def first_question(task_prompt: TaskPrompt, *, max_turns: int, response_ids: tuple[int, ...] = ()) -> Turn:
     """Return the turn that checks before a run whether an environment can judge: a prompt with its reference
     answer as the response."""
     return Turn(
-        prompt=example.prompt,
-        response=example.answer,
-        answer=example.answer,
+        prompt=task_prompt.prompt,
+        response=task_prompt.answer,
+        answer=task_prompt.answer,
         is_truncated=False,
-        data=example.data,
+        data=task_prompt.data,
         is_last=max_turns == 1,
         response_ids=response_ids,
     )

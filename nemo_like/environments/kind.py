@@ -16,11 +16,11 @@ from nemo_like.config.problems import Problem
 from nemo_like.environments.shared_options import AgentOptions, HubOptions, ModelOptions, NoOptions
 
 if TYPE_CHECKING:
-    from nemo_like.data.interface import PromptExample
+    from nemo_like.data.interface import TaskPrompt
     from nemo_like.environments.options import EnvConfig
 
 # Called with a prompt and its data; raises ValueError when the environment could not judge a response.
-RecordCheck = Callable[["PromptExample"], None]
+RecordCheck = Callable[["TaskPrompt"], None]
 
 
 @dataclass(frozen=True, slots=True)

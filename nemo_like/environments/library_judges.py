@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import cache, partial
 from typing import Any
 
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 from nemo_like.data.messages import question_of
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.kind import RecordCheck
@@ -88,19 +88,19 @@ def _scorer(dataset: str) -> Any:
 def has_expression(options: MatchOptions) -> RecordCheck:
     has_answer, num_parsed = answer(options), 0
 
-    def check(example: PromptExample) -> None:
+    def check(task_prompt: TaskPrompt) -> None:
         nonlocal num_parsed
-        has_answer(example)
+        has_answer(task_prompt)
         if num_parsed < NUM_PARSED:
             num_parsed += 1
-            reference_expression(example.answer)
+            reference_expression(task_prompt.answer)
 
     return check
 
 
 def names_dataset(options: MatchOptions) -> RecordCheck:
-    def check(example: PromptExample) -> None:
-        metadata = field_of(example, "metadata", "reasoning-gym's own")
+    def check(task_prompt: TaskPrompt) -> None:
+        metadata = field_of(task_prompt, "metadata", "reasoning-gym's own")
         if not isinstance(metadata, Mapping) or "source_dataset" not in metadata:
             raise ValueError("the field 'metadata' does not name its reasoning-gym dataset (source_dataset)")
 

@@ -16,7 +16,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
 from nemo_like.data.chat_rendering import ChatRendering
-from nemo_like.data.interface import Message, Prompt, PromptExample
+from nemo_like.data.interface import Message, Prompt, TaskPrompt
 from nemo_like.data.messages import with_response
 from nemo_like.data.special_tokens import SpecialTokens
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
@@ -204,10 +204,10 @@ def is_rendered(options: ModelOptions) -> RecordCheck:
         return needs_nothing
     num_rendered = 0
 
-    def check(example: PromptExample) -> None:
+    def check(task_prompt: TaskPrompt) -> None:
         nonlocal num_rendered
         if num_rendered < NUM_PARSED:
             num_rendered += 1
-            encoder.rendered(example.prompt, example.answer)
+            encoder.rendered(task_prompt.prompt, task_prompt.answer)
 
     return check

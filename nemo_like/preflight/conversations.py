@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nemo_like.config.problems import Problem
-from nemo_like.data.interface import Message, PromptExample
+from nemo_like.data.interface import Message, TaskPrompt
 from nemo_like.data.options import DatasetConfig
 from nemo_like.data.template_turns import (
     MADE_UP_CALL_ID,
@@ -50,9 +50,9 @@ class ConversationCheck:
         prompt = [Message("user", MADE_UP_TEXT)]
         if self._cfg.system_prompt is not None:
             prompt.insert(0, Message("system", self._cfg.system_prompt))
-        yield from self.begun("a made-up problem", PromptExample(tuple(prompt), ""))
+        yield from self.begun("a made-up problem", TaskPrompt(tuple(prompt), ""))
 
-    def begun(self, where: str, example: PromptExample) -> Iterator[Problem]:
+    def begun(self, where: str, example: TaskPrompt) -> Iterator[Problem]:
         """Yield the problems of a conversation that begins with ``example``, unless its kind was checked."""
         if isinstance(example.prompt, str) or not self._tokenizer.has_chat_template:
             return

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nemo_like.config.import_path import load_by_path
 from nemo_like.config.problems import Problem
 from nemo_like.data.images import ImageError
-from nemo_like.data.interface import PromptExample, Split
+from nemo_like.data.interface import Split, TaskPrompt
 from nemo_like.data.options import DatasetConfig, source_name
 from nemo_like.data.source_kind import source_kind_of
 from nemo_like.environments.kind import RecordCheck
@@ -157,7 +157,7 @@ class _Scan:
             return
         self._judge()
 
-    def _look_at(self, batch: Sequence[tuple[str, PromptExample]], checks: Mapping[str, RecordCheck]) -> None:
+    def _look_at(self, batch: Sequence[tuple[str, TaskPrompt]], checks: Mapping[str, RecordCheck]) -> None:
         for (where, example), (name, check) in product(batch, checks.items()):
             try:
                 check(example)
@@ -173,7 +173,7 @@ class _Scan:
                 self._found(f"{where}: {unfit}")
         self.num_read += len(batch)
 
-    def _can_be_rendered(self, batch: Sequence[tuple[str, PromptExample]]) -> bool:
+    def _can_be_rendered(self, batch: Sequence[tuple[str, TaskPrompt]]) -> bool:
         if self.conversations is None:
             return False
         for where, example in batch:
@@ -181,7 +181,7 @@ class _Scan:
         return not self.conversations.has_refused
 
     def _counted(
-        self, encoder: PromptEncoder, batch: Sequence[tuple[str, PromptExample]]
+        self, encoder: PromptEncoder, batch: Sequence[tuple[str, TaskPrompt]]
     ) -> Sequence[int | None]:
         """Return the number of tokens of each prompt; None for a prompt with an unusable image."""
         usable = [self._has_usable_images(encoder, example) for _, example in batch]
@@ -199,7 +199,7 @@ class _Scan:
         self.longest = max(self.longest, 0, *lengths)
         return counts
 
-    def _has_usable_images(self, encoder: PromptEncoder, example: PromptExample) -> bool:
+    def _has_usable_images(self, encoder: PromptEncoder, example: TaskPrompt) -> bool:
         try:
             encoder.check_images(example)
         except ImageError as error:
@@ -241,7 +241,7 @@ class _Scan:
             )
 
 
-def _examples(source: SourceToScan) -> Iterator[tuple[str, PromptExample]]:
+def _examples(source: SourceToScan) -> Iterator[tuple[str, TaskPrompt]]:
     """Yield the place of each record, and the prompt that the policy will get for it.
 
     Sources that can be streamed are streamed; any other dataset is built before its first record.

@@ -21,7 +21,7 @@ from nemo_like.batch.columns import (
     OBSERVED_PIXEL_VALUES,
     PIXEL_VALUES,
 )
-from nemo_like.data.interface import Encoded, Message, Prompt, PromptExample
+from nemo_like.data.interface import Encoded, Message, Prompt, TaskPrompt
 from nemo_like.data.messages import with_response
 from nemo_like.environments.interface import (
     Exchange,
@@ -74,7 +74,7 @@ class Conversation:
     """A sample's tokens, texts and rewards so far; ``position`` and ``generation`` say where it is in the
     batch."""
 
-    example: PromptExample
+    task_prompt: TaskPrompt
     prompt_ids: tuple[int, ...]
     position: int  # of its prompt in the batch
     generation: int  # within its group
@@ -104,7 +104,7 @@ class Conversation:
     @property
     def prompt_passage(self) -> Passage:
         """The prompt's tokens, with the columns that its record brings."""
-        return Passage(np.asarray(self.prompt_ids, dtype=np.int32), None, dict(self.example.columns))
+        return Passage(np.asarray(self.prompt_ids, dtype=np.int32), None, dict(self.task_prompt.columns))
 
     def own_prompt(self, prompt: Passage) -> Passage:
         """Return ``prompt``, which all samples of a group share, with the columns that the engine gave for
@@ -226,11 +226,11 @@ class Conversation:
         """Return the latest response as a question to the environment, with its token ids if
         ``with_tokens``."""
         return Turn(
-            prompt=self.example.prompt,
+            prompt=self.task_prompt.prompt,
             response=self.latest_response,
-            answer=self.example.answer,
+            answer=self.task_prompt.answer,
             is_truncated=self.latest_is_truncated,
-            data=self.example.data,
+            data=self.task_prompt.data,
             history=tuple(self.history),
             is_last=self._is_out_of_tokens or self._is_out_of_turns,
             state=self.state,
@@ -300,7 +300,7 @@ class Conversation:
 
     def said(self, observation_role: str) -> Prompt:
         """Return the prompt and all turns, as text or as messages, which the next response will continue."""
-        prompt = self.example.prompt
+        prompt = self.task_prompt.prompt
         if isinstance(prompt, str):
             return prompt + "".join(one.response + one.observation for one in self.history)
         for one in self.history:

@@ -97,7 +97,7 @@ class StepSamples:
             "group": tags.pop(GROUP_ID.name),
             "generation": sample.generation,
             "outcome": tags.pop(OUTCOME.name, None),
-            "env": sample.example.env,
+            "env": sample.task_prompt.env,
             "source": origin.source,
             "index": origin.index,
             **_conversation(sample, self._columns),
@@ -114,10 +114,14 @@ def _rows(batch: KVBatchMeta) -> Iterator[tuple[str, dict[str, Any]]]:
 def _conversation(sample: Conversation, columns: Sequence[Column]) -> dict[str, Any]:
     failure = sample.failure
     return {
-        "prompt": _as_text(sample.example.prompt),
-        **({"images": [_image(one) for one in sample.example.images]} if sample.example.images else {}),
+        "prompt": _as_text(sample.task_prompt.prompt),
+        **(
+            {"images": [_image(one) for one in sample.task_prompt.images]}
+            if sample.task_prompt.images
+            else {}
+        ),
         "turns": list(_turns(sample)),
-        "answer": sample.example.answer,
+        "answer": sample.task_prompt.answer,
         "rewards": {name: _json_value(value) for name, value in sample.rewards.items()},
         "failure": None if failure is None else failure.reason,
         "failure_kind": None if failure is None else failure.kind.name,

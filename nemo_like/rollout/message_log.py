@@ -19,7 +19,7 @@ def messages_of(sample: Conversation, observation_role: str) -> list[dict[str, A
     An image of the prompt has its ``path``, or, when the record itself holds the image, the name of the
     record in ``record``; an image of an observation has the ``bytes`` of its file.
     """
-    prompt, pictures = sample.example.prompt, list(map(_of_prompt, sample.example.images))
+    prompt, pictures = sample.task_prompt.prompt, list(map(_of_prompt, sample.task_prompt.images))
     messages: list[dict[str, Any]] = []
     for message in (Message("user", prompt),) if isinstance(prompt, str) else prompt:
         num_images = message.content.count(IMAGE_MARK) if pictures else 0

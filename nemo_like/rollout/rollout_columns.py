@@ -24,7 +24,7 @@ from nemo_like.batch.columns import (
 )
 from nemo_like.batch.recordings import RecordingManifest
 from nemo_like.batch.routed_experts import replayed_columns
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 from nemo_like.data.options import DatasetConfig
 from nemo_like.data.sources import RECORD_COLUMN, data_sources
 from nemo_like.data_plane.storage_errors import ColumnMismatch
@@ -111,7 +111,7 @@ def written_down(columns: Iterable[Column]) -> list[dict[str, Any]]:
 
 
 def unfit_values(
-    source: DatasetConfig, example: PromptExample, num_tokens: int | None
+    source: DatasetConfig, task_prompt: TaskPrompt, num_tokens: int | None
 ) -> Iterator[ColumnMismatch]:
     """Yield an error for each value of a prompt that does not fit the column its source declares. Without
     ``num_tokens``, the length of the prompt, columns with a value per token are skipped."""
@@ -123,7 +123,7 @@ def unfit_values(
         if num_tokens is None and column.layout is Layout.per_token:
             continue
         try:
-            column_value(column, example.columns[name], num_tokens or 0)
+            column_value(column, task_prompt.columns[name], num_tokens or 0)
         except ColumnMismatch as error:
             yield error
 

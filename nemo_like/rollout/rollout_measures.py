@@ -81,7 +81,7 @@ class _Responses:
         """Count the responses without a stop token at their end; a sample's last response may be truncated
         instead. Responses of an environment that ``stop_tokens`` lacks are not counted."""
         final = self._ids[self._ends - 1]
-        envs = np.array([sample.example.env for sample in self._samples], dtype=object)
+        envs = np.array([sample.task_prompt.env for sample in self._samples], dtype=object)
         of_response = np.repeat(envs, self._last - self._first + 1)
         is_ended = np.ones(len(final), bool)
         for env, tokens in stop_tokens.items():

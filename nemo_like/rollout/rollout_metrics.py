@@ -18,7 +18,7 @@ def rollout_metrics(groups: Sequence[Sequence[Conversation]]) -> dict[str, Metri
     """Return lengths, ends and failures over all samples, then rewards and failures of each environment."""
     by_env: dict[str, list[Sequence[Conversation]]] = {}
     for group in groups:  # the samples of a group have one prompt
-        by_env.setdefault(group[0].example.env, []).append(group)
+        by_env.setdefault(group[0].task_prompt.env, []).append(group)
     metrics = _overall([sample for group in groups for sample in group])
     for env, of_env in sorted(by_env.items()):
         metrics |= {f"env/{env}/{name}": metric for name, metric in _of_environment(of_env).items()}

@@ -13,8 +13,8 @@ def sample_answer(sample: Conversation, solved_reward: float) -> SampleAnswer:
 
     The texts are not rewritten where this would make a wrong answer look right, or a right one wrong.
     """
-    prompt, response = _as_text(sample.example.prompt), sample.transcript()
-    answer, as_written = sample.example.answer, sample.example.as_written
+    prompt, response = _as_text(sample.task_prompt.prompt), sample.transcript()
+    answer, as_written = sample.task_prompt.answer, sample.task_prompt.as_written
     if as_written is not None:
         written = as_written(prompt), as_written(response), as_written(answer)
         if (written[1] == written[2]) == (response == answer):

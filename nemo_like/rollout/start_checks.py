@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from nemo_like.data.datasets import Sources
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 from nemo_like.data.options import DatasetConfig, source_name
 from nemo_like.environments.interface import EnvironmentCheckFailed, first_question
 from nemo_like.environments.registry import kind_of
@@ -33,21 +33,24 @@ async def check_environments(
     tokens. The reward may have any value. Raises EnvironmentCheckFailed, listing every environment that gave
     none.
     """
-    first: dict[str, tuple[str, PromptExample]] = {}
+    first: dict[str, tuple[str, TaskPrompt]] = {}
     for section, read in sources:
-        for source, name, example in _first_examples(section, read):
+        for source, name, task_prompt in _first_task_prompts(section, read):
             if cfg.env[source.env].check_at_start:
-                first.setdefault(source.env, (name, example))
+                first.setdefault(source.env, (name, task_prompt))
     problems = await asyncio.gather(
-        *(_problem(cfg, env, judges[env], name, example, encode) for env, (name, example) in first.items())
+        *(
+            _problem(cfg, env, judges[env], name, task_prompt, encode)
+            for env, (name, task_prompt) in first.items()
+        )
     )
     if any(problems):
         raise EnvironmentCheckFailed("\n".join(problem for problem in problems if problem))
 
 
-def _first_examples(
+def _first_task_prompts(
     section: Sequence[DatasetConfig], read: Sources
-) -> Iterator[tuple[DatasetConfig, str, PromptExample]]:
+) -> Iterator[tuple[DatasetConfig, str, TaskPrompt]]:
     """Yield the first prompt of every source, after the source and its name."""
     start = 0
     for source, report in zip(section, read.reports, strict=True):
@@ -60,12 +63,12 @@ async def _problem(
     env: str,
     judge: Judge,
     source: str,
-    example: PromptExample,
+    task_prompt: TaskPrompt,
     encode: Callable[[str], Sequence[int]],
 ) -> str:
     """Ask the environment; return an error text when it gives no reward, else an empty text."""
-    ids = tuple(encode(example.answer)) if judge.wants_tokens else ()
-    question = first_question(example, max_turns=cfg.env[env].max_turns, response_ids=ids)
+    ids = tuple(encode(task_prompt.answer)) if judge.wants_tokens else ()
+    question = first_question(task_prompt, max_turns=cfg.env[env].max_turns, response_ids=ids)
     (feedback,) = await judge.step([question])
     if feedback.failure is None:
         return ""
@@ -73,7 +76,7 @@ async def _problem(
     return (
         f"env.{env} (kind={cfg.env[env].kind}) was asked once before training, and gave no reward\n"
         f"asked: the first problem of source {source}, with its reference answer as the response: "
-        f"prompt {_shown(example.prompt)}, response {_shown(example.answer)}\n"
+        f"prompt {_shown(task_prompt.prompt)}, response {_shown(task_prompt.answer)}\n"
         f"answer: {feedback.failure.kind.name}: {feedback.failure.reason}\n"
         f"{remedy}; env.{env}.check_at_start=false starts without asking"
     )
@@ -87,7 +90,7 @@ def _shown(value: object) -> str:
 def check_records(
     section: Sequence[DatasetConfig],
     read: Sources,
-    prompt_lengths: Callable[[Sequence[PromptExample]], Sequence[int]],
+    prompt_lengths: Callable[[Sequence[TaskPrompt]], Sequence[int]],
 ) -> None:
     """Check every prompt's values of the columns that the sources of ``section`` declare.
 
@@ -96,10 +99,10 @@ def check_records(
     bounds = accumulate((report.num_prompts for report in read.reports), initial=0)
     for source, (start, stop) in zip(section, pairwise(bounds), strict=True):
         for index in range(start, stop) if source.columns else ():
-            example = read.prompts[index]
-            (num_tokens,) = prompt_lengths([example])
-            for unfit in unfit_values(source, example, num_tokens):
+            task_prompt = read.prompts[index]
+            (num_tokens,) = prompt_lengths([task_prompt])
+            for unfit in unfit_values(source, task_prompt, num_tokens):
                 raise ValueError(
-                    f"{source_name(source)}: the problem with the prompt {str(example.prompt)[:80]!r} "
+                    f"{source_name(source)}: the problem with the prompt {str(task_prompt.prompt)[:80]!r} "
                     f"cannot be used: {unfit}"
                 ) from unfit

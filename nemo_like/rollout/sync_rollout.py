@@ -29,7 +29,7 @@ from nemo_like.cluster.options import deadline_s
 from nemo_like.cluster.placement import node_address
 from nemo_like.data.datasets import Sources, build_sources
 from nemo_like.data.encoder import PromptEncoder
-from nemo_like.data.interface import Encoded, PromptExample, Split
+from nemo_like.data.interface import Encoded, Split, TaskPrompt
 from nemo_like.data.options import DatasetConfig
 from nemo_like.data_plane.spec import DataPlaneSpec
 from nemo_like.driver.options import asks_endpoint
@@ -179,9 +179,9 @@ class SyncRolloutActor(DataPlaneUser):
         with rollout.at_work():
             try:
                 dataset = self._sources[prompts.mode].prompts
-                examples = [dataset[index] for index in prompts.indices]
-                encoded = await asyncio.to_thread(self._encoder.encode, examples)
-                loop = self._turn_loop(prompts, examples, encoded)
+                task_prompts = [dataset[index] for index in prompts.indices]
+                encoded = await asyncio.to_thread(self._encoder.encode, task_prompts)
+                loop = self._turn_loop(prompts, task_prompts, encoded)
                 rollout.start(loop, self._engines, self._sink, self._load)
             except Exception as error:
                 rollout.fail(error)
@@ -378,13 +378,13 @@ class SyncRolloutActor(DataPlaneUser):
         return read
 
     def _turn_loop(
-        self, prompts: PromptBatch, examples: Sequence[PromptExample], encoded: Sequence[Encoded]
+        self, prompts: PromptBatch, task_prompts: Sequence[TaskPrompt], encoded: Sequence[Encoded]
     ) -> TurnLoop:
         groups = [
-            self._conversations(prompts, position, example, prompt)
-            for position, (example, prompt) in enumerate(zip(examples, encoded, strict=True))
+            self._conversations(prompts, position, task_prompt, prompt)
+            for position, (task_prompt, prompt) in enumerate(zip(task_prompts, encoded, strict=True))
         ]
-        envs = {group[0].example.env for group in groups}
+        envs = {group[0].task_prompt.env for group in groups}
         # An engine may still deliver groups of an abandoned rollout: another id keeps them apart.
         again = f"/again-{self._num_abandoned}" if self._num_abandoned else ""
         return TurnLoop(
@@ -404,11 +404,11 @@ class SyncRolloutActor(DataPlaneUser):
         return allowance
 
     def _conversations(
-        self, prompts: PromptBatch, position: int, example: PromptExample, prompt: Encoded
+        self, prompts: PromptBatch, position: int, task_prompt: TaskPrompt, prompt: Encoded
     ) -> list[Conversation]:
         """Begin the conversations of one prompt's samples; end them at once when an image of the prompt
         cannot be read."""
-        env = self._cfg.env[example.env]
+        env = self._cfg.env[task_prompt.env]
         limits = Limits(
             max_turns=env.max_turns,
             max_tokens=env.max_conversation_tokens or self._cfg.policy.max_total_sequence_length,
@@ -420,9 +420,9 @@ class SyncRolloutActor(DataPlaneUser):
             prompts.first_group + position,
             prompts.num_generations,
         )
-        example = replace(example, columns={**example.columns, **prompt.columns})
+        task_prompt = replace(task_prompt, columns={**task_prompt.columns, **prompt.columns})
         conversations = [
-            Conversation(example, prompt.token_ids, position, generation, limits, seed, prompt.images)
+            Conversation(task_prompt, prompt.token_ids, position, generation, limits, seed, prompt.images)
             for generation, seed in enumerate(seeds)
         ]
         if prompt.failure is not None:
@@ -452,7 +452,7 @@ class SyncRolloutActor(DataPlaneUser):
     def _keep_messages(self, groups: Sequence[Sequence[Conversation]]) -> None:
         """Store each sample's conversation as a column; a sample without a response is left out."""
         for sample in (sample for group in groups for sample in group if sample.passages):
-            role = self._cfg.env[sample.example.env].observation_role
+            role = self._cfg.env[sample.task_prompt.env].observation_role
             sample.passages[-1].columns[MESSAGES.name] = messages_of(sample, role)
 
     def _flatten(self, prompts: PromptBatch, groups: Sequence[Sequence[Conversation]]) -> FlatBatch:
@@ -460,7 +460,7 @@ class SyncRolloutActor(DataPlaneUser):
         components = [
             sample.rewards if sample.failure is None else {} for group in groups for sample in group
         ]
-        tasks = [sample.example.env for group in groups for sample in group]
+        tasks = [sample.task_prompt.env for group in groups for sample in group]
         if prompts.mode is RolloutMode.validation:
             flat.tags[ANSWER_ID.name] = [
                 number
@@ -471,7 +471,9 @@ class SyncRolloutActor(DataPlaneUser):
             limits = {task: response_limit(self._cfg, task) for task in set(tasks)}
             flat.tags[MAX_RESPONSE_TOKENS.name] = [limits[task] for task in tasks]
         if self._cfg.evaluation is not None:
-            flat.tags[DIFFICULTY.name] = [sample.example.difficulty for group in groups for sample in group]
+            flat.tags[DIFFICULTY.name] = [
+                sample.task_prompt.difficulty for group in groups for sample in group
+            ]
         if self._names_tasks(prompts):
             flat.tags[TASK.name] = tasks
         if self._is_watched(prompts):
@@ -542,7 +544,9 @@ def _recorder(cfg: RolloutConfigGroups, run_directory: Path, columns: Iterable[C
 def _failed_rewards(prompts: PromptBatch, groups: Sequence[Sequence[Conversation]]) -> list[FailedReward]:
     """Return every sample without a reward, ordered by (prompt, generation)."""
     return [
-        FailedReward(sample.example.env, sample.failure, prompts.indices[sample.position], sample.generation)
+        FailedReward(
+            sample.task_prompt.env, sample.failure, prompts.indices[sample.position], sample.generation
+        )
         for group in groups
         for sample in group
         if sample.failure is not None

@@ -293,14 +293,14 @@ class TurnLoop:
         for one, text in zip(answered, texts, strict=True):
             conversation = one.conversation
             conversation.add_response(one.response, text, one.versions.oldest)
-            by_env.setdefault(conversation.example.env, []).append(conversation)
+            by_env.setdefault(conversation.task_prompt.env, []).append(conversation)
         for env, conversations in by_env.items():
             size = self._tasks[env].batch_size
             for start in range(0, len(conversations), size):
                 self._start(self._judge(self._tasks[env], conversations[start : start + size]))
 
     def _decoded(self, answered: Sequence[_Answered]) -> list[str]:
-        return [self._text(one.response, one.conversation.example.env) for one in answered]
+        return [self._text(one.response, one.conversation.task_prompt.env) for one in answered]
 
     def _text(self, response: Response, env: str) -> str:
         if response.text is not None:
@@ -340,7 +340,7 @@ class TurnLoop:
 
     def _start_agents(self) -> None:
         for conversation in (one for group in self.groups for one in group if one.end is None):
-            player = self._tasks[conversation.example.env].player
+            player = self._tasks[conversation.task_prompt.env].player
             if player is not None:
                 self._start(self._play(player, conversation))
 
@@ -360,7 +360,7 @@ class TurnLoop:
     async def _observe(self, conversation: Conversation, observation: Observation, task: Task) -> None:
         """Add an observation to its conversation; end the conversation when an image cannot be used."""
         arguments = (
-            conversation.example.prompt,
+            conversation.task_prompt.prompt,
             observation,
             task.observation_role,
             conversation.last_token_id,
@@ -371,7 +371,7 @@ class TurnLoop:
             else:
                 encoded = self._codec.encode_observation(*arguments)
         except TurnError as error:
-            key = f"env.{conversation.example.env}.observation_role={task.observation_role}"
+            key = f"env.{conversation.task_prompt.env}.observation_role={task.observation_role}"
             raise ValueError(f"{key}: the chat template {error}") from error
         if encoded.failure is None:
             conversation.add_observation(observation.text, encoded)
@@ -391,9 +391,9 @@ class TurnLoop:
         has a request of its own, and comes as soon as it is finished. A group that has already ended has
         none.
         """
-        if group[0].end is not None or self._tasks[group[0].example.env].player is not None:
+        if group[0].end is not None or self._tasks[group[0].task_prompt.env].player is not None:
             return []
-        if self._tasks[group[0].example.env].max_turns > 1:
+        if self._tasks[group[0].task_prompt.env].max_turns > 1:
             return [self._request(f"{c.position}/{c.generation}/1", (c,), (c.seed,)) for c in group]
         return [self._request(str(group[0].position), tuple(group), tuple(c.seed for c in group))]
 
@@ -409,7 +409,7 @@ class TurnLoop:
         self, name: str, conversations: tuple[Conversation, ...], seeds: tuple[int, ...]
     ) -> _Request:
         first = conversations[0]
-        sampling, num_left = self._tasks[first.example.env].sampling, first.num_tokens_left
+        sampling, num_left = self._tasks[first.task_prompt.env].sampling, first.num_tokens_left
         if num_left < 1:
             raise ValueError(
                 f"prompt {first.position} of rollout {self._rollout_id!r} has {len(first.prompt_ids)} "
@@ -422,7 +422,7 @@ class TurnLoop:
         limit = limit if piece is None else min(piece, limit)
         if limit != sampling.max_new_tokens:
             sampling = replace(sampling, max_new_tokens=limit)
-        task = self._tasks[first.example.env]
+        task = self._tasks[first.task_prompt.env]
         group = GroupRequest(
             *(f"{self._rollout_id}/{name}", first.token_ids(), seeds, first.images(), first.num_known),
             said=first.said(task.observation_role) if task.is_said else None,

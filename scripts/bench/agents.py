@@ -30,7 +30,7 @@ from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
 from nemo_like.configuration import Config, load_config
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.registry import options_of
@@ -118,7 +118,7 @@ class Host:
         player = AgentPlayer(self._agents[which], Talker(num_calls), options, sampling, 1 << 20)
         limits = Limits(1, MAX_LENGTH)
         sessions = [
-            Conversation(PromptExample(f"{which} {round_} {place} {TEXT}", ""), (1,), place, 0, limits, place)
+            Conversation(TaskPrompt(f"{which} {round_} {place} {TEXT}", ""), (1,), place, 0, limits, place)
             for place in range(num_sessions)
         ]
         started_s = time.monotonic()

@@ -16,7 +16,7 @@ from transformers import DynamicCache
 from nemo_like.algorithms.advantages import group_relative_advantages
 from nemo_like.configuration import Config
 from nemo_like.data.datasets import build_dataset
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 from nemo_like.data.sampler import PromptSampler
 from nemo_like.data.tokenizer import Tokenizer
 from scripts.bench.plain_model import PlainModel
@@ -85,7 +85,7 @@ class PlainLoop:
         )
 
     @torch.no_grad()
-    def _generate(self, examples: list[PromptExample]) -> Rollout:
+    def _generate(self, examples: list[TaskPrompt]) -> Rollout:
         prompts = self.tokenizer.encode_prompts(
             [example.prompt for example in examples], [example.tools for example in examples]
         )
@@ -120,7 +120,7 @@ class PlainLoop:
         mask = torch.stack(masks, dim=1).float()
         return Rollout(tokens, attention, mask, torch.stack(logprobs, dim=1) * mask)
 
-    def _rewards(self, examples: list[PromptExample], rollout: Rollout) -> list[float]:
+    def _rewards(self, examples: list[TaskPrompt], rollout: Rollout) -> list[float]:
         responses = rollout.tokens[:, -rollout.mask.shape[1] :].tolist()
         lengths = rollout.mask.sum(1).long().tolist()
         eos = self.tokenizer.eos_token_id

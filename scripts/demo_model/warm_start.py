@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
 
 from nemo_like.data.arithmetic import ArithmeticDataset
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 
 from .tiny_tokenizer import EOS, PAD, VOCABULARY_SIZE, vocabulary
 
@@ -137,7 +137,7 @@ def warm_start(
 
 
 @torch.no_grad()
-def sampled_accuracy(model: PreTrainedModel, examples: list[PromptExample], seed: int) -> float:
+def sampled_accuracy(model: PreTrainedModel, examples: list[TaskPrompt], seed: int) -> float:
     """Return the share of problems that the model answers exactly right, one sample each at temperature 1.
 
     All prompts must have the same number of tokens, and so must all answers.
@@ -159,7 +159,7 @@ def sampled_accuracy(model: PreTrainedModel, examples: list[PromptExample], seed
 
 
 def _train_step(
-    model: PreTrainedModel, optimizer: torch.optim.Optimizer, examples: list[PromptExample]
+    model: PreTrainedModel, optimizer: torch.optim.Optimizer, examples: list[TaskPrompt]
 ) -> float:
     """Make one update on prompt, answer and eos, of which only answer and eos are learnt; return the loss."""
     eos = vocabulary()[EOS]

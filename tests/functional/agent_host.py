@@ -11,7 +11,7 @@ import psutil
 
 from nemo_like.batch.columns import BRANCH_STARTS
 from nemo_like.cluster.actors import ActorHandle
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import options_of
@@ -59,7 +59,7 @@ class AgentHost:
         player = AgentPlayer(self._agents, server, options_of(env), sampling, _MAX_SESSION_TOKENS)
         conversations = [
             Conversation(
-                PromptExample(prompt, "102", {"place": place, "agent": agent}, env="agents"),
+                TaskPrompt(prompt, "102", {"place": place, "agent": agent}, env="agents"),
                 tuple(self._tokenizer.encode_prompt(prompt)),
                 place,
                 generation,

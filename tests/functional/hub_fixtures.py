@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 
 from nemo_like.cluster.runtime import free_port
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 from nemo_like.environments.environment_data import EnvironmentPrompts
 from nemo_like.environments.interface import Exchange, Feedback, Turn
 from nemo_like.environments.options import EnvConfig
@@ -34,7 +34,7 @@ def hub_config(kind: str, max_turns: int = 16, **options: Any) -> EnvConfig:
     )
 
 
-def problems(cfg: EnvConfig, size: int, seed: int = 0) -> list[PromptExample]:
+def problems(cfg: EnvConfig, size: int, seed: int = 0) -> list[TaskPrompt]:
     """What ``data.train.kind=environment`` gives."""
     of_game = source(env="game", options={"size": size, "seed": seed})
     made = EnvironmentPrompts({"game": cfg}).prompts(of_game, "train")
@@ -42,7 +42,7 @@ def problems(cfg: EnvConfig, size: int, seed: int = 0) -> list[PromptExample]:
 
 
 def turn(
-    example: PromptExample, response: str, history: tuple[Exchange, ...], state: Any, is_last: bool
+    example: TaskPrompt, response: str, history: tuple[Exchange, ...], state: Any, is_last: bool
 ) -> Turn:
     return Turn(
         prompt=example.prompt,
@@ -58,7 +58,7 @@ def turn(
 
 def played(
     cfg: EnvConfig,
-    example: PromptExample,
+    example: TaskPrompt,
     policy: Callable[[str], str],
     between: Callable[[EnvironmentServer], Any] | None = None,
 ) -> list[Feedback]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from nemo_like.batch.meta import Chunk, KVBatchMeta
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 from nemo_like.environments.interface import Exchange, Failure, FailureKind
 from nemo_like.observability.jsonl import MetricsFile
 from nemo_like.rollout.conversation import Conversation, Limits, Passage
@@ -87,7 +87,7 @@ def conversation(group: int, generation: int, group_size: int, solved: float) ->
     env = "broken" if is_broken else "sums"
     share = 1.0 - solved if group == WORSE else solved
     sample = Conversation(
-        PromptExample(f"{group}+1=", str(group), env=env),
+        TaskPrompt(f"{group}+1=", str(group), env=env),
         (1, 2), 0, generation, Limits(max_turns=2, max_tokens=64), seed=0,
     )  # fmt: skip
     half, last = NUM_TOKENS // 2, NUM_TOKENS // 2 - generation % 2

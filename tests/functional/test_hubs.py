@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from nemo_like.data.interface import Message, PromptExample
+from nemo_like.data.interface import Message, TaskPrompt
 from nemo_like.environments.interface import Exchange, FailureKind, Feedback
 from nemo_like.environments.server import EnvironmentServer
 from tests.functional.hub_fixtures import (
@@ -120,7 +120,7 @@ def test_an_openenv_server_answers_an_episode(parrot: str) -> None:
 
 
 def test_an_openenv_server_that_is_not_there_is_named() -> None:
-    example = PromptExample(prompt="say something", answer="", data={"episode": {"seed": 0}}, env="game")
+    example = TaskPrompt(prompt="say something", answer="", data={"episode": {"seed": 0}}, env="game")
     cfg = hub_config("openenv", base_url="http://127.0.0.1:9", message_timeout_s=5.0)
     (feedback,) = played(cfg, example, lambda shown: "hello")
     assert feedback.failure is not None
@@ -136,13 +136,13 @@ def tasks() -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def addition(tasks: dict[str, Any]) -> PromptExample:
+def addition(tasks: dict[str, Any]) -> TaskPrompt:
     """One of the sums of the taskset."""
     return problems(hub_config("verifiers", env=tasks), 2, seed=3)[0]
 
 
 def test_the_environment_of_a_verifiers_taskset_is_played_over_turns(
-    tasks: dict[str, Any], addition: PromptExample
+    tasks: dict[str, Any], addition: TaskPrompt
 ) -> None:
     cfg = hub_config("verifiers", env=tasks)
     assert addition.prompt == (Message("system", "Add."), Message("user", "3+1="))
@@ -161,7 +161,7 @@ def test_a_verifiers_task_alone_is_one_reply(tasks: dict[str, Any]) -> None:
 
 
 def test_a_verifiers_conversation_without_turns_left_is_judged_as_it_stands(
-    tasks: dict[str, Any], addition: PromptExample
+    tasks: dict[str, Any], addition: TaskPrompt
 ) -> None:
     cfg = hub_config("verifiers", max_turns=2, env=tasks)
     feedback = played(cfg, addition, lambda shown: "7")

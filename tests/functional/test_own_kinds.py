@@ -94,7 +94,7 @@ def brief(samples, cfg):
 KIND = FilterKind(about="every second one", function="one_of_each.brief:brief")
 """,
     "doubles.py": """
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 from nemo_like.data.source_kind import SourceKind
 
 
@@ -106,7 +106,7 @@ class Doubles:
         if not 0 <= index < 90:
             raise IndexError(index)
         number = str(index + 10)[::-1]
-        return PromptExample(f"{number}+{number}=", str(2 * (index + 10)).zfill(3)[::-1])
+        return TaskPrompt(f"{number}+{number}=", str(2 * (index + 10)).zfill(3)[::-1])
 
 
 def doubles(cfg, split, environments):

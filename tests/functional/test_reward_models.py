@@ -13,7 +13,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
-from nemo_like.data.interface import Message, Prompt, PromptExample
+from nemo_like.data.interface import Message, Prompt, TaskPrompt
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.registry import record_check_of
 from nemo_like.environments.server import EnvironmentServer
@@ -75,15 +75,15 @@ def test_messages_that_the_template_refuses_are_told_before_a_run(tmp_path: Path
     )
     (directory / "chat_template.jinja").write_text(refusing)
     check = record_check_of(env_config("reward_model", options={"model_name": str(directory)}))
-    check(PromptExample((Message("user", "q"),), "46"))
+    check(TaskPrompt((Message("user", "q"),), "46"))
     with pytest.raises(ValueError, match="refuses the messages: no system"):
-        check(PromptExample((Message("system", "be brief"), Message("user", "q")), "46"))
+        check(TaskPrompt((Message("system", "be brief"), Message("user", "q")), "46"))
     with pytest.raises(ValueError, match=r"leaves out the content of message 2 \(role 'tool'\)"):
-        check(PromptExample((Message("user", "q"), Message("tool", "seven")), "46"))
+        check(TaskPrompt((Message("user", "q"), Message("tool", "seven")), "46"))
     (directory / "chat_template.jinja").write_text("{{ messages[0].content }}")
     check = record_check_of(env_config("reward_model", options={"model_name": str(directory)}))
     with pytest.raises(ValueError, match=r"leaves out the content of message 2 \(role 'assistant'\)"):
-        check(PromptExample("q", "46"))
+        check(TaskPrompt("q", "46"))
 
 
 def test_a_model_whose_configuration_names_no_pad_scores_by_that_of_the_tokenizer(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nemo_like.config.problems import Problem
 from nemo_like.data.data_rules import missing_path
-from nemo_like.data.interface import EnvironmentData, PromptDataset, PromptExample, Split
+from nemo_like.data.interface import EnvironmentData, PromptDataset, Split, TaskPrompt
 from nemo_like.data.options import DatasetConfig
 from nemo_like.data.source_kind import SourceKind, needed_path
 
@@ -52,14 +52,14 @@ def problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | N
     )
 
 
-def stream(cfg: DatasetConfig) -> Iterator[tuple[str, PromptExample]]:
+def stream(cfg: DatasetConfig) -> Iterator[tuple[str, TaskPrompt]]:
     """Yield the prompts with their origins, read line by line."""
     from nemo_like.data.records import RecordFields, chosen_jsonl_records
 
     fields = RecordFields.of(cfg)
     for number, record in chosen_jsonl_records(str(cfg.path), cfg.split):
         where = f"{cfg.path}:{number}"
-        yield where, fields.example(record, where)
+        yield where, fields.task_prompt(record, where)
 
 
 KIND = SourceKind(

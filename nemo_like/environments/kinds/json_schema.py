@@ -12,7 +12,7 @@ import jsonschema
 from jsonschema.protocols import Validator
 
 from nemo_like.config.keys import Key
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.kind import Kind, RecordCheck
 from nemo_like.environments.per_turn import PerTurnEnvironment, extract_answer
@@ -32,10 +32,10 @@ class JsonSchemaOptions:
 
 
 def has_schema(options: JsonSchemaOptions) -> RecordCheck:
-    def check(example: PromptExample) -> None:
+    def check(task_prompt: TaskPrompt) -> None:
         schema = options.schema
         if schema is None:
-            schema = field_of(example, options.schema_key, "options.schema_key")
+            schema = field_of(task_prompt, options.schema_key, "options.schema_key")
         try:
             schema_validator(schema)
         except Exception as error:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Annotated
 
 from nemo_like.config.keys import Key
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.kind import Kind, RecordCheck
 from nemo_like.environments.per_turn import PerTurnEnvironment
@@ -35,8 +35,8 @@ class SlidingPuzzleOptions:
 
 
 def has_board(options: SlidingPuzzleOptions) -> RecordCheck:
-    def check(example: PromptExample) -> None:
-        slide(str(field_of(example, options.board_key, "options.board_key")), "")
+    def check(task_prompt: TaskPrompt) -> None:
+        slide(str(field_of(task_prompt, options.board_key, "options.board_key")), "")
 
     return check
 

@@ -243,7 +243,11 @@ class CallAnswerer:
             prompt = self._prompt(calls, wanted, limit)
             if prompt.parent is not None:
                 return prompt, (*prompt.parent.token_ids(), *prompt.new_ids), False
-            return prompt, prompt.new_ids, _has_foreign_response(wanted, session.conversation.example.prompt)
+            return (
+                prompt,
+                prompt.new_ids,
+                _has_foreign_response(wanted, session.conversation.task_prompt.prompt),
+            )
 
         return await self._work.run(wanted.num_bytes, prepare)
 

@@ -14,7 +14,7 @@ import run_grpo
 from nemo_like.config.loader import to_dict
 from nemo_like.config.search_path import find_configuration
 from nemo_like.configuration import load_config
-from nemo_like.data.interface import Message, PromptExample
+from nemo_like.data.interface import Message, TaskPrompt
 from nemo_like.data.mixture import templated
 from nemo_like.data.sources import data_sources
 from nemo_like.models.model_info import read_model_info
@@ -56,7 +56,7 @@ def test_a_dry_run_needs_neither_the_model_nor_the_data_and_says_so(
 
 def test_it_puts_problems_as_chats_with_a_system_prompt_and_asks_for_a_boxed_answer(recipe: Path) -> None:
     for _, source in data_sources(load_config(recipe).data):
-        system, user = templated(PromptExample("What is {2}+2?", "4"), source).prompt
+        system, user = templated(TaskPrompt("What is {2}+2?", "4"), source).prompt
         assert isinstance(system, Message) and isinstance(user, Message)
         assert (system.role, user.role) == ("system", "user")
         assert system.content == "You are an assistant who solves problems of mathematics."

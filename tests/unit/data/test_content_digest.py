@@ -17,7 +17,7 @@ from PIL import Image
 from nemo_like.data.content_digest import DigestedDataset, made_contents, record_contents
 from nemo_like.data.datasets import build_sources
 from nemo_like.data.images import Picture
-from nemo_like.data.interface import Message, PromptExample
+from nemo_like.data.interface import Message, TaskPrompt
 from nemo_like.data.options import DatasetConfig
 from tests.unit.data.test_datasets import config
 
@@ -95,9 +95,9 @@ def test_generated_problems_follow_from_their_settings() -> None:
 _IN_ANOTHER_PROCESS = """
 import json, sys
 from nemo_like.data.content_digest import DigestedDataset, record_contents
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 data = {"tags": ["a", "b"], "n": {"z": 1, "a": 2.5}, "odd": {1, 2}}
-print(DigestedDataset([PromptExample("p", "a", data)], record_contents).digest())
+print(DigestedDataset([TaskPrompt("p", "a", data)], record_contents).digest())
 """
 
 
@@ -115,28 +115,26 @@ def test_two_processes_agree() -> None:
     assert len(told) == 1
 
 
-def of(*examples: PromptExample) -> str:
+def of(*examples: TaskPrompt) -> str:
     return DigestedDataset(list(examples), record_contents).digest()  # type: ignore[arg-type]
 
 
 def test_values_that_json_does_not_have_count() -> None:
-    assert of(PromptExample("p", "a", {"day": date(2024, 1, 1)})) != of(
-        PromptExample("p", "a", {"day": date(2024, 1, 2)})
+    assert of(TaskPrompt("p", "a", {"day": date(2024, 1, 1)})) != of(
+        TaskPrompt("p", "a", {"day": date(2024, 1, 2)})
     )
-    assert of(PromptExample("p", "a", {"raw": b"1"})) != of(PromptExample("p", "a", {"raw": b"2"}))
-    assert of(PromptExample("p", "a", {"any": object()})) == of(PromptExample("p", "a", {"any": object()}))
+    assert of(TaskPrompt("p", "a", {"raw": b"1"})) != of(TaskPrompt("p", "a", {"raw": b"2"}))
+    assert of(TaskPrompt("p", "a", {"any": object()})) == of(TaskPrompt("p", "a", {"any": object()}))
 
 
 def test_messages_count_by_role_and_content() -> None:
     asked, told = (Message("user", "1+1"),), (Message("system", "1+1"),)
-    assert of(PromptExample(asked, "2")) == of(PromptExample(asked, "2"))
-    assert (
-        len({of(PromptExample(asked, "2")), of(PromptExample(told, "2")), of(PromptExample("1+1", "2"))}) == 3
-    )
+    assert of(TaskPrompt(asked, "2")) == of(TaskPrompt(asked, "2"))
+    assert len({of(TaskPrompt(asked, "2")), of(TaskPrompt(told, "2")), of(TaskPrompt("1+1", "2"))}) == 3
 
 
 def test_two_problems_are_not_one_that_looks_like_both() -> None:
-    assert of(PromptExample("a", "b"), PromptExample("c", "d")) != of(PromptExample('a","b', "c"))
+    assert of(TaskPrompt("a", "b"), TaskPrompt("c", "d")) != of(TaskPrompt('a","b', "c"))
 
 
 def test_an_image_counts_by_its_file_and_not_by_its_path(tmp_path: Path) -> None:
@@ -146,7 +144,7 @@ def test_an_image_counts_by_its_file_and_not_by_its_path(tmp_path: Path) -> None
         return str(path)
 
     def told(source: str | bytes) -> str:
-        return of(PromptExample("<image>", "a", images=(Picture(source, "record"),)))
+        return of(TaskPrompt("<image>", "a", images=(Picture(source, "record"),)))
 
     red, moved, blue = picture("a.bmp", "red"), picture("b.bmp", "red"), picture("c.bmp", "blue")
     assert told(red) == told(moved) == told(Path(red).read_bytes())
@@ -155,7 +153,7 @@ def test_an_image_counts_by_its_file_and_not_by_its_path(tmp_path: Path) -> None
 
 
 def test_the_first_pass_makes_the_digest_and_later_reads_do_not_change_it() -> None:
-    examples = [PromptExample(str(number), "a") for number in range(5)]
+    examples = [TaskPrompt(str(number), "a") for number in range(5)]
     read = DigestedDataset(examples, made_contents)  # type: ignore[arg-type]
     assert [read[index].prompt for index in (0, 1, 2, 0, 4)] == ["0", "1", "2", "0", "4"]
     assert read.digest() == DigestedDataset(examples, made_contents).digest() == read.digest()  # type: ignore[arg-type]

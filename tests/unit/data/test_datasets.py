@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from nemo_like.data.datasets import build_dataset
-from nemo_like.data.interface import Message, PromptExample
+from nemo_like.data.interface import Message, TaskPrompt
 from nemo_like.data.options import DatasetConfig
 
 RECORDS = [
@@ -62,7 +62,7 @@ def test_jsonl_gives_prompt_answer_and_the_other_fields_as_data(tmp_path):
     path = write_jsonl(tmp_path / "problems.jsonl", RECORDS)
     dataset = build_dataset(config("jsonl", path), "train")
     assert len(dataset) == 2
-    assert dataset[1] == PromptExample("2+2", "4", {"level": 2}, env="sums")
+    assert dataset[1] == TaskPrompt("2+2", "4", {"level": 2}, env="sums")
 
 
 def test_an_answer_that_is_a_number_becomes_text(tmp_path):
@@ -166,7 +166,7 @@ def test_a_byte_order_mark_and_both_halves_of_a_surrogate_pair_are_read(tmp_path
     path = tmp_path / "problems.jsonl"
     path.write_bytes(codecs.BOM_UTF8 + b'{"question": "\\ud83d\\ude00", "solution": null}\n')
     dataset = build_dataset(config("jsonl", path), "train")
-    assert dataset[0] == PromptExample("\U0001f600", "", {}, env="sums")
+    assert dataset[0] == TaskPrompt("\U0001f600", "", {}, env="sums")
 
 
 def test_a_missing_file_is_an_error_with_its_path(tmp_path):
@@ -183,7 +183,7 @@ def test_a_null_path_is_an_error_naming_the_key(kind):
 def test_huggingface_reads_a_local_file(tmp_path):
     path = write_jsonl(tmp_path / "problems.jsonl", RECORDS)
     dataset = build_dataset(config("huggingface", path, split="train"), "train")
-    assert dataset[1] == PromptExample("2+2", "4", {"level": 2}, env="sums")
+    assert dataset[1] == TaskPrompt("2+2", "4", {"level": 2}, env="sums")
 
 
 def test_huggingface_reads_a_directory_of_data_files(tmp_path):
@@ -198,7 +198,7 @@ def test_huggingface_reads_what_save_to_disk_wrote(tmp_path):
     saved = datasets.DatasetDict({"test": datasets.Dataset.from_list(RECORDS)})
     saved.save_to_disk(tmp_path / "saved")
     dataset = build_dataset(config("huggingface", tmp_path / "saved", split="test"), "validation")
-    assert dataset[0] == PromptExample("1+1", "2", {"level": 1}, env="sums")
+    assert dataset[0] == TaskPrompt("1+1", "2", {"level": 1}, env="sums")
     with pytest.raises(ValueError, match=r"split='train' is not in .*, which has test"):
         build_dataset(config("huggingface", tmp_path / "saved", split="train"), "train")
 

@@ -20,7 +20,7 @@ from nemo_like.data.datasets import build_dataset
 from nemo_like.data.encoder import PromptEncoder
 from nemo_like.data.image_marks import with_marks, with_parts_as_marks
 from nemo_like.data.images import ImageError, Picture, picture_of, pictures_of
-from nemo_like.data.interface import Encoded, Message, Observation, PromptExample
+from nemo_like.data.interface import Encoded, Message, Observation, TaskPrompt
 from nemo_like.data.records import RecordFields
 from nemo_like.data.vision import Vision
 from scripts.demo_model.tiny_tokenizer import save_tokenizer, vocabulary
@@ -55,8 +55,8 @@ def encoder(checkpoint: Path) -> PromptEncoder:
     return PromptEncoder(checkpoint, None, 30)
 
 
-def example(*images: Any, prompt: str = "<image>red=") -> PromptExample:
-    return PromptExample(prompt, "1", images=pictures_of(list(images), None, "data.jsonl:3"))
+def example(*images: Any, prompt: str = "<image>red=") -> TaskPrompt:
+    return TaskPrompt(prompt, "1", images=pictures_of(list(images), None, "data.jsonl:3"))
 
 
 def test_an_image_may_be_a_path_bytes_a_data_url_an_image_or_a_mapping_of_one(tmp_path: Path) -> None:
@@ -106,12 +106,14 @@ def test_an_image_that_is_too_large_for_the_context_says_how_large_it_may_be(che
 
 def test_a_record_names_its_images_beside_its_text_or_in_parts_of_messages() -> None:
     a, b = png(image(colour="red")), png(image(colour="blue"))
-    given = FIELDS.example({"prompt": "<image> and <image>", "answer": 1, "images": [a, b], "n": 2}, "row")
+    given = FIELDS.task_prompt(
+        {"prompt": "<image> and <image>", "answer": 1, "images": [a, b], "n": 2}, "row"
+    )
     assert [picture.source for picture in given.images] == [a, b]
     assert given.data == {"n": 2}
-    alone = FIELDS.example({"prompt": "which?", "answer": 1, "images": a}, "row")
+    alone = FIELDS.task_prompt({"prompt": "which?", "answer": 1, "images": a}, "row")
     assert (alone.prompt, len(alone.images)) == ("<image>which?", 1)
-    text = FIELDS.example({"prompt": "no image", "answer": 1, "images": None}, "row")
+    text = FIELDS.task_prompt({"prompt": "no image", "answer": 1, "images": None}, "row")
     assert (text.prompt, text.images) == ("no image", ())
     parts = [
         {"type": "text", "text": "is "},
@@ -120,7 +122,7 @@ def test_a_record_names_its_images_beside_its_text_or_in_parts_of_messages() -> 
         {"type": "image", "image": b},
     ]
     messages = [{"role": "system", "content": "Look."}, {"role": "user", "content": parts}]
-    said = FIELDS.example({"prompt": messages, "answer": 1, "images": [a]}, "row")
+    said = FIELDS.task_prompt({"prompt": messages, "answer": 1, "images": [a]}, "row")
     assert said.prompt == (Message("system", "Look."), Message("user", "is <image> like <image>"))
     assert [picture.source for picture in said.images] == [a, b]
 
@@ -169,7 +171,7 @@ def test_a_prompt_has_a_token_for_each_feature_of_its_images(encoder: PromptEnco
     ids = vocabulary(VISION_TOKENS)
     red = [ids[character] for character in "red="]
     both = example(image(), image(28, 56), prompt="<image><image>red=")
-    text = PromptExample("red=", "1")
+    text = TaskPrompt("red=", "1")
     expected = [START, *[IMAGE] * 4, END, START, *[IMAGE] * 2, END, *red]
     assert encoder.lengths([both, text]) == [len(expected), len(red)]
     seen, plain = encoder.encode([both, text])
@@ -192,7 +194,7 @@ def test_a_prompt_whose_image_is_gone_says_so_and_keeps_the_tokens_of_its_text(
 
 def test_the_token_of_an_image_in_a_text_without_image_is_an_error(encoder: PromptEncoder) -> None:
     with pytest.raises(ImageError, match="has the token of an image 1 times, and 0 images"):
-        encoder.lengths([PromptExample("<|image_pad|>red=", "1")])
+        encoder.lengths([TaskPrompt("<|image_pad|>red=", "1")])
 
 
 def test_a_model_without_a_vision_tower_reads_no_images(tmp_path: Path) -> None:

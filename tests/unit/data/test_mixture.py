@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from nemo_like.data.datasets import build_sources
-from nemo_like.data.interface import Message, Prompt, PromptExample, SourceReport
+from nemo_like.data.interface import Message, Prompt, SourceReport, TaskPrompt
 from nemo_like.data.mixture import MixedDataset, Selection, TemplatedDataset, short_enough
 from nemo_like.data.options import DatasetConfig
 
@@ -12,12 +12,12 @@ class Listed:
     """Problems as they are listed."""
 
     def __init__(self, *prompts: Prompt) -> None:
-        self._examples = [PromptExample(prompt, "42", {"level": 1}) for prompt in prompts]
+        self._examples = [TaskPrompt(prompt, "42", {"level": 1}) for prompt in prompts]
 
     def __len__(self) -> int:
         return len(self._examples)
 
-    def __getitem__(self, index: int) -> PromptExample:
+    def __getitem__(self, index: int) -> TaskPrompt:
         return self._examples[index]
 
 
@@ -50,7 +50,7 @@ def templated(prompt: Prompt, **changes: object) -> Prompt:
 
 def test_a_plain_source_only_names_its_judge() -> None:
     example = TemplatedDataset(Listed("1+1="), source())[0]
-    assert example == PromptExample("1+1=", "42", {"level": 1}, env="sums")
+    assert example == TaskPrompt("1+1=", "42", {"level": 1}, env="sums")
 
 
 def test_a_template_replaces_its_place_and_no_other_brace() -> None:
@@ -87,7 +87,7 @@ def test_a_selection_renumbers_what_it_keeps() -> None:
         selection[2]
 
 
-def character_lengths(examples: list[PromptExample]) -> list[int]:
+def character_lengths(examples: list[TaskPrompt]) -> list[int]:
     return [len(example.prompt) for example in examples]
 
 
@@ -103,7 +103,7 @@ def test_prompts_up_to_the_limit_are_short_enough() -> None:
 def test_lengths_are_asked_for_in_portions() -> None:
     portions = []
 
-    def lengths(examples: list[PromptExample]) -> list[int]:
+    def lengths(examples: list[TaskPrompt]) -> list[int]:
         portions.append(len(examples))
         return character_lengths(examples)
 
@@ -112,7 +112,7 @@ def test_lengths_are_asked_for_in_portions() -> None:
 
 
 def test_sources_say_how_many_problems_they_have_and_how_many_were_too_long() -> None:
-    def lengths(examples: list[PromptExample]) -> list[int]:
+    def lengths(examples: list[TaskPrompt]) -> list[int]:
         # Those that add to 0 or from 0 are too long.
         return [9 if "0" in example.prompt else 1 for example in examples]
 

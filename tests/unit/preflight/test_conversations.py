@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.configuration import Config
-from nemo_like.data.interface import Message, PromptExample
+from nemo_like.data.interface import Message, TaskPrompt
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.environments.options import EnvConfig
 from nemo_like.preflight.conversations import ConversationCheck
@@ -31,7 +31,7 @@ SILENT = """\
 {% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
 LISTS = "{% for tool in tools or [] %}{{ tool.function.name }} {% endfor %}"
 TOOL = {"type": "function", "function": {"name": "add_up", "description": "", "parameters": {}}}
-ASKED = PromptExample((Message("user", "1+1"),), "2")
+ASKED = TaskPrompt((Message("user", "1+1"),), "2")
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_role_that_is_rendered_is_noted(check: Check, template: str) -> None:
 def test_one_turn_and_prompts_of_text_need_no_role(check: Check) -> None:
     one_turn = replace(turns("tool"), max_turns=1)
     assert [*check(ALTERNATING, one_turn).begun("file:1", ASKED)] == []
-    assert [*check(ALTERNATING, turns("tool")).begun("file:1", PromptExample("1+1", "2"))] == []
+    assert [*check(ALTERNATING, turns("tool")).begun("file:1", TaskPrompt("1+1", "2"))] == []
 
 
 def test_a_system_prompt_that_the_template_refuses_is_told_by_its_key(check: Check) -> None:
@@ -113,7 +113,7 @@ def test_a_system_prompt_that_the_template_refuses_is_told_by_its_key(check: Che
 
 def test_messages_of_a_record_that_are_left_out_are_told_once_by_file_and_line(check: Check) -> None:
     checked = check(SILENT, env_config("exact_match"))
-    seen = PromptExample((Message("user", "1+1"), Message("assistant", "?"), Message("tool", "seven")), "2")
+    seen = TaskPrompt((Message("user", "1+1"), Message("assistant", "?"), Message("tool", "seven")), "2")
     (problem,) = checked.begun("problems.jsonl:7", seen)
     told = "problems.jsonl:7: the chat template leaves out the content of message 3 (role 'tool')"
     assert problem.rule.startswith(f"cannot be used: {told}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_like.data.interface import PromptExample
+from nemo_like.data.interface import TaskPrompt
 from nemo_like.environments.interface import Feedback
 from nemo_like.generation.interface import Response
 from nemo_like.rollout.conversation import Conversation, Limits
@@ -35,7 +35,7 @@ def conversation(
     max_tokens: int = 100,
     **example: Any,
 ) -> Conversation:
-    problem = PromptExample(**{"prompt": "p", "answer": "a", "env": "sums", **example})
+    problem = TaskPrompt(**{"prompt": "p", "answer": "a", "env": "sums", **example})
     limits = Limits(max_turns, max_tokens)
     return Conversation(problem, prompt_ids, position, generation, limits, seed=10 * position + generation)
 

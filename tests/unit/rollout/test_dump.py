@@ -11,7 +11,7 @@ import pytest
 
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.meta import Chunk, KVBatchMeta
-from nemo_like.data.interface import Message, PromptExample
+from nemo_like.data.interface import Message, TaskPrompt
 from nemo_like.environments.interface import Exchange, Failure, FailureKind
 from nemo_like.rollout.conversation import Conversation, Limits, Passage
 from nemo_like.rollout.dump import StepSamples
@@ -25,7 +25,7 @@ def texts(token_ids: Sequence[int]) -> list[str]:
 
 
 def conversation(generation: int, response: str, **changes: object) -> Conversation:
-    example = PromptExample("21+43=", "640", env="addition")
+    example = TaskPrompt("21+43=", "640", env="addition")
     sample = Conversation(example, (1,), 0, generation, Limits(max_turns=2, max_tokens=9), seed=0)
     sample.latest_response = response
     for name, value in changes.items():
@@ -115,7 +115,7 @@ def test_a_prompt_of_messages_is_written_with_its_roles(tmp_path: Path) -> None:
     called = Message("assistant", "", {"tool_calls": [call]})
     prompt = (Message("system", "Be brief."), Message("user", "2+2?"), called, Message("tool", "4"))
     samples, batch = StepSamples(texts), batch_of("a", 0, [1.0])
-    samples.remember(1, batch, [[conversation(0, "4", example=PromptExample(prompt, "4"))]], [PLACE])
+    samples.remember(1, batch, [[conversation(0, "4", task_prompt=TaskPrompt(prompt, "4"))]], [PLACE])
     samples.write(tmp_path / "step_1.jsonl", 1, [batch])
     assert read(tmp_path / "step_1.jsonl")[0]["prompt"] == (
         '[system] Be brief.\n[user] 2+2?\n[assistant] {"name": "add", "arguments": {"a": 2}}\n[tool] 4'

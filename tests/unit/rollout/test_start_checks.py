@@ -9,20 +9,20 @@ import pytest
 
 from nemo_like.configuration import Config
 from nemo_like.data.datasets import Sources
-from nemo_like.data.interface import PromptExample, SourceReport
+from nemo_like.data.interface import SourceReport, TaskPrompt
 from nemo_like.rollout.start_checks import check_records
 
 Demo = Callable[..., Config]
 
 
-def lengths(examples: Sequence[PromptExample]) -> list[int]:
+def lengths(examples: Sequence[TaskPrompt]) -> list[int]:
     return [len(example.prompt) for example in examples]
 
 
 def read(*values: Any) -> Sources:
     """A source of one sum, and one with a problem for each of these columns."""
-    problems = [PromptExample("1+1=", "2")]
-    problems += [PromptExample(f"p{number}", "", columns=columns) for number, columns in enumerate(values)]
+    problems = [TaskPrompt("1+1=", "2")]
+    problems += [TaskPrompt(f"p{number}", "", columns=columns) for number, columns in enumerate(values)]
     sizes = {"a": 1, "b": len(values)}
     reports = tuple(
         SourceReport(name=name, num_prompts=n, num_too_long=0, digest="") for name, n in sizes.items()
