@@ -186,10 +186,10 @@ def question_of(prompt: Prompt) -> str:
 def as_text(message: Message) -> str:
     """Return a message as people read it: its content, and below it each tool call."""
     calls = [plain_call(call)["function"] for call in message.extra.get("tool_calls", ())]
-    told = [
+    calls_as_text = [
         json.dumps({"name": one["name"], "arguments": one["arguments"]}, ensure_ascii=False) for one in calls
     ]
-    return "\n".join([*([message.content] if message.content or not told else []), *told])
+    return "\n".join([*([message.content] if message.content or not calls_as_text else []), *calls_as_text])
 
 
 # Schemas of tools have about two levels for each of their objects. Python allows a thousand recursions.

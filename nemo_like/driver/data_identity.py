@@ -42,10 +42,10 @@ def other_training_data(saved: SavedData, sources: SourceReports) -> str | None:
     before, now = saved["train"], sources[RolloutMode.training]
     if len(before) != len(now):
         return f"it was made with {_names(before)} in data.train, and this run has {_own_names(now)}"
-    told = [
+    differences = [
         _difference(one, source) for one, source in zip(before, now, strict=True) if _differs(one, source)
     ]
-    return "; ".join(told) or None
+    return "; ".join(differences) or None
 
 
 def other_held_out_data(saved: SavedData, sources: SourceReports) -> str | None:

@@ -176,8 +176,10 @@ class RunJournal:
         if other := [
             key for key in {**self._settings, **theirs} if self._settings.get(key) != theirs.get(key)
         ]:
-            told = ", ".join(f"{key}={theirs.get(key)}, here {self._settings.get(key)}" for key in other)
-            raise ValueError(f"its run had {told}")
+            differences = ", ".join(
+                f"{key}={theirs.get(key)}, here {self._settings.get(key)}" for key in other
+            )
+            raise ValueError(f"its run had {differences}")
         followed = _Followed(path)
         for event in events[1:]:
             match event["event"]:
@@ -192,13 +194,13 @@ class RunJournal:
     def _refuse_abandoned(self, followed: _Followed) -> None:
         """Raise RunFailed for a stretch of another run that cannot be followed; only note it for a stretch of
         this run."""
-        told = (
+        reason = (
             f"a process died in {followed.abandoned} of the run that wrote the journal {followed.path}, so "
             "samples began again there with other weights, and nobody can follow it"
         )
         if self._other is not None:
-            raise RunFailed(f"{told}; follow a run without such a death")
-        self._note(f"{told}: from here on this run goes its own way")
+            raise RunFailed(f"{reason}; follow a run without such a death")
+        self._note(f"{reason}: from here on this run goes its own way")
 
     def _write(self, event: Mapping[str, Any]) -> None:
         if self._path is None:

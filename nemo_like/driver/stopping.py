@@ -116,8 +116,8 @@ class StopRequests:
         try:
             answer = self._on_step(step, MappingProxyType(dict(metrics)))
         except Exception as error:
-            told = f"on_step raised {type(error).__name__} after step {step}: {error}"
-            raise CallbackFailed(told) from error
+            reason = f"on_step raised {type(error).__name__} after step {step}: {error}"
+            raise CallbackFailed(reason) from error
         if answer is not None and not answer:
             self.by_callback = f"on_step returned {answer} after step {step}"
 

@@ -127,5 +127,5 @@ def _errors_as_run_failed(what: str, batch: KVBatchMeta) -> Iterator[None]:
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f" ({Path(last.filename).name}:{last.lineno}, in {last.name})"
-        told = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}{where}"
-        raise RunFailed(f"{what} failed at {batch.occasion}: {told}") from error
+        reason = f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}{where}"
+        raise RunFailed(f"{what} failed at {batch.occasion}: {reason}") from error

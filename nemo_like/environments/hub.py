@@ -1,4 +1,4 @@
-"""Environments from packages that offer many: Gymnasium, TextArena, OpenEnv and verifiers.
+"""Environments from packages that have many of them: Gymnasium, TextArena, OpenEnv and verifiers.
 
 A package runs in its own process, with its own interpreter if its requirements conflict with those of this
 project (``options.python``). An episode stays in that process between its turns; the ``state`` that travels

@@ -183,8 +183,8 @@ def listed_tools(options: McpOptions) -> tuple[Mapping[str, Any], ...]:
         try:
             return thread.submit(lambda: asyncio.run(listed())).result()
         except Exception as error:
-            told = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
-            raise ValueError(f"its tools cannot be listed: {type(told).__name__}: {told}") from error
+            cause = error.exceptions[0] if isinstance(error, ExceptionGroup) else error
+            raise ValueError(f"its tools cannot be listed: {type(cause).__name__}: {cause}") from error
 
 
 def _described(tool: Any) -> dict[str, Any]:

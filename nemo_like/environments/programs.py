@@ -39,7 +39,7 @@ class Verdict:
 
 
 async def run_program(source: str, stdin: str, sandbox: Sandbox) -> ProgramResult:
-    """Run a program and return its output, of which about MAX_OUTPUT_BYTES are read.
+    """Run a program and return its output, of which at most about MAX_OUTPUT_BYTES are read.
 
     Raises Starved when other processes left it too little CPU time.
     """

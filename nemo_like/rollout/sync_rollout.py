@@ -242,6 +242,7 @@ class SyncRolloutActor(DataPlaneUser):
         """Put the groups of a part into the data plane and return its result; the last part's also describes
         the whole rollout."""
         prompts, loop = rollout.prompts, rollout.loop
+        ends_training = part.is_last and prompts.mode is RolloutMode.training
         groups, ended_s = [loop.groups[position] for position in part.positions], time.monotonic()
         failed = _failed_rewards(prompts, groups)
         _log_failures(prompts, failed)
@@ -258,10 +259,10 @@ class SyncRolloutActor(DataPlaneUser):
                 await asyncio.to_thread(self._dump_validation, prompts, batch, groups, origins)
         elif dumps_rollouts_of(prompts.step, self._cfg.rollout):
             self._samples.remember(prompts.step, batch, groups, origins, self._columns)
-        if part.is_last and self._recorder is not None and prompts.mode is RolloutMode.training:
+        if ends_training and self._recorder is not None:
             whole = flat if part.is_whole else self._flatten(prompts, loop.groups)
             await asyncio.to_thread(self._recorder.write, prompts, whole, self._metrics(prompts, loop.groups))
-        if part.is_last and self._cfg.rollout.record_times and prompts.mode is RolloutMode.training:
+        if ends_training and self._cfg.rollout.record_times:
             times = times_of(prompts, loop.groups, loop.started_s)
             await asyncio.to_thread(append_rollout_times, self._times_path, times)
         return RolloutResult(
@@ -273,7 +274,7 @@ class SyncRolloutActor(DataPlaneUser):
             operations=self._data_plane.take_operations(),
             failed=list({(one.env, one.failure.kind): one for one in reversed(failed)}.values()),
             measured=self._measured(prompts, loop) if part.is_last else {},
-            engines=await self._load.metrics(self._engines) if self._ends_training(prompts, part) else {},
+            engines=await self._load.metrics(self._engines) if ends_training else {},
             is_last=part.is_last,
         )
 
@@ -284,10 +285,6 @@ class SyncRolloutActor(DataPlaneUser):
         if self._cfg.rollout.max_tokens_per_step and prompts.mode is RolloutMode.training:
             metrics |= continued_metrics(groups)
         return metrics
-
-    @staticmethod
-    def _ends_training(prompts: PromptBatch, part: EndedGroups) -> bool:
-        return part.is_last and prompts.mode is RolloutMode.training
 
     def on_groups(self, results: Sequence[GroupResult]) -> None:
         """Hand groups that have just finished to the rollouts, each of which picks out its own; an engine
@@ -476,7 +473,7 @@ class SyncRolloutActor(DataPlaneUser):
             ]
         if self._names_tasks(prompts):
             flat.tags[TASK.name] = tasks
-        if self._is_watched(prompts):
+        if self._cfg.debug.tripwires is not Tripwires.off and prompts.mode is RolloutMode.training:
             flat.tags[SAMPLE_DIGEST.name] = sample_digests(
                 np.asarray(flat.columns[INPUT_IDS.name]), flat.lengths
             )
@@ -491,9 +488,6 @@ class SyncRolloutActor(DataPlaneUser):
         teacher = self._cfg.teacher
         is_read = self._cfg.rollout.record or (teacher is not None and bool(teacher.models))
         return is_read and prompts.mode is RolloutMode.training
-
-    def _is_watched(self, prompts: PromptBatch) -> bool:
-        return self._cfg.debug.tripwires is not Tripwires.off and prompts.mode is RolloutMode.training
 
     def _measured(self, prompts: PromptBatch, loop: TurnLoop) -> Mapping[str, Metric]:
         """Measure a rollout for the tripwires, if it is for training and a check of it is due."""

@@ -170,8 +170,8 @@ class AgentEndpoint:
 
     async def _chat(self, session: AgentSession, body: Body) -> Response:
         answered = await self._answerer.answer(session, await self._read_chat(session, body.fields, body))
-        told = answered, body.fields, self._tokenizer
-        whole, events = partial(chat_answer, *told), partial(chat_events, *told)
+        arguments = answered, body.fields, self._tokenizer
+        whole, events = partial(chat_answer, *arguments), partial(chat_events, *arguments)
         return await self._answer(body, answered, whole, events, _data)
 
     async def _completion(self, session: AgentSession, body: Body) -> Response:
@@ -181,8 +181,8 @@ class AgentEndpoint:
             return read_completion_request(body.fields, self._tools.of_request(body.fields, None))
 
         answered = await self._answerer.answer(session, await self._read(body, read))
-        told = answered, body.fields, self._tokenizer
-        whole, events = partial(completion_answer, *told), partial(completion_events, *told)
+        arguments = answered, body.fields, self._tokenizer
+        whole, events = partial(completion_answer, *arguments), partial(completion_events, *arguments)
         return await self._answer(body, answered, whole, events, _data)
 
     async def _message(self, session: AgentSession, body: Body) -> Response:
