@@ -18,7 +18,6 @@ from typing import Any
 
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, KLToGo, TokenSums
 from nemo_like.algorithms.loss_traits import is_advantage_alone
-from nemo_like.algorithms.masking import mask_logprob_mismatch, mask_truncated
 from nemo_like.algorithms.options import GRPOConfig, LossConfig, RewardShapingConfig
 from nemo_like.algorithms.rewards import (
     Outcome,
@@ -27,6 +26,7 @@ from nemo_like.algorithms.rewards import (
     scaled_rewards,
     shaped_rewards,
 )
+from nemo_like.algorithms.sample_filters import mask_logprob_mismatch, mask_truncated
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import (
     ADVANTAGE,

@@ -6,8 +6,7 @@ from typing import Any
 
 from vllm import EngineArgs
 
-from nemo_like.generation.engine_adapter import EngineAdapter
-from nemo_like.generation.engine_spec import EngineSpec
+from nemo_like.generation.engine_spec import EngineAdapter, EngineSpec
 from nemo_like.generation.options import Quantization
 from nemo_like.generation.speculation import speculation, with_absolute_draft
 from nemo_like.generation.worker_extension import WorkerExtension

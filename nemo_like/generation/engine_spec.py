@@ -7,7 +7,6 @@ from enum import Enum
 
 from nemo_like.algorithms.options import WeightUpdates
 from nemo_like.batch.columns import Column
-from nemo_like.generation.engine_adapter import EngineAdapter
 from nemo_like.generation.options import GenerationConfig
 from nemo_like.policy.options import Device, Precision
 
@@ -18,6 +17,14 @@ class Sleeps(Enum):
     never = "never"
     keeping_weights = "keeping_weights"  # they are kept in host memory
     losing_weights = "losing_weights"  # a transfer must bring weights before it generates again
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAdapter:
+    """What an engine must know at its start of the adapters that weight transfers will bring."""
+
+    rank: int
+    target_modules: tuple[str, ...]  # last parts of the layers' names; (): every layer that vLLM can adapt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

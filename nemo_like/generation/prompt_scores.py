@@ -1,4 +1,4 @@
-"""Log-probs of given tokens from a vLLM engine, as packed columns.
+"""``PromptScorer``: lets an idle vLLM engine compute the log-probs of given tokens, as packed columns.
 
 vLLM computes them at temperature 1 and without top-p, top-k or min-p, whatever the request's sampling
 settings are. For each token but the first it returns the token's own log-prob, followed by the most likely
@@ -7,14 +7,19 @@ tokens at that position. It reads no cached prefix for such a request.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 from vllm import RequestOutput, SamplingParams
+from vllm.inputs import tokens_input
 from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind
+
+from nemo_like.generation.interface import GenerationError
+from nemo_like.generation.request_loop import RequestLoop
+from nemo_like.generation.started_vllm import StartedVllm
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +65,38 @@ def packed_scores(lengths: Sequence[int], outputs: Sequence[RequestOutput], top_
             scores.topk_ids[after_first], scores.topk_logprobs[after_first] = ids[:, 1:], logprobs[:, 1:]
         start += length
     return scores
+
+
+class PromptScorer:
+    """Scores tokens by one ``VllmEngine``. Only the engine's step thread calls it."""
+
+    def __init__(
+        self, started: StartedVllm, requests: RequestLoop, fail: Callable[[Exception], GenerationError]
+    ) -> None:
+        """Score by this engine; ``fail`` is ``EngineThread.fail``."""
+        self._vllm, self._requests, self._fail = started, requests, fail
+
+    def score(self, sequences: Sequence[Sequence[int]], top_k: int) -> PromptScores:
+        """Score the sequences, as ``ScoringEngine.score`` says."""
+        if self._requests.num_groups:
+            raise RuntimeError(f"engine {self._vllm.name!r} still generates, so it cannot score tokens")
+        self._vllm.check_awake()
+        llm, adapter = self._vllm.llm, self._vllm.weights.adapter
+        names = [f"score-{index}" for index in range(len(sequences))]
+        engine_ids: list[str] = []
+        try:
+            for name, token_ids in zip(names, sequences, strict=True):
+                prompt, params = tokens_input(list(token_ids)), scoring_params(top_k)
+                engine_ids.append(llm.add_request(name, prompt, params, lora_request=adapter))
+        except Exception:
+            llm.abort_request(names[: len(engine_ids)])
+            raise
+        finished: dict[str, RequestOutput] = {}
+        try:
+            while len(finished) < len(names):
+                finished |= {one.request_id: one for one in llm.step() if one.finished}
+        except Exception as error:
+            self._fail(error)
+            raise
+        self._vllm.routes.forget(engine_ids)
+        return packed_scores([len(one) for one in sequences], [finished[name] for name in names], top_k)

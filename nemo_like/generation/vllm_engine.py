@@ -32,8 +32,7 @@ from nemo_like.generation.interface import (
     WeightEndpoint,
     WeightGroup,
 )
-from nemo_like.generation.prompt_scorer import PromptScorer
-from nemo_like.generation.prompt_scores import PromptScores
+from nemo_like.generation.prompt_scores import PromptScorer, PromptScores
 from nemo_like.generation.request_loop import RequestLoop
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.generation.started_vllm import build_llm_engine, complete_args, prepare_engine

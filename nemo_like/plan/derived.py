@@ -10,7 +10,7 @@ import math
 from nemo_like.algorithms.options import Overlap
 from nemo_like.cluster.options import Placement
 from nemo_like.configuration import Config
-from nemo_like.generation.engine_adapter import EngineAdapter
+from nemo_like.generation.engine_spec import EngineAdapter
 from nemo_like.generation.options import LoraSync, WeightTransport
 from nemo_like.generation.speculation import has_draft_weights
 from nemo_like.models.adapter_layers import adapts_all_linear

@@ -86,7 +86,7 @@ def truncation_alarms(is_truncated: Sequence[bool], sample_mask: Sequence[float]
         yield Alarm(
             tripwire="masks",
             wrong=f"{num_wrong} truncated samples train, with grpo.overlong_filtering=true",
-            look_at="the overlong filter (algorithms/masking.py)",
+            look_at="the overlong filter (algorithms/sample_filters.py)",
         )
 
 

@@ -19,8 +19,7 @@ from nemo_like.algorithms.options import WeightUpdates
 from nemo_like.batch.columns import Column
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.cluster.coordinates import ParallelLayout
-from nemo_like.generation.engine_adapter import EngineAdapter
-from nemo_like.generation.engine_spec import EngineSpec
+from nemo_like.generation.engine_spec import EngineAdapter, EngineSpec
 from nemo_like.generation.environment import WAITING_METHODS, engine_environment, unused_by_engines
 from nemo_like.generation.options import (
     GenerationConfig,

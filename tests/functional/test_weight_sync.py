@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from nemo_like.cluster.actor_errors import ActorBroken, ActorFailed
-from nemo_like.generation.engine_adapter import EngineAdapter
+from nemo_like.generation.engine_spec import EngineAdapter
 from nemo_like.generation.options import WeightTransport
 from nemo_like.policy.options import Precision
 from nemo_like.weight_sync.sync import EngineWeights

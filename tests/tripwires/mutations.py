@@ -396,7 +396,7 @@ def truncation_not_noticed(response: Any) -> Any:
     Group.rollout,
     "Truncated samples train although they should be masked.",
     "huggingface/trl#4976",
-    "nemo_like.algorithms.masking:mask_truncated",
+    "nemo_like.algorithms.sample_filters:mask_truncated",
     *_FILTERS,
 )
 def truncated_not_masked(mask_truncated: Any) -> Any:

@@ -11,9 +11,8 @@ from __future__ import annotations
 import math
 
 from nemo_like.algorithms.estimator_kind import EstimatorKind
-from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
+from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, whitening_scale
 from nemo_like.algorithms.options import GRPOConfig
-from nemo_like.algorithms.whitening import whitening_scale
 
 
 def gae(inputs: AdvantageInputs, cfg: GRPOConfig) -> Advantages:

@@ -6,9 +6,8 @@ A_t = (R - beta K_t - mean) / std      K_t: the KL to go of token t; mean and st
 from __future__ import annotations
 
 from nemo_like.algorithms.estimator_kind import EstimatorKind
-from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
+from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, whitened_over_tokens
 from nemo_like.algorithms.options import GRPOConfig
-from nemo_like.algorithms.whitening import whitened_over_tokens
 
 
 def reinforce_plus_plus(inputs: AdvantageInputs, cfg: GRPOConfig) -> Advantages:

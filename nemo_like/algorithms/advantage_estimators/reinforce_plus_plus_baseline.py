@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from nemo_like.algorithms.advantages import group_relative_advantages
 from nemo_like.algorithms.estimator_kind import EstimatorKind
-from nemo_like.algorithms.estimators import AdvantageInputs, Advantages
+from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, whitened_over_tokens
 from nemo_like.algorithms.options import GRPOConfig
-from nemo_like.algorithms.whitening import whitened_over_tokens
 
 
 def reinforce_plus_plus_baseline(inputs: AdvantageInputs, cfg: GRPOConfig) -> Advantages:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nemo_like.algorithms.masking import mask_truncated
 from nemo_like.algorithms.options import GRPOConfig
-from nemo_like.algorithms.sample_filters import FilterKind, RolledOut
+from nemo_like.algorithms.sample_filters import FilterKind, RolledOut, mask_truncated
 
 
 def not_truncated(samples: RolledOut, cfg: GRPOConfig) -> list[bool]:

@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from nemo_like.algorithms.critic import TokenValues, linear_values
 from nemo_like.algorithms.logprobs import (
     LogprobSettings,
     TokenScores,
@@ -37,7 +38,6 @@ from nemo_like.algorithms.logprobs import (
     linear_scores,
     scores_with_most_likely,
 )
-from nemo_like.algorithms.token_values import TokenValues, linear_values
 from nemo_like.policy.batch.policy_batch import ModelInputs
 from nemo_like.policy.fsdp.attention import has_plain_attention, use_causal_attention
 from nemo_like.policy.fsdp.image_text import auto_class, hidden_states, reads_images

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from nemo_like.algorithms.critic import TokenValues, value_loss
 from nemo_like.algorithms.losses import GlobalCounts, TokenMean
-from nemo_like.algorithms.token_values import TokenValues
-from nemo_like.algorithms.value_loss import value_loss
 from nemo_like.batch.columns import RETURNS, VALUES
 from nemo_like.batch.meta import GlobalBatch
 from nemo_like.batch.tags import SAMPLE_MASK

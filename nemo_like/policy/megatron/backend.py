@@ -18,8 +18,8 @@ from megatron.core.distributed import DistributedDataParallel, DistributedDataPa
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from nemo_like.algorithms.critic import TokenValues
 from nemo_like.algorithms.logprobs import TokenScores
-from nemo_like.algorithms.token_values import TokenValues
 from nemo_like.batch.meta import MicroBatch, Schedule
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.compat.cpu_shim import cuda_means_cpu

@@ -19,6 +19,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
+from nemo_like.algorithms.critic import TokenValues, linear_values
 from nemo_like.algorithms.logprobs import (
     LogprobSettings,
     TokenScores,
@@ -26,7 +27,6 @@ from nemo_like.algorithms.logprobs import (
     linear_scores,
     scores_with_most_likely,
 )
-from nemo_like.algorithms.token_values import TokenValues, linear_values
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.models.model_info import ModelInfo
 from nemo_like.policy.backends.devices import DTYPES

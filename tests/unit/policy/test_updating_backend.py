@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nemo_like.algorithms.critic import TokenValues
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.options import KLType, LossConfig
-from nemo_like.algorithms.token_values import TokenValues
 from nemo_like.batch.columns import INPUT_IDS, RESPONSE_MASK
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.cluster.coordinates import ParallelLayout

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_like.algorithms.token_values import TokenValues
+from nemo_like.algorithms.critic import TokenValues
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.configuration import load_config
 from nemo_like.policy.batch.policy_batch import PolicyBatch

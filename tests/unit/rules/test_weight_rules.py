@@ -6,7 +6,7 @@ import pytest
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
-from nemo_like.generation.engine_adapter import EngineAdapter
+from nemo_like.generation.engine_spec import EngineAdapter
 from nemo_like.models.model_info import ModelInfo
 from nemo_like.plan.derived import engine_adapter
 from nemo_like.rules.rules import validate

@@ -1,4 +1,4 @@
-"""The loss of a critic: where its clipping takes the gradient away, and where it does not."""
+"""The head of a critic, and its loss: where clipping takes the gradient away, and where it does not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.algorithms.value_loss import value_loss
+from nemo_like.algorithms.critic import TokenValues, linear_values, value_loss
 
 
 def losses(
@@ -74,3 +74,16 @@ def test_clipping_never_lowers_the_loss(value: float, old: float, target: float,
         assert loss > plain
     elif abs(abs(value - old) - clip_range) > 1e-3:
         assert gradient == pytest.approx(plain_gradient, rel=1e-5, abs=1e-5)
+
+
+def test_a_value_is_the_heads_product_with_the_hidden_state_in_float32() -> None:
+    # In bfloat16 256 + 1 would be 256.
+    hidden = torch.tensor([[256.0, 1.0], [2.0, -1.0]], dtype=torch.bfloat16)
+    found = linear_values(hidden, torch.tensor([[1.0, 1.0]], dtype=torch.bfloat16)).values
+    assert found.dtype == torch.float32
+    assert found.tolist() == [257.0, 1.0]
+
+
+def test_values_are_made_anew_of_their_tensors() -> None:
+    values = TokenValues(torch.tensor([1.0, 2.0]))
+    assert TokenValues.of(values.tensors) == values
