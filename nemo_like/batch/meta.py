@@ -75,7 +75,7 @@ class GlobalBatch:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Which rows of a shard make up which micro-batch of which update.
+    """The updates of a shard: each has micro-batches, which list rows of the shard.
 
     The driver makes it once, from lengths (and prompts, where samples share them); the workers follow it and
     never derive a schedule of their own.

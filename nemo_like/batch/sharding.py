@@ -329,7 +329,8 @@ def _assemble(
     where = [dict(zip(rows, range(len(rows)), strict=True)) for rows in shards]
     lengths = meta.lengths if with_ends else [model_length(length) for length in meta.lengths]
     valid, tokens = meta.tag(SAMPLE_MASK), meta.tag(NUM_RESPONSE_TOKENS)
-    prompts = _prompts(meta) if _shares_prompts(strategy) else None
+    shares = _shares_prompts(strategy)
+    prompts = list(map(Prompt, meta.tag(GROUP_ID), meta.tag(NUM_PROMPT_TOKENS))) if shares else None
     batches: list[list[GlobalBatch]] = [[] for _ in range(num_shards)]
     for everyone, ranks in zip(counted, scheduled, strict=True):
         micro_batches = strategy.micro_batches(
@@ -353,11 +354,6 @@ def _assemble(
         )
         for rank, rows in enumerate(shards)
     )
-
-
-def _prompts(meta: KVBatchMeta) -> list[Prompt]:
-    """Return the prompt of every sample."""
-    return list(map(Prompt, meta.tag(GROUP_ID), meta.tag(NUM_PROMPT_TOKENS)))
 
 
 def by_generation(num_prompts: int, num_generations: int, kept_together: int = 1) -> list[int]:

@@ -213,7 +213,7 @@ class Cluster:
             if isinstance(cause, Overdue | TimeoutError):
                 raise StageTimeout.of_call(f"{call.actor}.{call.method}", stage, cause) from error
             raise ActorFailed(
-                call.actor, call.method, stage, cause or error, self._log_path(call.actor)
+                call.actor, call.method, stage, cause or error, self._log_paths().get(call.actor)
             ) from error
 
     def _death(self, watch: ray.ObjectRef, stage: str) -> Exception:
@@ -259,9 +259,6 @@ class Cluster:
         gone = {ref for ref in ended if not isinstance(self._ended(ref, ""), ActorBroken)}
         alive = {node for ref, node in watches.items() if ref not in gone}
         return [node.address for node in dict.fromkeys(watches.values()) if node not in alive]
-
-    def _log_path(self, actor: str) -> str | None:
-        return self._log_paths().get(actor)
 
     def _log_paths(self) -> dict[str, str]:
         """Return the log's path by actor name, for the actors that have a log of their own."""

@@ -60,7 +60,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine of the Ray cluster, and what is reserved on it for one bundle."""
+    """A machine of the Ray cluster, with the GPUs that are reserved on it for one bundle."""
 
     node_id: str
     address: str

@@ -97,7 +97,7 @@ class ProcessDump:
         return any(thread.is_in_call for thread in self.threads)
 
     def summary(self) -> str:
-        """Return in one line what the process is doing."""
+        """Return one line with the process and the innermost frames of its most telling thread."""
         who = f"{self.actor} (process {self.pid}, {self.state})"
         shown = _most_telling(self.threads)
         if shown is None:

@@ -79,7 +79,7 @@ class _Unmasked:
 
 
 class _FirstRunnerWatch:
-    """Watches vLLM's first model runner."""
+    """Wraps the masking and the sampling of vLLM's first model runner."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner
@@ -109,7 +109,7 @@ class _FirstRunnerWatch:
 
 
 class _SecondRunnerWatch:
-    """Watches vLLM's Model Runner V2."""
+    """Wraps the masking and the sampling of vLLM's Model Runner V2."""
 
     def __init__(self, runner: Any) -> None:
         self._runner = runner

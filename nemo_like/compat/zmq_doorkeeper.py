@@ -51,7 +51,7 @@ def keep_door(server: zmq.Socket[Any]) -> None:
 
 
 def _keep(events: zmq.Socket[bytes]) -> None:
-    strangers: dict[int, None] = {}  # descriptors, the oldest first
+    strangers: dict[int, None] = {}  # descriptors of peers that have not been let in, oldest first
     next_look_s = 0.0
     # The context is closed before the server in a process that ends.
     with suppress(zmq.ContextTerminated), events:

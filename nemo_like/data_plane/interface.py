@@ -1,4 +1,4 @@
-"""What a stage may do with the data plane.
+"""The calls by which a stage uses the data plane.
 
 ``client`` and ``in_memory`` implement ``DataPlane``, and ``observed`` wraps it.
 """

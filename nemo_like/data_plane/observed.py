@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 from nemo_like.batch.meta import KVBatchMeta
@@ -54,19 +53,19 @@ class ObservedDataPlane:
         chunk_sizes: Sequence[int],
         tags: Mapping[str, Sequence[TagValue]],
     ) -> KVBatchMeta:
-        with self._noted("put", columns):
+        with self._log.operation("put", columns):
             return self._plane.put(partition, columns, lengths=lengths, chunk_sizes=chunk_sizes, tags=tags)
 
     def write(self, meta: KVBatchMeta, columns: Mapping[str, ColumnData]) -> KVBatchMeta:
-        with self._noted("write", columns):
+        with self._log.operation("write", columns):
             return self._plane.write(meta, columns)
 
     def fetch(self, meta: KVBatchMeta, columns: Sequence[str]) -> dict[str, ColumnData]:
-        with self._noted("fetch", columns):
+        with self._log.operation("fetch", columns):
             return self._plane.fetch(meta, columns)
 
     def clear(self, meta: KVBatchMeta) -> None:
-        with self._noted("clear", ()):
+        with self._log.operation("clear"):
             self._plane.clear(meta)
 
     def forget(self, partition: str) -> None:
@@ -77,6 +76,3 @@ class ObservedDataPlane:
 
     def close(self) -> None:
         self._plane.close()
-
-    def _noted(self, name: str, columns: Mapping[str, Any] | Sequence[str]) -> AbstractContextManager[None]:
-        return self._log.operation(name, columns)

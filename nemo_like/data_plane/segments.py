@@ -1,4 +1,4 @@
-"""Segments, and what processes tell each other about them. A segment is what one storage key holds.
+"""Segments, and the messages of processes about them. A segment is the content of one storage key.
 
 One call writes a segment, which never changes: the values of some columns for some rows, each column
 contiguous, rows in the order of ``pieces``. It holds a chunk, several chunks that one rank will read, or the
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """One storage key, and what is stored under it."""
+    """One storage key, and the columns and rows that are stored under it."""
 
     key: str  # unique within the run
     columns: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""What a process has to know to reach the run's data plane, and the spec of the actor behind it.
+"""``DataPlaneSpec``, by which a process reaches the run's data plane, and the spec of the host's actor.
 
 This module imports neither numpy nor torch nor TransferQueue.
 """

@@ -55,7 +55,7 @@ class CorruptData(DataPlaneError):
 
 
 class CapacityExceeded(DataPlaneError):
-    """The storage has no room for a write, of which it kept nothing."""
+    """The storage has no room for a write, and kept nothing of it."""
 
 
 class StorageFailed(DataPlaneError):

@@ -1,13 +1,13 @@
-"""The storage that is a TransferQueue. Only this module, ``zmq_guard`` and ``mooncake_digests`` import it.
+"""The storage on TransferQueue. Only this module, ``zmq_guard`` and ``mooncake_digests`` import its parts.
 
 A run builds a TransferQueue of its own from its public classes. Controller and storage units are actors
 without a public name, so two runs on one Ray cluster never meet, and neither can close the other's. The
 values are in TransferQueue's own storage units or in Mooncake's. A key stands for a segment, and its value is
 one contiguous numpy array per column.
 
-TransferQueue leaves out of its answers what it can't find, and does not notice that one of its processes
-died. So this module compares the answers with what was asked for, the host watches the processes, and every
-client watches the host: a call that waits fails when one of them dies.
+TransferQueue leaves values that it can't find out of its answers, and does not notice that one of its
+processes died. So this module compares the answers with what was asked for, the host watches the processes,
+and every client watches the host: a call that waits fails when one of them dies.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ class TransferQueueStorage:
             await _unblocked(self._addresses, self._client.async_clear_samples(meta))
 
     async def clear_partition(self, storage_id: str) -> None:
-        """Free what is left in a partition."""
+        """Free all values and keys that are left in a partition."""
         assert self._client is not None
         # A partition without keys is unknown here, and Mooncake refuses to clear keys without a column.
         keys = (await self._client.async_kv_list(storage_id)).get(storage_id)

@@ -76,7 +76,7 @@ class WeightsTaken:
 
 @dataclass(frozen=True, slots=True)
 class StepsRan:
-    """``step`` steps had run when the journal was flushed, without an event since the one before."""
+    """``step`` steps had run when the journal was flushed; since the last event only steps had run."""
 
     step: int
     line: int

@@ -63,7 +63,7 @@ class EngineQueue(Generic[RequestT]):
 
     @property
     def is_draining(self) -> bool:
-        """Whether a trainer waits for a pause, until which samples end and none begins."""
+        """Whether a trainer waits for a pause. Until it is granted, samples end and no other begins."""
         return self._pausing is not None
 
     def next(self, running: Collection[str], num_sequences: int, *, is_paused: bool) -> Action:

@@ -31,7 +31,7 @@ class EngineClock:
         self._activity, self._since_s = EngineActivity.idle, now()
 
     def enter(self, activity: EngineActivity) -> None:
-        """Begin an activity, which ends the one before."""
+        """Begin an activity, which ends the current activity."""
         now_s = self._now()
         self._seconds[self._activity] += now_s - self._since_s
         self._activity, self._since_s = activity, now_s

@@ -21,7 +21,7 @@ KEY = f"generation.vllm_kwargs.{ARGUMENT}"
 
 
 class DraftMethod(Enum):
-    """What makes the drafts, by vLLM's names."""
+    """How drafts are made; the values are vLLM's names."""
 
     ngram = "ngram"  # copies what followed the last few tokens earlier in the sample; on CPUs
     ngram_gpu = "ngram_gpu"  # the same on GPUs
