@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
 from nemo_like.data_plane.options import DataPlaneConfig
-from nemo_like.data_plane.storage_start import TRANSFER_QUEUE_ENVIRONMENT
+from nemo_like.data_plane.storage_import import TRANSFER_QUEUE_ENVIRONMENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

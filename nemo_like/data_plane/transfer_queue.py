@@ -37,7 +37,7 @@ from nemo_like.data_plane.mooncake_digests import DigestingClient
 from nemo_like.data_plane.options import DataPlaneConfig
 from nemo_like.data_plane.segments import Segment
 from nemo_like.data_plane.storage_errors import CapacityExceeded, CorruptData, DeadlineExceeded, StorageFailed
-from nemo_like.data_plane.storage_start import TRANSFER_QUEUE_ENVIRONMENT, import_storage
+from nemo_like.data_plane.storage_import import TRANSFER_QUEUE_ENVIRONMENT, import_storage
 
 _SIMPLE, _MOONCAKE = "SimpleStorage", "MooncakeStore"  # as TransferQueue calls them
 _T = TypeVar("_T")

@@ -21,7 +21,7 @@ from nemo_like.configuration import load_config
 from nemo_like.data_plane.mooncake import Master, environment
 from nemo_like.data_plane.options import DataPlaneConfig, MooncakeConfig
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
-from nemo_like.data_plane.storage_start import TRANSFER_QUEUE_ENVIRONMENT
+from nemo_like.data_plane.storage_import import TRANSFER_QUEUE_ENVIRONMENT
 from scripts.bench.data_plane_bench.flow import Cast
 from scripts.bench.data_plane_bench.planes import tensor_dtypes
 from scripts.bench.data_plane_bench.station import Station

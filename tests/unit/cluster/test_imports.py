@@ -72,7 +72,7 @@ def test_a_target_can_be_loaded_without_a_package(package: str) -> None:
 def test_storage_is_imported_without_the_compiler_which_can_mark_functions_afterwards() -> None:
     program = """
 import sys
-from nemo_like.data_plane.storage_start import import_storage
+from nemo_like.data_plane.storage_import import import_storage
 import_storage()
 assert "tensordict" in sys.modules
 assert "torch._dynamo" not in sys.modules

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.data_plane import mooncake
-from nemo_like.data_plane.storage_start import TRANSFER_QUEUE_ENVIRONMENT
+from nemo_like.data_plane.storage_import import TRANSFER_QUEUE_ENVIRONMENT
 
 
 def package(name: str) -> Path:
