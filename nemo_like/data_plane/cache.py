@@ -11,7 +11,7 @@ import numpy as np
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.data_plane import codec
-from nemo_like.data_plane.segments import Piece, Rows
+from nemo_like.data_plane.segments import Rows, SegmentPiece
 
 
 class Extent(NamedTuple):
@@ -67,7 +67,7 @@ class PartitionCache:
         self._held: dict[str, dict[str, list[_Held]]] = {}
 
     def add(
-        self, column: Column, pieces: Sequence[Piece], values: np.ndarray, chunks: Mapping[str, Chunk]
+        self, column: Column, pieces: Sequence[SegmentPiece], values: np.ndarray, chunks: Mapping[str, Chunk]
     ) -> None:
         """Keep a column's ``values``, in the order of ``pieces``; skip chunks that are not in ``chunks``."""
         held = self._held.setdefault(column.name, {})

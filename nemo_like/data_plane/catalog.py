@@ -15,9 +15,9 @@ from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.segments import (
     Commit,
     PartitionInfo,
-    Piece,
     Rows,
     Segment,
+    SegmentPiece,
     Want,
 )
 from nemo_like.data_plane.storage_errors import (
@@ -274,7 +274,9 @@ class Catalog:
                 for column in segment.columns:
                     self._check_unwritten(partition, piece, state, column)
 
-    def _check_unwritten(self, partition: _Partition, piece: Piece, state: _ChunkState, column: str) -> None:
+    def _check_unwritten(
+        self, partition: _Partition, piece: SegmentPiece, state: _ChunkState, column: str
+    ) -> None:
         if not state.is_begun(column):
             return
         for row in range(state.num_rows) if piece.rows is None else piece.rows:

@@ -13,7 +13,7 @@ from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.batch.sharding import deal_chunks
 from nemo_like.data_plane import codec
-from nemo_like.data_plane.segments import PartitionInfo, Piece, Rows, Segment, Want, split_by_size
+from nemo_like.data_plane.segments import PartitionInfo, Rows, Segment, SegmentPiece, Want, split_by_size
 from nemo_like.data_plane.storage_errors import ColumnMismatch, CorruptData, UnknownColumn
 
 # A segment of this size takes no further chunk. Values that are read together are fastest under one key, but
@@ -85,7 +85,7 @@ def cut_for_cache(
     meta: KVBatchMeta,
     wired: Mapping[str, Any],
     saved: Sequence[Filled],
-) -> Iterator[tuple[str, Sequence[Piece], np.ndarray]]:
+) -> Iterator[tuple[str, Sequence[SegmentPiece], np.ndarray]]:
     """Yield (column, pieces, values of these pieces) for the cache of the process that wrote ``saved``.
 
     A dense column stays in one array, and is copied unless it is read-only: the caller may reuse its buffer.
@@ -101,7 +101,7 @@ def cut_for_cache(
 
 def _segments(
     info: PartitionInfo,
-    pieces: Sequence[Piece],
+    pieces: Sequence[SegmentPiece],
     wired: Mapping[str, Any],
     groups: Iterable[Sequence[int]],
     keys: Iterator[str],
@@ -144,7 +144,7 @@ def _runs(ascending: Sequence[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _sizes(info: PartitionInfo, pieces: Sequence[Piece], wired: Mapping[str, Any]) -> list[int]:
+def _sizes(info: PartitionInfo, pieces: Sequence[SegmentPiece], wired: Mapping[str, Any]) -> list[int]:
     """Estimate the bytes of each piece in these columns."""
     ragged = [name for name in wired if info.columns[name].layout is Layout.ragged]
     token_bytes, row_bytes, prompt_bytes = _bytes_per_unit(info, wired.keys() - set(ragged))
@@ -163,16 +163,16 @@ def _ragged_bytes(value: Any) -> int:
     return sum(getattr(array, "nbytes", 0) for array in value) if isinstance(value, list | tuple) else 0
 
 
-def _pieces(meta: KVBatchMeta) -> list[Piece]:
+def _pieces(meta: KVBatchMeta) -> list[SegmentPiece]:
     """Return one piece per run of consecutive samples of the same chunk."""
     pieces = []
     for index, run in itertools.groupby(meta.rows, key=itemgetter(0)):
         chunk = meta.chunks[index]
         rows = tuple(map(itemgetter(1), run))
         if rows == tuple(range(len(chunk.lengths))):
-            pieces.append(Piece(chunk.key, None, len(rows), sum(chunk.lengths)))
+            pieces.append(SegmentPiece(chunk.key, None, len(rows), sum(chunk.lengths)))
         else:
-            pieces.append(Piece(chunk.key, rows, len(rows), sum([chunk.lengths[row] for row in rows])))
+            pieces.append(SegmentPiece(chunk.key, rows, len(rows), sum([chunk.lengths[row] for row in rows])))
     return pieces
 
 

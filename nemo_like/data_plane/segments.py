@@ -18,7 +18,7 @@ from nemo_like.batch.columns import Column
 Rows = tuple[tuple[str, tuple[int, ...] | None], ...]
 
 
-class Piece(NamedTuple):
+class SegmentPiece(NamedTuple):
     """The rows of one chunk that a segment holds."""
 
     chunk: str
@@ -32,7 +32,7 @@ class Segment(NamedTuple):
 
     key: str  # unique within the run
     columns: tuple[str, ...]
-    pieces: tuple[Piece, ...]  # in the order of their values
+    pieces: tuple[SegmentPiece, ...]  # in the order of their values
     write: Any = None  # the storage's description of all keys that were reserved or saved together
     position: int = 0  # of this key among those
 

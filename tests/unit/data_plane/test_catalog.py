@@ -8,12 +8,14 @@ from nemo_like.batch.columns import INPUT_IDS, PREV_LOGPROBS
 from nemo_like.data_plane.capacity import Capacity
 from nemo_like.data_plane.catalog import Catalog
 from nemo_like.data_plane.in_memory import InMemoryDataPlane, LocalHost
-from nemo_like.data_plane.segments import Commit, Piece, Segment, Want
+from nemo_like.data_plane.segments import Commit, Segment, SegmentPiece, Want
 from nemo_like.data_plane.storage_errors import PartitionExists, TooManyPartitions
 from tests.unit.data_plane.contract import in_thread
 
 SHARED = Segment(
-    "s", ("input_ids",), (Piece("a", None, 2, 4), Piece("b", None, 2, 6), Piece("c", None, 1, 1))
+    "s",
+    ("input_ids",),
+    (SegmentPiece("a", None, 2, 4), SegmentPiece("b", None, 2, 6), SegmentPiece("c", None, 1, 1)),
 )
 REST = Want(("input_ids",), (("b", (1,)),))
 
