@@ -86,6 +86,15 @@ class Browser:
             f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.innerText)"
         )
 
+    def resize(self, width: int, height: int) -> None:
+        self._call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
     def screenshot(self, path: Path) -> None:
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot")["data"]))
 

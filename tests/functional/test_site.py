@@ -44,6 +44,15 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
         yield browser
 
 
+# For each block of code: the lower edge of its copy button less the upper edge of its text.
+COPY_BUTTON_OVER_CODE = """[...document.querySelectorAll('.highlight pre')].map((block) => {
+  const button = block.parentElement.querySelector('.md-code__button, .md-clipboard');
+  const text = document.createRange();
+  text.selectNodeContents(block.querySelector('code'));
+  return button.getBoundingClientRect().bottom - text.getBoundingClientRect().top;
+})"""
+
+
 def from_elsewhere(browser: Browser, *own: str) -> list[str]:
     return [address for address in browser.addresses if not address.startswith(("data:", "blob:", *own))]
 
@@ -61,6 +70,24 @@ def test_it_opens_from_the_disk_and_links_lead_on(browser: Browser, site: Path) 
     assert from_elsewhere(browser, "file:") == []
 
 
+def test_a_reader_chooses_the_theme(browser: Browser, site: Path) -> None:
+    browser.open(site / "index.html", LOADED)
+    scheme = "document.body.getAttribute('data-md-color-scheme')"
+    assert browser.evaluate(scheme) == "default"
+    browser.click("label[title='To the dark theme']")
+    browser.wait(f"{scheme} === 'slate'")
+    browser.click("label[title='To the light theme']")
+    browser.wait(f"{scheme} === 'default'")
+
+
+def test_on_a_narrow_screen_no_copy_button_lies_over_code(browser: Browser, site: Path) -> None:
+    browser.resize(400, 800)
+    browser.open(site / "how_to" / "sweeps.html", LOADED)
+    browser.wait("document.querySelector('.highlight .md-code__button, .highlight .md-clipboard')")
+    over = browser.evaluate(COPY_BUTTON_OVER_CODE)
+    assert len(over) == 2 and max(over) <= 0
+
+
 def test_a_search_finds_a_key_and_leads_to_its_page(browser: Browser, site: Path) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Silent, directory=str(site)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -68,7 +95,7 @@ def test_a_search_finds_a_key_and_leads_to_its_page(browser: Browser, site: Path
         here = f"http://127.0.0.1:{server.server_port}/"
         browser.open(here + "index.html?q=seq_logprob_error_threshold", LOADED)
         browser.wait("document.querySelector('.md-search-result__link')")
-        assert any("Losses" in text for text in browser.texts(".md-search-result__link"))
+        assert any("From rewards to advantages" in text for text in browser.texts(".md-search-result__link"))
         assert from_elsewhere(browser, here) == []
         assert browser.complaints == []
     finally:
