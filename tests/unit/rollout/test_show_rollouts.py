@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from scripts.show_rollouts import format_group, main, most_telling
+from tests.unit.config.checkpoints import REPOSITORY
 
 
 def sample(generation: int, reward: float | None, failure: str | None = None) -> dict[str, Any]:
@@ -77,6 +81,19 @@ def test_the_latest_step_is_shown_unless_another_is_named(
     assert capsys.readouterr().out.startswith("== group 10 (sums)")
     assert main([str(tmp_path / "run"), "--step", "9"]) == 0
     assert capsys.readouterr().out.startswith("== group 9 (sums)")
+
+
+def test_a_reader_that_has_seen_enough_ends_it_without_an_error(tmp_path: Path) -> None:
+    long = {**sample(0, 1.0), "prompt": "1+" * 500_000, "group": 0}  # more than a pipe holds
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "step_1.jsonl").write_text(json.dumps(long) + "\n")
+    command = [sys.executable, str(REPOSITORY / "scripts" / "show_rollouts.py"), str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as shown:
+        assert shown.stdout is not None and shown.stderr is not None
+        assert shown.stdout.read(8) == "== group"
+        shown.stdout.close()
+        assert shown.stderr.read() == ""
+        assert shown.wait(timeout=60) == -signal.SIGPIPE
 
 
 def test_what_is_not_there_is_told_by_its_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
