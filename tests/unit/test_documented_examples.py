@@ -3,6 +3,8 @@ dry-run, and every piece of Python is one."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import shlex
@@ -21,9 +23,10 @@ import run_grpo
 from nemo_like import GRPO
 from nemo_like.batch.recordings import RecordingManifest, rollout_file, write_manifest
 from nemo_like.configuration import load_config
+from nemo_like.driver import exit_codes
 from tests.tripwires.mutations import Group
 from tests.unit.config.checkpoints import write_checkpoint
-from tests.unit.documented import ROOT, Block, Command, blocks, commands
+from tests.unit.documented import PAGES, ROOT, Block, Command, blocks, commands
 from tests.unit.parse_only import READ
 
 MODEL = "++policy.model_name=somewhere"
@@ -56,12 +59,14 @@ FOREIGN = (
 @pytest.fixture(scope="session")
 def demo_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's models but for their weights."""
-    from scripts.demo_model.tiny_tokenizer import save_tokenizer
+    from scripts.demo_model import tiny_tokenizer, tool_tokenizer
 
     directory = tmp_path_factory.mktemp("models")
     for name, sizes in (("arithmetic-d2-s1", {}), ("arithmetic-moe-d2-s1", MIXTURE)):
         write_checkpoint(directory / name, **sizes)
-        save_tokenizer(directory / name)
+        tiny_tokenizer.save_tokenizer(directory / name)
+    write_checkpoint(directory / "sums-s4", vocab_size=tool_tokenizer.VOCABULARY_SIZE)
+    tool_tokenizer.save_tokenizer(directory / "sums-s4")
     return directory
 
 
@@ -89,14 +94,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo_models: Path, r
             (tmp_path / module[1]).write_text(block.text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("mine", "my", "agent"):
+    for name in ("mine", "my", "agent", "sums", "adder"):
         (text,) = [block.text for block in FILES if block.text.startswith(f"# {name}.yaml")]
         (tmp_path / f"{name}.yaml").write_text(text)
     for name in ("train", "held_out"):
         (tmp_path / f"{name}.jsonl").write_text('{"prompt": "12+34=", "answer": "46"}\n' * 512)
     for shared in ("configs", "recipes"):
         (tmp_path / shared).symlink_to(ROOT / shared)
-    (tmp_path / ".cache").mkdir()
+    sums = tmp_path / ".cache" / "data" / "sums"
+    sums.mkdir(parents=True)
+    for name in ("train", "validation"):
+        (sums / f"{name}.jsonl").write_text('{"prompt": "12+34+56", "answer": "102"}\n' * 512)
     (tmp_path / ".cache" / "models").symlink_to(demo_models)
     (tmp_path / "RUN_DIR").symlink_to(recording)
     return tmp_path
@@ -123,6 +131,22 @@ def dry_run(command: str) -> None:
         arguments = [one for one in (*arguments[:place], *arguments[place + 2 :]) if one != "--json"]
     mode = [] if {"--cfg", "--dry-run"} & {*arguments} else ["--dry-run"]
     assert run_grpo.main([*arguments, *mode]) == 0
+
+
+def refused(command: str) -> None:
+    """``run_grpo.py`` says what a page shows, and starts nothing."""
+    told = io.StringIO()
+    with contextlib.redirect_stderr(told):
+        assert run_grpo.main(shlex.split(command)) == exit_codes.REFUSED
+    (problem,) = [line for line in told.getvalue().splitlines() if line.startswith("  - ")]
+    assert any(problem in page.read_text(encoding="utf-8") for page in PAGES)
+
+
+def written_out(module: str) -> None:
+    """A script that a page has as a piece of Python."""
+    done = subprocess.run([sys.executable, module], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert any(done.stdout in page.read_text(encoding="utf-8") for page in PAGES)
 
 
 def read_by_its_script(command: str) -> None:
@@ -157,12 +181,13 @@ def read_by_hf(command: str) -> None:
     read_by_click(app, command)
 
 
-def made(target: str) -> None:
-    """What make would do for a target."""
-    done = subprocess.run(
-        ["make", "--dry-run", target], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def made(arguments: str) -> None:
+    """What make would do for a target, and the run of a demo with arguments."""
+    program = ["make", "--dry-run", *shlex.split(arguments)]
+    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "bash scripts/" in done.stdout, done.stderr
+    if given := re.search(r"bash scripts/demo\.sh (?!--)(\S.*)", done.stdout):
+        dry_run(f"--config configs/grpo_arithmetic_cpu.yaml {given[1]}")
 
 
 def submitted(command: str) -> None:
@@ -203,9 +228,11 @@ def is_shell(command: str) -> None:
 
 # How a command is executed or dry-run: the first pattern that it matches, and what follows the match.
 KINDS: list[tuple[str, Callable[[str], None]]] = [
+    (r"python run_grpo\.py (?=.* (?:grpo\.max_num_step=|cluster\.gpu_memory_gib=40 ))", refused),
     (r"python run_grpo\.py ", dry_run),
     (r"(?:PYTHONPATH=\S+ )?python (?=scripts/)", read_by_its_script),
     (r"unshare .*; python (?=scripts/.*'$)", lambda command: read_by_its_script(command.rstrip("'"))),
+    (r"python (?=\w+\.py$)", written_out),
     (r"python -m pytest ", collected),
     (r"make ", made),
     (r"ray ", read_by_ray),
@@ -213,7 +240,7 @@ KINDS: list[tuple[str, Callable[[str], None]]] = [
     (r"(?:INTERACTIVE=1 )?sbatch ", submitted),
     (r"scripts/slurm/attach\.sh ", attached),
     (r"bash (?=scripts/setup\.sh)", knows),
-    (r"export |source \.venv/bin/activate$", is_shell),
+    (r"export |source \.venv/bin/activate$|(?=grep )", is_shell),
     (rf"(?:{'|'.join(map(re.escape, FOREIGN))})", is_shell),
 ]
 
