@@ -24,7 +24,7 @@ from nemo_like.plan.policy_memory import PolicyMemory, layer_bytes, policy_memor
 from nemo_like.plan.roles import Role, worker_groups
 from nemo_like.plan.run_models import RunModels
 from nemo_like.policy.backends.backend_kind import backend_kind_of
-from nemo_like.policy.groups.layout import is_one_engine, parks_optimizer
+from nemo_like.policy.groups.layout import is_one_engine, parks_optimizer, recomputes_layers
 from nemo_like.policy.groups.parallelism import shards_optimizer
 from nemo_like.policy.options import Device, WorkerGroupConfig
 
@@ -385,7 +385,9 @@ def _remedies(cfg: Config, stage: Stage, held: Sequence[Holding]) -> Iterator[st
         if cfg.value is not None and cfg.cluster.placement is Placement.colocated:
             is_idle = is_idle or stage not in own.all
         if what == "activations":
-            yield "activation_checkpointing=true or micro-batches of fewer tokens"
+            if stage is own.training and not recomputes_layers(group):
+                yield f"{name}.{backend_kind_of(group).part}.activation_checkpointing=true"
+            yield "micro-batches of fewer tokens"
         elif what in ("gradients", "optimizer") and stage is not own.training:
             yield f"{name}.offload_optimizer_for_logprob=true"
         elif what == "optimizer" and (sharding := _unused_sharding(group)):

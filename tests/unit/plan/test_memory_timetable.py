@@ -96,8 +96,13 @@ def test_what_does_not_fit_is_told_with_stage_holdings_and_remedies() -> None:
 def test_training_that_does_not_fit_names_recomputation_and_the_optimizer() -> None:
     (problem,) = problems(*qwen3_8b("policy.sequence_packing.train_mb_tokens=65536"))
     assert "in stage policy_training: policy_worker-0 activations" in problem
-    assert "try activation_checkpointing=true or micro-batches of fewer tokens or " in problem
+    recomputing = "policy.megatron_cfg.activation_checkpointing=true"
+    assert f"try {recomputing} or micro-batches of fewer tokens or " in problem
     assert "use_distributed_optimizer=true" in problem
+    more = ("policy.sequence_packing.train_mb_tokens=1048576", recomputing)
+    (problem,) = problems(*qwen3_8b(*more))
+    assert "in stage policy_training: policy_worker-0 activations" in problem
+    assert "try micro-batches of fewer tokens or " in problem and recomputing not in problem
 
 
 def test_an_engine_needs_room_for_its_weights_and_one_sample() -> None:
