@@ -24,8 +24,14 @@ from nemo_like.configuration import load_config
 from nemo_like.observability.printable import accept_all_characters
 from nemo_like_tools.conversion.pages import table
 from nemo_like_tools.conversion.their_files import read_theirs
-from nemo_like_tools.conversion.translation import CONVERTIBLE, Conversion, convert, framework_of, told
-from nemo_like_tools.conversion.writing import written
+from nemo_like_tools.conversion.translation import (
+    CONVERTIBLE,
+    Conversion,
+    convert_configuration,
+    framework_of,
+    problem_lines,
+)
+from nemo_like_tools.conversion.writing import conversion_yaml
 
 
 def main() -> int:
@@ -37,9 +43,9 @@ def main() -> int:
     try:
         theirs, unresolved = read_theirs(options.file, options.arguments)
         framework = framework_of(theirs.tree, options.framework, str(options.file))
-        conversion = convert(framework, theirs, str(options.file))
+        conversion = convert_configuration(framework, theirs, str(options.file))
         conversion.lost[:0] = unresolved
-        text = written(conversion, framework.name)
+        text = conversion_yaml(conversion, framework.name)
         if options.output is None:
             print(text, end="")
         else:
@@ -56,7 +62,7 @@ def _report(conversion: Conversion, framework: str, output: Path | None) -> list
     lines = [f"{len(conversion.settings)} keys are set by {framework}'s values."]
     for title, problems in (("To know:", conversion.notes), ("Not translated:", conversion.lost)):
         if problems:
-            lines += ["", title, *(f"  - {line}" for line in told(problems))]
+            lines += ["", title, *(f"  - {line}" for line in problem_lines(problems))]
     if output is not None:
         lines += ["", *_next(output)]
     return lines
@@ -83,7 +89,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--table", choices=[*CONVERTIBLE, "trl"], help="print the table of a framework")
     options = parser.parse_intermixed_args()
     if options.file is None and options.table is None:
-        parser.error("name the file to convert")
+        parser.error("name the file to convert_configuration")
     return options
 
 

@@ -28,13 +28,13 @@ def check_first_reward(cfg: Config) -> None:
     timeout_s = env.timeout_s + _START_TIME_S
     with ChildCall(first_reward_problem, cfg.data.train[0], env, timeout_s=timeout_s) as child:
         try:
-            told = child.result()
+            reason = child.result()
         except ChildFailed as error:
-            told = str(error)
-    if told is not None:
+            reason = str(error)
+    if reason is not None:
         problem = Problem(
             key="reward",
-            rule=f"was asked about the first row, with its answer as the response, and gave none: {told}",
+            rule=f"was asked about the first row, with its answer as the response, and gave none: {reason}",
             remedy=f"correct it; overrides=['env.{REWARD_ENVIRONMENT}.check_at_start=false'] starts without "
             "asking",
         )

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
-from itertools import chain
 from typing import Any, get_origin
 
 from hydra.errors import HydraException
@@ -68,10 +67,10 @@ class Arguments:
         ``loss_fn.kind=b``.
         """
         path, naming_path = key.split("."), naming.split(".")
-        places = [place for place, one in enumerate(self.layers) if _at(one.tree, path) is not _ABSENT]
-        if not places or places[-1] >= len(self.files):
+        indexes = [index for index, one in enumerate(self.layers) if _at(one.tree, path) is not _ABSENT]
+        if not indexes or indexes[-1] >= len(self.files):
             return False
-        named = [_at(layer.tree, naming_path) for layer in self.layers[: places[-1] + 1]]
+        named = [_at(layer.tree, naming_path) for layer in self.layers[: indexes[-1] + 1]]
         return next((one for one in reversed(named) if one is not _ABSENT), name) != name
 
     def is_removed(self, group: str) -> bool:
@@ -106,7 +105,8 @@ def read_arguments(
         read.files.insert(0, Layer(file.where, newer))
     read.layers = [*read.files]
     values = [one for one, _ in pairs if not (one.is_hydra_override() or one.is_delete())]
-    for tree in (*(layer.tree for layer in read.files), *chain.from_iterable(map(_trees, values))):
+    set_by_values = (nested(one.key_or_group, value) for one in values for value in alternatives(one))
+    for tree in (*(layer.tree for layer in read.files), *set_by_values):
         fields.load_kinds(tree, root)
     for layer in read.layers:
         read.problems += fields.check_tree(layer.tree, root, layer.where, root=root)
@@ -117,11 +117,6 @@ def read_arguments(
             given.extend(_read_value(argument, read, is_sweep))
             read.values.extend(given)
     return read
-
-
-def _trees(argument: Override) -> Iterator[Mapping[str, Any]]:
-    """Yield one tree per alternative of an argument: its value under its full key."""
-    return (nested(argument.key_or_group, value) for value in alternatives(argument))
 
 
 def _parsed(texts: Sequence[str], files: Composition, problems: list[Problem]) -> Iterator[Override]:
@@ -142,7 +137,11 @@ def _where(text: str | None) -> str:
 
 def _read_hydra(argument: Override, read: Arguments, files: Composition, is_sweep: bool) -> list[str]:
     key, value = argument.key_or_group, argument.value()
-    if key == _SEARCH_PATH and isinstance(value, list) and all(isinstance(place, str) for place in value):
+    if (
+        key == _SEARCH_PATH
+        and isinstance(value, list)
+        and all(isinstance(location, str) for location in value)
+    ):
         files.search(value)
         return []
     if key == _SEARCH_PATH:

@@ -30,8 +30,8 @@ from nemo_like.config.search_path import (
     folders_behind,
     lists_as_text,
     lists_from_text,
+    locations_in,
     near_files,
-    places_in,
     read_configuration,
     search_path_argument,
     searching,
@@ -85,12 +85,12 @@ class Composition:
         self._folders, self._search_path = self._own_folders, list[str]()
         self._loader = GlobalHydra.instance().config_loader()
         with self._errors_as_problems():
-            self.search(places_in(file_of(folders[0], name)))
+            self.search(locations_in(file_of(folders[0], name)))
 
-    def search(self, places: Sequence[str]) -> None:
-        """Have Hydra also look in ``places``, folders or packages (pkg://NAME), instead of earlier ones."""
-        self._search_path = [search_path_argument(places)] if places else []
-        self._folders = [*self._own_folders, *map(folder_of, places)]
+    def search(self, locations: Sequence[str]) -> None:
+        """Have Hydra also look in ``locations``, folders or packages (pkg://NAME); replaces earlier ones."""
+        self._search_path = [search_path_argument(locations)] if locations else []
+        self._folders = [*self._own_folders, *map(folder_of, locations)]
 
     def parse(self, argument: str) -> Override:
         """Read an argument. Raises HydraException when it does not follow Hydra's grammar."""
@@ -150,7 +150,7 @@ class Composition:
 
     @property
     def search_path(self) -> list[str]:
-        """The argument that names the further places to Hydra, in a list; empty without further places."""
+        """The argument that names the further locations to Hydra, in a list; empty without any."""
         return list(self._search_path)
 
     def sweep_settings(self, arguments: Sequence[str]) -> SweepSettings:

@@ -14,7 +14,7 @@ from typing import Any
 
 from nemo_like.config import fields
 from nemo_like.config.keys import MISSING
-from nemo_like.config.other_frameworks import Entry, heres, table_of
+from nemo_like.config.other_frameworks import Entry, our_keys, table_of
 
 
 def with_todays_keys(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 def _replace(content: dict[str, Any], value: Any, entry: Entry) -> None:
     """Set each present key of an entry to ``value``, unless the file sets that key itself."""
-    for here in heres(entry):
+    for here in our_keys(entry):
         *parents, name = here.key.split(".")
         for parent in parents:
             content = content.setdefault(parent, {})
@@ -93,7 +93,7 @@ def _replace(content: dict[str, Any], value: Any, entry: Entry) -> None:
 
 
 def _now(entry: Entry) -> str:
-    keys = " and ".join(here.key for here in heres(entry))
+    keys = " and ".join(here.key for here in our_keys(entry))
     return f"read as {keys}" if keys else f"left out since {getattr(entry, 'why', '')}"
 
 

@@ -88,7 +88,7 @@ def _hints_of_shipped(group: type) -> dict[str, Any]:
     return found | (dict(load_by_path(kinds.earlier).types) if kinds.earlier else {})
 
 
-def of_kind(group: type, tree: Mapping[str, Any]) -> type:
+def class_of_tree(group: type, tree: Mapping[str, Any]) -> type:
     """Return the class with the keys of ``tree``: the options of the kind that it names, else ``group``."""
     kinds, name = kinds_of(group), _naming_key(group)
     options = kinds.options_in(tree.get(name)) if kinds and name else None
@@ -200,7 +200,7 @@ def check_tree(
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if name not in known:
-            problems += (unknown_key(each, where, root=root) for each in _misplaced(key, value))
+            problems += (unknown_key(each, where, root=root) for each in _keys_to_report(key, value))
         elif found := check_value(key, value, known[name], where, root):
             problems += found
         elif name in keys(group) and (kinds := keys(group)[name][1].kinds):
@@ -219,14 +219,14 @@ def unknown_kinds(root: type, key: str, value: Any, where: str) -> list[Problem]
 
 def _unknown_kinds(kinds: Kinds, key: str, value: Any, where: str) -> Iterator[Problem]:
     """Yield a problem for each name in a value, a name or a list of names, that is none of ``kinds``."""
-    named = {f"{key}[{place}]": name for place, name in enumerate(value)} if isinstance(value, list) else {}
+    named = {f"{key}[{index}]": name for index, name in enumerate(value)} if isinstance(value, list) else {}
     for at, name in (named or {key: value}).items():
         is_name = isinstance(name, str) and name != MISSING and not is_interpolation(name)
         if is_name and (problem := kinds.problem(at, name, where)):
             yield problem
 
 
-def _misplaced(key: str, value: Any) -> Iterator[str]:
+def _keys_to_report(key: str, value: Any) -> Iterator[str]:
     """Yield the unknown keys to report for the unknown ``key``.
 
     Where another framework has a group ``key``, these are the keys below it, since each has its own name
@@ -236,7 +236,7 @@ def _misplaced(key: str, value: Any) -> Iterator[str]:
 
     if isinstance(value, Mapping) and has_names_below(key):
         for name, inner in value.items():
-            yield from _misplaced(f"{key}.{name}", inner)
+            yield from _keys_to_report(f"{key}.{name}", inner)
     else:
         yield key
 
@@ -324,9 +324,9 @@ def _leaf(annotation: Any) -> TypeAdapter[Any]:
     return TypeAdapter(Annotated[annotation, Leaf()])
 
 
-def _at(key: str, annotation: Any, place: Sequence[int | str]) -> tuple[str, Any]:
-    """Return full key and type of the value at ``place``, a path in lists and mappings below ``key``."""
-    for part in place:
+def _at(key: str, annotation: Any, path: Sequence[int | str]) -> tuple[str, Any]:
+    """Return full key and type of the value at ``path`` in lists and mappings below ``key``."""
+    for part in path:
         key += f"[{part}]" if isinstance(part, int) else f".{part}"
         annotation = get_args(without_none(annotation))[-1]
     return key, annotation
@@ -338,7 +338,7 @@ class ByKind:
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         def of_class(value: Any, _: ValidatorFunctionWrapHandler) -> Any:
-            return typed(value, of_kind(source, value)) if isinstance(value, Mapping) else value
+            return typed(value, class_of_tree(source, value)) if isinstance(value, Mapping) else value
 
         return no_info_wrap_validator_function(of_class, handler(source))
 

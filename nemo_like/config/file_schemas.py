@@ -49,13 +49,13 @@ def _partial(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 def _value(schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the schema that files need of a key's value, made from pydantic's ``schema`` of it."""
-    told = {name: schema[name] for name in _OF_KEY if name in schema}
+    described = {name: schema[name] for name in _OF_KEY if name in schema}
     bare = {name: value for name, value in schema.items() if name not in (*_OF_KEY, "title")}
     if not bare:
-        return told  # any value
+        return described  # any value
     values = [_within(one) for one in bare.get("anyOf", [bare])]
     values += [{"type": "number"}] if any(one.get("type") == "string" for one in values) else []
-    return {**told, "anyOf": [*values, *_single(values), {"$ref": _OPEN}]}
+    return {**described, "anyOf": [*values, *_single(values), {"$ref": _OPEN}]}
 
 
 def _within(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ def texts(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
 
 def interpolations(value: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """Yield (path, text) of every interpolation in ``value``, which stands at ``path``."""
-    return ((place, text) for place, text in texts(value, path) if fields.is_interpolation(text))
+    return ((at, text) for at, text in texts(value, path) if fields.is_interpolation(text))
 
 
 def full_key(path: KeyPath) -> str:

@@ -105,10 +105,10 @@ class Key(Leaf):
         for one in values.get("anyOf", [values]):
             if one.get("type") in ("integer", "number"):
                 one.update({name: limit for name, limit in bounds.items() if name != "type"})
-        told: dict[str, Any] = {"description": self.about} if self.about else {}
+        described: dict[str, Any] = {"description": self.about} if self.about else {}
         if self.default != MISSING:
-            told["default"] = self.default.name if isinstance(self.default, Enum) else self.default
-        return {"allOf": [values], **told} if "$ref" in values else {**values, **told}
+            described["default"] = self.default.name if isinstance(self.default, Enum) else self.default
+        return {"allOf": [values], **described} if "$ref" in values else {**values, **described}
 
 
 @cache

@@ -11,18 +11,18 @@ from nemo_like.config.keys import MISSING, beyond_limits
 from nemo_like.config.problems import Problem
 
 
-def option_mistakes(
-    at: str, options: Mapping[str, Any], group: type, chosen: str, others: str = ""
+def kind_option_problems(
+    at: str, options: Mapping[str, Any], group: type, chosen: str, defaults: str = ""
 ) -> list[Problem]:
-    """Return the problems of options against their class ``group``.
+    """Return the problems of a kind's options against their class ``group``.
 
     Problems are unknown keys, wrong types, keys without a value and numbers beyond their limits. ``at`` is
-    the full key of the options, ``chosen`` is the key that names the kind with its value, and ``others`` is
+    the full key of the options, ``chosen`` is the key that names the kind with its value, and ``defaults`` is
     the file with the kind's defaults.
     """
     found = fields.check_tree(options, group, "", root=group)
     wrong = [replace(problem, key=f"{at}.{problem.key}") for problem in found]
-    remedy = f"set it; {others} has the others" if others else "set it"
+    remedy = f"set it; {defaults} has the others" if defaults else "set it"
     wrong += (
         Problem(key=f"{at}.{key}", rule=f"has no value, and {chosen} needs one", remedy=remedy)
         for key in fields.hints(group)

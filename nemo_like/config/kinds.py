@@ -107,8 +107,10 @@ class Kinds:
             self.load(name)
         except Exception as error:
             if ":" in name:
-                told = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-                return Problem(key=f"{key}={name}", rule=f"cannot be loaded: {told}", remedy="", where=where)
+                reason = error if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+                return Problem(
+                    key=f"{key}={name}", rule=f"cannot be loaded: {reason}", remedy="", where=where
+                )
             close = get_close_matches(name.lower(), self.names(), n=1, cutoff=0.7)
             remedy = f"did you mean {close[0]}?" if close else ""
             return Problem(key=f"{key}={name!r}", rule=self._rule(), remedy=remedy, where=where)

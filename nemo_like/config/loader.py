@@ -165,8 +165,8 @@ def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Any:
     container = OmegaConf.to_container(unresolved, resolve=True)
     assert isinstance(container, dict)
     resolved = values_of_texts(tree, {str(name): value for name, value in container.items()}, root)
-    for place, text in references.items():
-        _refer(resolved, place, text)
+    for key_path, text in references.items():
+        _refer(resolved, key_path, text)
     make_lists(resolved, root)
     of_others = fill_kinds(resolved, root, arguments.was_replaced)
     wrong = [*fields.check_tree(resolved, root, path, root=root), *of_others, *_masked_passwords(resolved)]
@@ -178,29 +178,31 @@ def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Any:
 def _references(
     unresolved: DictConfig, tree: Mapping[str, Any], root: type
 ) -> tuple[list[Problem], dict[KeyPath, str]]:
-    """Return the problems of the interpolations, and by place the text of each that reads the environment."""
+    """Return the problems of the interpolations, and by key path the ones that read the environment."""
     problems, references = [], {}
-    for place, text in interpolations(tree):
-        key = full_key(place)
+    for key_path, text in interpolations(tree):
+        key = full_key(key_path)
         with environment_reads() as names:
             if problem := _unresolvable(unresolved, key, text):
                 problems.append(problem)
         if names:
-            references[place] = text
-            if _holds_groups(place, root):
+            references[key_path] = text
+            if _holds_groups(key_path, root):
                 rule = f"cannot come whole from the environment ({', '.join(names)})"
                 problems.append(Problem(key=f"{key}={text}", rule=rule, remedy="set its keys one by one"))
     return problems, references
 
 
-def _holds_groups(place: KeyPath, root: type) -> bool:
-    kind = fields.without_none(fields.find(root, ".".join(part for part in place if isinstance(part, str))))
+def _holds_groups(key_path: KeyPath, root: type) -> bool:
+    kind = fields.without_none(
+        fields.find(root, ".".join(part for part in key_path if isinstance(part, str)))
+    )
     return bool(fields.is_group(kind) or fields.item_group(kind) or fields.entry_group(kind))
 
 
-def _refer(tree: Any, place: KeyPath, text: str) -> None:
-    """Mark the value at ``place``, in ``tree`` itself, as given by the interpolation ``text``."""
-    *parents, last = place
+def _refer(tree: Any, key_path: KeyPath, text: str) -> None:
+    """Mark the value at ``key_path``, in ``tree`` itself, as given by the interpolation ``text``."""
+    *parents, last = key_path
     for part in parents:
         tree = tree[part]
     tree[last] = referring(tree[last], text)
@@ -219,10 +221,10 @@ def _unresolvable(tree: DictConfig, key: str, text: str) -> Problem | None:
 
 def _masked_passwords(value: Any) -> Iterator[Problem]:
     """Yield a problem for each URL whose password was masked when a run wrote its configuration."""
-    for place, text in texts(value):
+    for key_path, text in texts(value):
         if is_masked(text):
             yield Problem(
-                key=f"{full_key(place)}={text}",
+                key=f"{full_key(key_path)}={text}",
                 rule="has a mask in the place of a password",
                 remedy="give the key anew; of a password written as ${oc.env:NAME} a run keeps these words",
             )
@@ -238,7 +240,7 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _missing(tree: Any, group: type, prefix: str, path: str) -> Iterator[Problem]:
-    for name, annotation in fields.hints(fields.of_kind(group, tree)).items():
+    for name, annotation in fields.hints(fields.class_of_tree(group, tree)).items():
         key, is_group = f"{prefix}{name}", fields.is_group(annotation)
         inner = fields.without_none(annotation)
         if name not in tree or tree[name] == MISSING:

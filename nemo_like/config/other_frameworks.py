@@ -34,7 +34,7 @@ _CLOSE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class OurKey:
     """A key of this framework to which a key of another framework leads.
 
     ``how`` says what becomes of the value, and is empty when the value stays. ``by`` names the conversion
@@ -74,7 +74,7 @@ class Missing:
 
 
 # A text is a key whose value stays unchanged, or key=value, the setting that the value true means here.
-Entry = str | tuple[Here, ...] | Always | NoEffect | Missing
+Entry = str | tuple[OurKey, ...] | Always | NoEffect | Missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +99,8 @@ class Framework:
     """The table of another framework.
 
     ``keys`` has the entries of its keys, and ``habits`` its habits by key of this framework. ``rest`` has
-    entries of groups: they hold for the keys below a group that are not in ``keys``. With ``shares_names``, a
-    key outside the table that exists in both frameworks means the same in both.
+    entries of groups, for the keys below them that neither ``keys`` nor this framework has. With
+    ``shares_names``, a key outside the table that exists in both frameworks means the same in both.
     """
 
     name: str
@@ -123,10 +123,10 @@ class KnownName(NamedTuple):
         """The key here, or key=value; empty when there is no counterpart."""
         if isinstance(self.entry, str):
             return self.entry
-        return next((each.key for each in heres(self.entry)), "")
+        return next((each.key for each in our_keys(self.entry)), "")
 
     def __str__(self) -> str:
-        return f"{self.framework}'s {self.name} {_told(self.entry)}"
+        return f"{self.framework}'s {self.name} {_meaning(self.entry)}"
 
 
 @cache
@@ -143,13 +143,13 @@ def table_of(name: str) -> Framework:
     )
 
 
-def heres(entry: Entry) -> tuple[Here, ...]:
+def our_keys(entry: Entry) -> tuple[OurKey, ...]:
     """Return the keys of this framework to which an entry leads; empty when it leads to none."""
     if isinstance(entry, str):
         key, equals, value = entry.partition("=")
         if not equals:
-            return (Here(key),)
-        return (Here(key, f"`{value}` where it is true", "either", {"then": value}),)
+            return (OurKey(key),)
+        return (OurKey(key, f"`{value}` where it is true", "either", {"then": value}),)
     return entry if isinstance(entry, tuple) else ()
 
 
@@ -164,7 +164,7 @@ def known_name(key: str) -> KnownName | None:
             return KnownName(theirs.name, key, theirs.keys[key])
     for group in _groups(key):
         for theirs in _frameworks():
-            if group in theirs.keys and not heres(theirs.keys[group]):
+            if group in theirs.keys and not our_keys(theirs.keys[group]):
                 return KnownName(theirs.name, group, theirs.keys[group])
     leaf = key.rpartition(".")[2]
     for theirs in _frameworks():
@@ -178,7 +178,7 @@ def nearest_name(key: str) -> KnownName | None:
 
     Only names with a counterpart here count. Returns None when none is close.
     """
-    every = {name for theirs in _frameworks() for name, entry in theirs.keys.items() if heres(entry)}
+    every = {name for theirs in _frameworks() for name, entry in theirs.keys.items() if our_keys(entry)}
     for word in (key, key.rpartition(".")[2]):
         if close := get_close_matches(word, every, n=1, cutoff=_CLOSE):
             return known_name(close[0])
@@ -199,9 +199,9 @@ def _entry(given: Any) -> Entry:
     if isinstance(given, str):
         return given
     if isinstance(given, list):
-        return tuple(_here(each) for each in given)
+        return tuple(_our_key(each) for each in given)
     if "here" in given:
-        return (_here(given),)
+        return (_our_key(given),)
     if "always" in given:
         return Always(given["always"], given["why"])
     if "no_effect" in given:
@@ -209,12 +209,12 @@ def _entry(given: Any) -> Entry:
     return Missing(given["missing"], given.get("neutral", (None, False)))
 
 
-def _here(given: Mapping[str, Any]) -> Here:
+def _our_key(given: Mapping[str, Any]) -> OurKey:
     arguments = dict(given)
-    return Here(arguments.pop("here"), arguments.pop("how", ""), arguments.pop("by", UNCHANGED), arguments)
+    return OurKey(arguments.pop("here"), arguments.pop("how", ""), arguments.pop("by", UNCHANGED), arguments)
 
 
-def _told(entry: Entry) -> str:
+def _meaning(entry: Entry) -> str:
     """Return the meaning of an entry as the end of a sentence about the key."""
     if isinstance(entry, str):
         return f"is {entry} here"
@@ -224,7 +224,7 @@ def _told(entry: Entry) -> str:
         return f"has no effect here: {entry.why}"
     if isinstance(entry, Missing):
         return f"is missing here: {entry.why}"
-    return f"is {heres(entry)[0].key} here"
+    return f"is {our_keys(entry)[0].key} here"
 
 
 def _groups(key: str) -> Iterator[str]:

@@ -84,31 +84,31 @@ def folders_behind(file: Path) -> list[Path]:
     return [*folders, *SHIPPED]
 
 
-def places_in(file: Path) -> list[str]:
-    """Return the ``hydra.searchpath`` of a configuration file: further places in which Hydra looks."""
+def locations_in(file: Path) -> list[str]:
+    """Return the ``hydra.searchpath`` of a configuration file: further locations in which Hydra looks."""
     hydras = read_configuration(file, "").tree.get("hydra")
-    places = hydras.get("searchpath") if isinstance(hydras, Mapping) else None
-    return list(OmegaConf.create(places)) if isinstance(places, list) else []
+    locations = hydras.get("searchpath") if isinstance(hydras, Mapping) else None
+    return list(OmegaConf.create(locations)) if isinstance(locations, list) else []
 
 
-def folder_of(place: str) -> Path:
-    """Return the folder of a place on a search path: a path, or a package as pkg://NAME."""
-    if place.startswith("pkg://"):
+def folder_of(location: str) -> Path:
+    """Return the folder of a location on a search path: a path, or a package as pkg://NAME."""
+    if location.startswith("pkg://"):
         with suppress(ImportError, ValueError):
-            spec = find_spec(place.removeprefix("pkg://").strip("/").replace("/", "."))
+            spec = find_spec(location.removeprefix("pkg://").strip("/").replace("/", "."))
             if spec is not None and spec.submodule_search_locations:
                 return Path(spec.submodule_search_locations[0])
-    path = place.removeprefix("file://").removeprefix(f"{ConfigurationFiles.scheme()}://")
+    path = location.removeprefix("file://").removeprefix(f"{ConfigurationFiles.scheme()}://")
     return Path(path).absolute()
 
 
-def _as_ours(place: str) -> str:
-    return f"{ConfigurationFiles.scheme()}://{folder_of(place)}"
+def _as_ours(location: str) -> str:
+    return f"{ConfigurationFiles.scheme()}://{folder_of(location)}"
 
 
-def search_path_argument(places: Sequence[str]) -> str:
-    """Return the argument with which Hydra searches further places and reads their files with this module."""
-    return f"hydra.searchpath={json.dumps([_as_ours(place) for place in places])}"
+def search_path_argument(locations: Sequence[str]) -> str:
+    """Return the argument with which Hydra searches ``locations`` and reads their files with this module."""
+    return f"hydra.searchpath={json.dumps([_as_ours(location) for location in locations])}"
 
 
 class ConfigurationFiles(ConfigSource):
@@ -242,13 +242,9 @@ def _path_entry(entry: str, file: Path, config_path: str) -> str:
     if not target.is_file():
         rule = f"is not a file (named in the defaults of {file})"
         raise _file_error(target, rule, near_files(target.name, target.parent))
-    if _is_shipped(target) and target.stem != file.stem:
+    if target.resolve().parent in SHIPPED and target.stem != file.stem:
         return f"/{target.stem}@{package or '_here_'}"
     return f"/{_ANYWHERE}{os.path.abspath(_without_suffix(str(target)))}@{package or '_here_'}"
-
-
-def _is_shipped(path: Path) -> bool:
-    return path.resolve().parent in SHIPPED
 
 
 def find_configuration(name: str, folder: str | None = None) -> Path:

@@ -36,8 +36,8 @@ def examples(arguments: Sequence[Override]) -> list[list[str]]:
     """
     values = _by_key(arguments)
     first = [texts[0] for texts in values]
-    further = [(place, text) for place, texts in enumerate(values) for text in texts[1:]]
-    return [first, *([*first[:place], text, *first[place + 1 :]] for place, text in further)]
+    further = [(index, text) for index, texts in enumerate(values) for text in texts[1:]]
+    return [first, *([*first[:index], text, *first[index + 1 :]] for index, text in further)]
 
 
 def _by_key(arguments: Sequence[Override]) -> list[list[str]]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from nemo_like.config.kind_options import option_mistakes
+from nemo_like.config.kind_options import kind_option_problems
 from nemo_like.config.problems import Problem
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import kind_of
@@ -19,7 +19,7 @@ def option_problems(name: str, env: EnvConfig) -> Iterator[Problem]:
     """Yield every problem with the options of the environment ``name``."""
     described = kind_of(env)
     prefix, kind, options = f"env.{name}.options", described.options, env.options
-    wrong = option_mistakes(prefix, options, kind, f"kind={env.kind}", f"configs/env/{env.kind}.yaml")
+    wrong = kind_option_problems(prefix, options, kind, f"kind={env.kind}", f"configs/env/{env.kind}.yaml")
     yield from wrong
     if not wrong:
         yield from _value_problems(prefix, options)

@@ -188,8 +188,8 @@ def read_model_info(model_name: str, backend: str | None, group: str = "policy")
         content = _of_language_model(content)
     content = _with_usual_names(content)
     refusal = None if backend is None else BACKEND_KINDS.load(backend).refusal
-    if refusal is not None and (told := refusal(group, content)) is not None:
-        raise _error(group, model_name, *told)
+    if refusal is not None and (refused := refusal(group, content)) is not None:
+        raise _error(group, model_name, *refused)
     required = _REQUIRED + (_REQUIRED_OF_MIXTURES if model_type == "qwen3_moe" else ())
     bad = [name for name in required if not _is_size(content.get(name))]
     if bad:

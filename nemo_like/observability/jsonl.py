@@ -112,7 +112,7 @@ def json_object(line: bytes) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def left_out(path: Path, numbers: Sequence[int], what: str) -> str:
+def skipped_lines(path: Path, numbers: Sequence[int], what: str) -> str:
     """Return a sentence that says which lines of a file, counted from 1, are no lines of ``what``."""
     first, *others = numbers
     more = f", and {len(others)} more are none" if others else ""
@@ -131,7 +131,7 @@ def _metrics_lines(path: Path, warn: Callable[[str], None]) -> list[tuple[bytes,
         elif number <= len(lines):
             bad.append(number)
     if bad:
-        warn(left_out(path, bad, "metrics"))
+        warn(skipped_lines(path, bad, "metrics"))
     return found
 
 

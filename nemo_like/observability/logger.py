@@ -246,7 +246,7 @@ class RunLogger:
 
     def _result_paths(self) -> dict[str, str]:
         """Return the place of each result of the run, by its label in the summary."""
-        places = {label: str(path) for label, path in self._directory.outputs().items()}
+        results = {label: str(path) for label, path in self._directory.outputs().items()}
         for one in self._loggers:
-            places |= one.results(self._run)
-        return places
+            results |= one.results(self._run)
+        return results

@@ -34,7 +34,7 @@ class LoggerKind:
     start: makes its recorder, on a thread of its own.
     label: its name in messages; by default its name in the configuration.
     is_on: returns whether its keys ask for it; None: always, as for a user's own logger that is configured.
-    place: its position in ``logger``; the lowest comes first. Only shipped loggers need one.
+    position: where it stands in ``logger``; the lowest comes first. Only shipped loggers need one.
     problems: yields its wrong keys, and the packages or credentials that are missing.
     machine_problems: tries the logger, and yields what keeps this machine from using it.
     continues: whether a later process of the run continues an earlier one's record, by ``LoggedRun.run_id``.
@@ -49,7 +49,7 @@ class LoggerKind:
     start: Callable[[Any, LoggedRun], Recorder]
     label: str = ""
     is_on: Callable[[Any], bool] | None = None
-    place: int = 0
+    position: int = 0
     problems: Callable[[str, Any], Iterator[Problem]] | None = None
     machine_problems: Callable[[str, Any], Iterator[Problem]] | None = None
     continues: bool = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemo_like.config.kind_options import option_mistakes
+from nemo_like.config.kind_options import kind_option_problems
 from nemo_like.config.problems import Problem
 from nemo_like.observability.loggers import chosen_loggers, own_key
 from nemo_like.observability.options import LOGGER_KINDS, LoggerConfig
@@ -59,4 +59,6 @@ def _own_problems(logger: LoggerConfig) -> Iterator[Problem]:
             rule = f"is a shipped logger, whose keys are those of logger.{own.kind}"
             yield Problem(key=key, rule=rule, remedy="leave it out here, and set them")
         else:
-            yield from option_mistakes(own_key(name), own.options, LOGGER_KINDS.load(own.kind).options, key)
+            yield from kind_option_problems(
+                own_key(name), own.options, LOGGER_KINDS.load(own.kind).options, key
+            )

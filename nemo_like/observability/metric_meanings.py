@@ -26,8 +26,8 @@ def meaning_of(metric: str) -> str | None:
 def with_meanings(metrics: Iterable[str]) -> dict[str, str | None]:
     """Return the meanings of metrics, sorted first by the page's headings and then by name."""
     headings = list(dict.fromkeys(name.partition("/")[0] for name, _ in _rows(_text())))
-    places = {heading: place for place, heading in enumerate(headings)}
-    ordered = sorted(metrics, key=lambda name: (places.get(name.partition("/")[0], len(places)), name))
+    order = {heading: index for index, heading in enumerate(headings)}
+    ordered = sorted(metrics, key=lambda name: (order.get(name.partition("/")[0], len(order)), name))
     return {name: meaning_of(name) for name in ordered}
 
 

@@ -48,15 +48,15 @@ class OwnLoggerConfig:
 def shipped_loggers() -> dict[str, LoggerKind]:
     """Return the shipped loggers by name, in the order of their keys."""
     kinds: dict[str, LoggerKind] = {name: LOGGER_KINDS.load(name) for name in LOGGER_KINDS.names()}
-    return dict(sorted(kinds.items(), key=lambda named: named[1].place))
+    return dict(sorted(kinds.items(), key=lambda named: named[1].position))
 
 
 def _with_loggers(config: type) -> type:
     """Give a class a group of keys for each shipped logger, before ``own``."""
     groups = {name: Annotated[kind.options, Key(kind.about)] for name, kind in shipped_loggers().items()}
     written = list(config.__annotations__.items())
-    place = [name for name, _ in written].index("own")
-    config.__annotations__ = dict([*written[:place], *groups.items(), *written[place:]])
+    index = [name for name, _ in written].index("own")
+    config.__annotations__ = dict([*written[:index], *groups.items(), *written[index:]])
     return config
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nemo_like.observability.disk import append_whole, space_for
-from nemo_like.observability.jsonl import left_out
+from nemo_like.observability.jsonl import skipped_lines
 
 
 class TurnTimes(NamedTuple):
@@ -88,7 +88,7 @@ def read_rollout_times(path: Path, warn: Callable[[str], None] = warnings.warn) 
     if bad and not found:
         raise ValueError(f"{path}:{bad[0]} is no line of rollout times")
     if bad:
-        warn(left_out(path, bad, "rollout times"))
+        warn(skipped_lines(path, bad, "rollout times"))
     return [found[key] for key in sorted(found)]
 
 

@@ -106,7 +106,7 @@ class RunDirectory:
 
     def outputs(self) -> dict[str, Path]:
         """Return the existing paths that a person may want to open, by label."""
-        places = {
+        paths = {
             "metrics": self.metrics_path,
             "configuration": self.config_path,
             "evaluation": self.evaluation_path,
@@ -122,7 +122,7 @@ class RunDirectory:
         }
         traces = sorted(self.path.glob("trace_step_*.json"))
         more = {f"trace of step {path.stem.rpartition('_')[2]}": path for path in traces}
-        return {label: path for label, path in (places | more).items() if path.exists()}
+        return {label: path for label, path in (paths | more).items() if path.exists()}
 
     def trace_path(self, step: int) -> Path:
         """Return the file of a step's time line, for chrome://tracing or ui.perfetto.dev."""

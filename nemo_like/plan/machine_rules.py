@@ -16,7 +16,7 @@ from nemo_like.environments.registry import kind_of
 from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.logger_rules import logger_machine_problems, logger_problems
 from nemo_like.plan.plan import weight_bytes
-from nemo_like.plan.roles import Role, ray_cpus, roles
+from nemo_like.plan.roles import ray_cpus, roles
 from nemo_like.policy.options import Device
 from nemo_like.rollout.tasks import used_environments
 
@@ -59,7 +59,7 @@ def _processors(cfg: Config) -> Iterator[Problem]:
     if num_cpus is not None and num_cpus < needed:
         yield Problem(
             key=f"cluster.num_cpus={num_cpus}",
-            rule=f"must be at least {needed}: {_shares(cfg)}",
+            rule=f"must be at least {needed}: {_cpus_by_role(cfg)}",
             remedy=f"try {needed} or null; these are logical CPUs and may exceed the machine's cores",
         )
 
@@ -82,14 +82,12 @@ def present_gpus() -> int:
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
 
 
-def _shares(cfg: Config) -> str:
+def _cpus_by_role(cfg: Config) -> str:
     """Return how many logical CPUs each kind of process needs, as "TransferQueue controller 1 x 1, ..."."""
     asked = {role: (needs.count, needs.num_cpus) for role, needs in roles(cfg).items()}
-    return ", ".join(f"{_plural(role, n)} {n} x {each:g}" for role, (n, each) in asked.items() if each)
-
-
-def _plural(role: Role, count: int) -> str:
-    return role.value if count == 1 else f"{role.value}s"
+    return ", ".join(
+        f"{role.value}{'s' * (n != 1)} {n} x {each:g}" for role, (n, each) in asked.items() if each
+    )
 
 
 def _log_directory(cfg: Config) -> Iterator[Problem]:

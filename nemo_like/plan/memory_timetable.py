@@ -41,8 +41,8 @@ Gpu = tuple[int, int]  # node, index of the GPU on it
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
-    """A part of a GPU's memory that one process holds, such as the weights of policy_worker-0."""
+class GpuMemoryUse:
+    """The bytes of a GPU that one process uses for one purpose, such as policy_worker-0 for its weights."""
 
     actor: str
     role: Role
@@ -54,23 +54,23 @@ class Holding:
 class MemoryTimetable:
     """The memory that processes hold on every GPU of a run, by stage; empty on CPUs."""
 
-    holdings: Mapping[Gpu, Mapping[Stage, tuple[Holding, ...]]]
+    by_gpu: Mapping[Gpu, Mapping[Stage, tuple[GpuMemoryUse, ...]]]
 
     def bytes_in(self, gpu: Gpu, stage: Stage) -> int:
-        return sum(holding.num_bytes for holding in self.holdings[gpu][stage])
+        return sum(one.num_bytes for one in self.by_gpu[gpu][stage])
 
     def peak(self, gpu: Gpu) -> Stage:
         """Return the stage in which the GPU is fullest."""
-        return max(self.holdings[gpu], key=lambda stage: self.bytes_in(gpu, stage))
+        return max(self.by_gpu[gpu], key=lambda stage: self.bytes_in(gpu, stage))
 
     def actors(self, gpu: Gpu) -> list[str]:
         """Return the processes that share the GPU in any stage."""
-        stages = self.holdings[gpu].values()
-        return list(dict.fromkeys(holding.actor for held in stages for holding in held))
+        stages = self.by_gpu[gpu].values()
+        return list(dict.fromkeys(one.actor for held in stages for one in held))
 
     def fullest(self) -> Gpu | None:
         """Return the GPU whose peak is highest; None without GPUs."""
-        return max(self.holdings, key=lambda gpu: self.bytes_in(gpu, self.peak(gpu)), default=None)
+        return max(self.by_gpu, key=lambda gpu: self.bytes_in(gpu, self.peak(gpu)), default=None)
 
 
 def memory_timetable(cfg: Config, models: RunModels, size: int | None) -> MemoryTimetable:
@@ -88,10 +88,11 @@ def memory_timetable(cfg: Config, models: RunModels, size: int | None) -> Memory
         {
             gpu: {
                 stage: tuple(
-                    holding
+                    GpuMemoryUse(place.actor, place.role, what, num_bytes)
                     for place in places
                     if place.node == gpu[0] and gpu[1] in place.gpus
-                    for holding in _holdings(place, parts_of[place.actor](stage))
+                    for what, num_bytes in parts_of[place.actor](stage).items()
+                    if num_bytes
                 )
                 for stage in gpu_stages(cfg)
             }
@@ -110,11 +111,11 @@ def format_timetable(timetable: MemoryTimetable) -> list[str]:
 
     These are the fullest GPU of each kind; GPUs of one kind are shared by the same kinds of processes.
     """
-    if not timetable.holdings:
+    if not timetable.by_gpu:
         return []
     lines = ["", "GPUs"]
     fullest: dict[tuple[str, ...], Gpu] = {}
-    for gpu in timetable.holdings:
+    for gpu in timetable.by_gpu:
         actors, peak = timetable.actors(gpu), timetable.peak(gpu)
         size = f"at most {timetable.bytes_in(gpu, peak) / GIB:.1f} GiB, in {peak.name}"
         lines.append(f"  node {gpu[0]} GPU {gpu[1]:<4}{', '.join(actors):<34}  {size}")
@@ -129,7 +130,7 @@ def format_timetable(timetable: MemoryTimetable) -> list[str]:
 
 def _table(timetable: MemoryTimetable, gpu: Gpu) -> list[str]:
     """Return a table of one GPU: a row for each part of a process, a column for each stage."""
-    stages = timetable.holdings[gpu]
+    stages = timetable.by_gpu[gpu]
     title = f"GiB on node {gpu[0]} GPU {gpu[1]}"
     lines = ["", f"{title:<42}" + "".join(f"{stage.title:>9}" for stage in stages)]
     for key in dict.fromkeys((one.actor, one.what) for held in stages.values() for one in held):
@@ -152,7 +153,7 @@ def memory_problems(cfg: Config, models: RunModels, size: int) -> Iterator[Probl
     stage = timetable.peak(gpu)
     needed = timetable.bytes_in(gpu, stage)
     if needed > size:
-        held = sorted(timetable.holdings[gpu][stage], key=lambda holding: -holding.num_bytes)
+        held = sorted(timetable.by_gpu[gpu][stage], key=lambda one: -one.num_bytes)
         parts = ", ".join(f"{one.actor} {one.what} {one.num_bytes / GIB:.1f}" for one in held)
         yield Problem(
             key=key,
@@ -187,10 +188,6 @@ def _engines(cfg: Config, models: RunModels) -> Iterator[tuple[str, int, str]]:
         of_sample = cfg.policy.max_total_sequence_length * kv_bytes_per_token(model, num_bytes)
         smallest = model.num_parameters * num_bytes + of_sample
         yield "the teacher's engine", smallest, "raise it, or set teacher.scored_by=workers"
-
-
-def _holdings(place: Place, parts: Mapping[str, int]) -> Iterator[Holding]:
-    return (Holding(place.actor, place.role, what, size) for what, size in parts.items() if size)
 
 
 def _parts_of(
@@ -371,7 +368,7 @@ def _largest_tensor(cfg: Config, model: ModelInfo) -> int:
     return model.parameters.input_embeddings * value_bytes(cfg.policy.precision)
 
 
-def _remedies(cfg: Config, stage: Stage, held: Sequence[Holding]) -> Iterator[str]:
+def _remedies(cfg: Config, stage: Stage, held: Sequence[GpuMemoryUse]) -> Iterator[str]:
     """Yield what may help, beginning with the process that holds most."""
     groups = {Role.policy_worker: cfg.policy, **worker_groups(cfg)}
     for one in held:

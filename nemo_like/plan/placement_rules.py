@@ -10,11 +10,7 @@ from nemo_like.plan.places import placement, weight_replicas
 
 
 def placement_problems(cfg: Config) -> Iterator[Problem]:
-    """Yield every problem with the engines' placement."""
-    yield from _nodes(cfg)
-
-
-def _nodes(cfg: Config) -> Iterator[Problem]:
+    """Yield every problem of the number of nodes, and of placing workers and engines on them."""
     if cfg.cluster.address is None and cfg.cluster.num_nodes > 1:
         yield Problem(
             key=f"cluster.num_nodes={cfg.cluster.num_nodes}",

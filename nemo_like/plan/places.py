@@ -119,11 +119,11 @@ def _share_of(index: int, count: int, num_nodes: int) -> int:
 
 def _on_gpus(cfg: Config) -> list[Place]:
     needs, engines = roles(cfg), roles(cfg)[Role.engine]
-    room = _Room(cfg.cluster.gpus_per_node)
+    free_gpus = _FreeGpus(cfg.cluster.gpus_per_node)
     places: list[Place] = []
     for role in worker_groups(cfg):
         if role is Role.policy_worker or cfg.cluster.placement is not Placement.colocated:
-            places += _on_own_gpus(cfg, role, room)
+            places += _on_own_gpus(cfg, role, free_gpus)
         else:
             places += _on_policy_gpus(cfg, role, places)
     tp = cfg.generation.vllm_cfg.tensor_parallel_size
@@ -132,10 +132,10 @@ def _on_gpus(cfg: Config) -> list[Place]:
         places += _on_workers_gpus(cfg, places[: needs[Role.policy_worker].count], engines)
     else:
         for index in range(engines.count):
-            node, gpus = room.take(tp)
+            node, gpus = free_gpus.take(tp)
             places.append(Place(actor_name(Role.engine, engines, index), Role.engine, node, gpus))
-    places += [Place(name, Role.reward_model, *room.take(1)) for name in reward_models(cfg)]
-    _check_nodes(cfg, room.num_nodes)
+    places += [Place(name, Role.reward_model, *free_gpus.take(1)) for name in reward_models(cfg)]
+    _check_nodes(cfg, free_gpus.num_nodes)
     return places
 
 
@@ -152,13 +152,13 @@ def reward_models(cfg: Config) -> dict[str, EnvConfig]:
     }
 
 
-def _on_own_gpus(cfg: Config, role: Role, room: _Room) -> list[Place]:
+def _on_own_gpus(cfg: Config, role: Role, free_gpus: _FreeGpus) -> list[Place]:
     """Give each worker of a group a GPU of its own."""
     workers, group = roles(cfg)[role], worker_groups(cfg)[role]
     size = _node_group(cfg, role)
     by_rank: dict[int, Place] = {}
     for first in _first_ranks(cfg, group, workers.count, size):
-        node, gpus = room.take(size)
+        node, gpus = free_gpus.take(size)
         for rank, gpu in enumerate(gpus, start=first):
             by_rank[rank] = Place(actor_name(role, workers, rank), role, node, (gpu,))
     return [by_rank[rank] for rank in range(workers.count)]
@@ -201,7 +201,7 @@ def _first_ranks(cfg: Config, group: WorkerGroupConfig, num_workers: int, size: 
     return firsts
 
 
-class _Room:
+class _FreeGpus:
     """Nodes of equal size, whose GPUs are taken in order; a new node is added when none has enough left."""
 
     def __init__(self, gpus_per_node: int) -> None:

@@ -159,13 +159,14 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
 def _group_plan(cfg: Config, group: WorkerGroupConfig, model: ModelInfo) -> GroupPlan:
     """Return the plan of a worker group. A critic scores samples without sharing their prompts."""
     scoring = _scoring_micro_batches(group)
+    rows_per_rank = cfg.grpo.num_samples_per_step // group.data_parallel_size
     return GroupPlan(
         num_parameters=model.num_parameters,
         layout=_layout(group),
         scoring_micro_batch=scoring.size.removesuffix(_SHARED)
         if isinstance(group, ValueConfig)
         else scoring.size,
-        forwards_per_phase=math.ceil(_rows_per_rank(cfg, group) / scoring.num_samples),
+        forwards_per_phase=math.ceil(rows_per_rank / scoring.num_samples),
     )
 
 
@@ -183,10 +184,6 @@ def _trained_group_plan(
         train_micro_batch=train.size,
         micro_batches_per_update=math.ceil(update_rows_per_rank / train.num_samples),
     )
-
-
-def _rows_per_rank(cfg: Config, group: WorkerGroupConfig) -> int:
-    return cfg.grpo.num_samples_per_step // group.data_parallel_size
 
 
 _SHARED = ", prompts shared"

@@ -56,10 +56,9 @@ from nemo_like.preflight.child import ChildCall
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
 from nemo_like.preflight.drafts import draft_notes
 from nemo_like.preflight.engine_features import missing_engine_features
-from nemo_like.preflight.kernels import missing_kernels
-from nemo_like.preflight.loss_notes import staleness_notes
-from nemo_like.preflight.notes import Note, Seen
+from nemo_like.preflight.notes import Note, NoteStatus
 from nemo_like.preflight.ray_packages import unloadable_ray_packages
+from nemo_like.preflight.run_warnings import missing_kernels, staleness_warnings
 from nemo_like.preflight.taken_arguments import engine_argument_problem, worker_argument_problem
 from nemo_like.preflight.versions import installed_version, untested_versions
 from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_declarations
@@ -97,12 +96,12 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Pref
     ConfigError, which lists every problem found.
     """
     missing = missing_kernels(cfg) if machine is Machine.this else ()
-    for line in (*untested_versions(), *missing, *staleness_notes(cfg)):
+    for line in (*untested_versions(), *missing, *staleness_warnings(cfg)):
         say(f"warning: {line}")
     problems = []
     if machine is Machine.this:
         problems += [*unloadable_ray_packages(cfg), *missing_engine_features(cfg)]
-    notes = [*_unseen(cfg, machine), *draft_notes(cfg)]
+    notes = [*_notes_on_another_machine(cfg, machine), *draft_notes(cfg)]
     declared: list[Declaration] = []
     with ExitStack() as children:
         checks = _checks(cfg, machine, declared)
@@ -110,9 +109,9 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Pref
         if waiting:
             say("looking at data and own code before anything starts")
         for child, conclude in waiting:
-            found, told = conclude(child)
+            found, problem = conclude(child)
             problems += found
-            notes += told
+            notes += problem
     columns: tuple[Column, ...] = ()
     if not problems:
         try:
@@ -122,7 +121,7 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Pref
     problems += _more_tokens_than_there_are(cfg, columns)
     if problems:
         raise ConfigError(list(without_secrets(problems, cfg)))
-    return Preflight(sorted(notes, key=lambda note: [*Seen].index(note.seen)), columns)
+    return Preflight(sorted(notes, key=lambda note: [*NoteStatus].index(note.status)), columns)
 
 
 def _more_tokens_than_there_are(cfg: Config, columns: Sequence[Column]) -> Iterator[Problem]:
@@ -166,32 +165,32 @@ def _checks(cfg: Config, machine: Machine, declared: list[Declaration]) -> Itera
     """
     if request := _scan_request(cfg):
         start = partial(ChildCall, scan, request, timeout_s=request.time_s + _START_TIME_S)
-        yield _Check(start, partial(_scanned, request))
+        yield _Check(start, partial(_conclude_scan, request))
     for target in targets.targets_of(cfg):
         start = partial(ChildCall, targets.inspected, target, timeout_s=_IMPORT_TIME_S)
-        yield _Check(start, partial(_imported, target, declared))
+        yield _Check(start, partial(_conclude_import, target, declared))
     for env, options in _reward_models(cfg).items():
         if machine is Machine.another and not Path(options.model_name).is_dir():
             continue
         start = partial(ChildCall, reward_model_problem, options, timeout_s=_IMPORT_TIME_S)
-        yield _Check(start, partial(_scored, env, options))
-    yield from _passed_on(cfg, machine)
+        yield _Check(start, partial(_conclude_reward_model, env, options))
+    yield from _argument_checks(cfg, machine)
     lora, name = cfg.policy.lora, cfg.policy.model_name
     adapter_problem = backend_kind_of(cfg.policy).adapter_problem
     if adapter_problem is not None and lora.enabled and not cfg.rollout.generate_only:
         directory = name if Path(name).is_dir() else str(shipped_shape(name))
         start = partial(ChildCall, adapter_problem, directory, lora, timeout_s=_IMPORT_TIME_S)
-        yield _Check(start, partial(_adapted, name, lora))
+        yield _Check(start, partial(_conclude_adapters, name, lora))
 
 
-def _passed_on(cfg: Config, machine: Machine) -> Iterator[_Check]:
+def _argument_checks(cfg: Config, machine: Machine) -> Iterator[_Check]:
     """Yield the checks of the arguments that are passed on to vLLM and to the trainer's library."""
     is_like_this = machine is Machine.this or cfg.policy.device is Device.cpu
     is_here = is_like_this and Path(cfg.policy.model_name).is_dir()
     for passed in passed_to_engines(cfg.generation):
         asked = (engine_argument_problem, cfg, passed, is_here)
         start = partial(ChildCall, *asked, timeout_s=_IMPORT_TIME_S)
-        yield _Check(start, partial(_taken, passed, "vllm", is_judged=is_here))
+        yield _Check(start, partial(_conclude_arguments, passed, "vllm", is_judged=is_here))
     for role, group in worker_groups(cfg).items():
         for passed in passed_to_workers(role.group, group):
             is_of_transformers = passed.library is Library.transformers
@@ -199,7 +198,7 @@ def _passed_on(cfg: Config, machine: Machine) -> Iterator[_Check]:
                 continue
             library = "transformers" if is_of_transformers else "megatron-core"
             start = partial(ChildCall, worker_argument_problem, group, passed, timeout_s=_IMPORT_TIME_S)
-            yield _Check(start, partial(_taken, passed, library, is_judged=True))
+            yield _Check(start, partial(_conclude_arguments, passed, library, is_judged=True))
 
 
 def _reward_models(cfg: Config) -> dict[str, ModelOptions]:
@@ -257,18 +256,18 @@ def _is_made_elsewhere(cfg: Config, source: DatasetConfig) -> bool:
     return source_kind_of(source).asks_environment and not has_interpreter(cfg.env[source.env])
 
 
-def _scanned(request: ScanRequest, child: ChildCall) -> _Outcome:
+def _conclude_scan(request: ScanRequest, child: ChildCall) -> _Outcome:
     try:
         report: ScanReport = child.result()
     except ChildIsLate as error:
-        return [], [Note(Seen.not_checked, f"{source.key}: {error}") for source in request.sources]
+        return [], [Note(NoteStatus.not_checked, f"{source.key}: {error}") for source in request.sources]
     except ChildFailed as error:
         keys = ", ".join(source.key for source in request.sources)
         return [Problem(key=keys, rule=f"cannot be read: {error}", remedy="")], []
     return list(report.problems), list(report.notes)
 
 
-def _imported(target: targets.Target, declared: list[Declaration], child: ChildCall) -> _Outcome:
+def _conclude_import(target: targets.Target, declared: list[Declaration], child: ChildCall) -> _Outcome:
     try:
         seen: targets.Inspected = child.result()
     except ChildFailed as error:
@@ -277,28 +276,30 @@ def _imported(target: targets.Target, declared: list[Declaration], child: ChildC
     if seen.columns is not None:
         declared.append(seen.columns)
     if rule is None:
-        return [], [Note(Seen.checked, f"{target.key}: {target.path} can be imported and called so")]
+        return [], [Note(NoteStatus.checked, f"{target.key}: {target.path} can be imported and called so")]
     return [Problem(key=f"{target.key}={target.path}", rule=rule, remedy="")], []
 
 
-def _scored(env: str, options: ModelOptions, child: ChildCall) -> _Outcome:
+def _conclude_reward_model(env: str, options: ModelOptions, child: ChildCall) -> _Outcome:
     prefix = f"env.{env}.options"
     try:
-        told = child.result()
+        problem = child.result()
     except ChildFailed as error:
-        told = f"model_name={options.model_name} could not be looked at: {error}"
-    if told is None:
-        return [], [Note(Seen.checked, f"{prefix}.model_name: a reward model with a tokenizer")]
-    return [Problem(key="", rule=f"{prefix}.{told}", remedy="")], []
+        problem = f"model_name={options.model_name} could not be looked at: {error}"
+    if problem is None:
+        return [], [Note(NoteStatus.checked, f"{prefix}.model_name: a reward model with a tokenizer")]
+    return [Problem(key="", rule=f"{prefix}.{problem}", remedy="")], []
 
 
-def _taken(passed: PassedArguments, library: str, child: ChildCall, *, is_judged: bool) -> _Outcome:
+def _conclude_arguments(
+    passed: PassedArguments, library: str, child: ChildCall, *, is_judged: bool
+) -> _Outcome:
     try:
-        told = child.result()
+        problem = child.result()
     except ChildFailed as error:
-        told = f"could not be looked at: {error}"
-    if told is not None:
-        rule, _, remedy = told.partition("; ")
+        problem = f"could not be looked at: {error}"
+    if problem is not None:
+        rule, _, remedy = problem.partition("; ")
         return [Problem(key=f"{passed.key}={{{_shown(passed.values)}}}", rule=rule, remedy=remedy)], []
     # Speculative decoding has a note of its own.
     shown = _shown({name: value for name, value in passed.values.items() if name != ARGUMENT})
@@ -307,7 +308,7 @@ def _taken(passed: PassedArguments, library: str, child: ChildCall, *, is_judged
     took = "takes them" if is_judged else "knows them, and judges their values at the start"
     return [], [
         Note(
-            Seen.not_checked,
+            NoteStatus.not_checked,
             f"{passed.key}: {shown}; {library} {installed_version(library)} {took}, and no test of this "
             "project covers what they do",
         )
@@ -318,18 +319,18 @@ def _shown(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
-def _adapted(model_name: str, lora: LoraConfig, child: ChildCall) -> _Outcome:
+def _conclude_adapters(model_name: str, lora: LoraConfig, child: ChildCall) -> _Outcome:
     key, names = "policy.lora.target_modules", ", ".join(lora.target_modules)
     try:
-        told = child.result()
+        problem = child.result()
     except ChildFailed as error:
-        told = f"{key} could not be looked for in {model_name}: {error}"
-    if told is None:
-        return [], [Note(Seen.checked, f"{key}: the model has {names}")]
-    return [Problem(key="", rule=told, remedy="")], []
+        problem = f"{key} could not be looked for in {model_name}: {error}"
+    if problem is None:
+        return [], [Note(NoteStatus.checked, f"{key}: the model has {names}")]
+    return [Problem(key="", rule=problem, remedy="")], []
 
 
-def _unseen(cfg: Config, machine: Machine) -> Iterator[Note]:
+def _notes_on_another_machine(cfg: Config, machine: Machine) -> Iterator[Note]:
     """Yield notes on what a plan for another machine assumes, or could not check here."""
     if machine is Machine.this:
         return
@@ -342,16 +343,18 @@ def _unseen(cfg: Config, machine: Machine) -> Iterator[Note]:
         if of_group is None or Path(name := of_group.model_name).is_dir():
             continue
         key = f"{group}.model_name"
-        yield Note(Seen.assumed, f"{key}: {name} is not here; its sizes are those shipped in recipes/shapes")
-        yield Note(Seen.not_checked, f"{key}: weights and tokenizer of {name}, so {unknown}")
+        yield Note(
+            NoteStatus.assumed, f"{key}: {name} is not here; its sizes are those shipped in recipes/shapes"
+        )
+        yield Note(NoteStatus.not_checked, f"{key}: weights and tokenizer of {name}, so {unknown}")
     for key, source in data_sources(cfg.data):
         if not is_here(source):
-            yield Note(Seen.not_checked, f"{key}: {source.path} is not here")
+            yield Note(NoteStatus.not_checked, f"{key}: {source.path} is not here")
     for env, options in _reward_models(cfg).items():
         if not Path(options.model_name).is_dir():
-            told = f"env.{env}.options.model_name: {options.model_name} is not here"
-            yield Note(Seen.not_checked, told)
-    yield Note(Seen.not_checked, "GPUs, memory and disk of the machines that will run it")
+            text = f"env.{env}.options.model_name: {options.model_name} is not here"
+            yield Note(NoteStatus.not_checked, text)
+    yield Note(NoteStatus.not_checked, "GPUs, memory and disk of the machines that will run it")
 
 
 def reward_model_problem(options: ModelOptions) -> str | None:

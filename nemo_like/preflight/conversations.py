@@ -20,7 +20,7 @@ from nemo_like.data.template_turns import (
 )
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import kind_of, options_of
-from nemo_like.preflight.notes import Note, Seen
+from nemo_like.preflight.notes import Note, NoteStatus
 
 if TYPE_CHECKING:
     from nemo_like.data.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ class ConversationCheck:
         self.has_refused = False  # the template has refused a prompt
         self.notes: list[Note] = []
 
-    def made_up(self) -> Iterator[Problem]:
+    def check_made_up_prompt(self) -> Iterator[Problem]:
         """Yield the problems of a conversation from a made-up prompt, if the source uses the chat
         template."""
         if not self._cfg.use_chat_template:
@@ -50,9 +50,9 @@ class ConversationCheck:
         prompt = [Message("user", MADE_UP_TEXT)]
         if self._cfg.system_prompt is not None:
             prompt.insert(0, Message("system", self._cfg.system_prompt))
-        yield from self.begun("a made-up problem", TaskPrompt(tuple(prompt), ""))
+        yield from self.check_prompt("a made-up problem", TaskPrompt(tuple(prompt), ""))
 
-    def begun(self, where: str, example: TaskPrompt) -> Iterator[Problem]:
+    def check_prompt(self, where: str, example: TaskPrompt) -> Iterator[Problem]:
         """Yield the problems of a conversation that begins with ``example``, unless its kind was checked."""
         if isinstance(example.prompt, str) or not self._tokenizer.has_chat_template:
             return
@@ -65,14 +65,14 @@ class ConversationCheck:
         if is_first and self._env is not None and self._env.max_turns > 1:
             yield from self._observation(self._env.observation_role)
 
-    def agent(self) -> Iterator[Problem]:
+    def check_agent(self) -> Iterator[Problem]:
         """Yield the problems of the conversations of an agent, which makes its own messages."""
         is_agent = self._env is not None and kind_of(self._env).calls_policy
         if self._env is not None and is_agent and self._tokenizer.has_chat_template:
             yield from _agent_problems(self._cfg.env, options_of(self._env).tool_parser, self._tokenizer)
             if not _lists_tools(self._tokenizer):
-                told = "the chat template does not describe tools, so an agent that has some must do so"
-                self.notes.append(Note(Seen.assumed, f"env.{self._cfg.env}: {told}"))
+                text = "the chat template does not describe tools, so an agent that has some must do so"
+                self.notes.append(Note(NoteStatus.assumed, f"env.{self._cfg.env}: {text}"))
 
     def _prompt(
         self, where: str, prompt: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]
@@ -130,7 +130,7 @@ class ConversationCheck:
                 remedy=f"set it to {known[0]}, or {_TEMPLATE}" if known else _TEMPLATE,
             )
             return
-        self.notes.append(Note(Seen.checked, f"{key}: the chat template writes such an observation"))
+        self.notes.append(Note(NoteStatus.checked, f"{key}: the chat template writes such an observation"))
 
 
 def _agent_problems(env: str, tool_parser: str | None, tokenizer: Tokenizer) -> Iterator[Problem]:

@@ -22,7 +22,7 @@ from nemo_like.environments.kind import RecordCheck
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import record_check_of
 from nemo_like.preflight.conversations import ConversationCheck
-from nemo_like.preflight.notes import Note, Seen
+from nemo_like.preflight.notes import Note, NoteStatus
 from nemo_like.rollout.rollout_columns import unfit_values
 
 if TYPE_CHECKING:
@@ -95,14 +95,14 @@ def scan(request: ScanRequest) -> ScanReport:
         notes += scanned.notes()
     if encoder is not None:
         for check in [_conversations(source, encoder) for source in request.unread]:
-            problems += check.agent()
-            problems += check.made_up()
+            problems += check.check_agent()
+            problems += check.check_made_up_prompt()
             notes += check.notes
     if encoder is not None and (unread := sorted(encoder.tokenizer.unread_fields)):
-        told = (
+        text = (
             f"the chat template leaves out {', '.join(unread)} of some prompts; the policy does not read it"
         )
-        notes.append(Note(Seen.checked, f"data: {told}"))
+        notes.append(Note(NoteStatus.checked, f"data: {text}"))
     # Several sources may name one environment.
     return ScanReport(tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes)))
 
@@ -140,7 +140,7 @@ class _Scan:
         The deadline is checked after every ``_BATCH`` records, or every ``_IMAGE_BATCH`` records with images.
         """
         if self.conversations is not None:
-            self.problems += self.conversations.agent()
+            self.problems += self.conversations.check_agent()
         try:
             checks = {name: record_check_of(env) for name, env in self.source.environments.items()}
             examples = _examples(self.source)
@@ -177,7 +177,7 @@ class _Scan:
         if self.conversations is None:
             return False
         for where, example in batch:
-            self.problems += self.conversations.begun(where, example)
+            self.problems += self.conversations.check_prompt(where, example)
         return not self.conversations.has_refused
 
     def _counted(
@@ -225,19 +225,20 @@ class _Scan:
         """Yield notes on the records that were read."""
         key, name = self.source.key, self.source.cfg.path or source_name(self.source.cfg)
         if self.not_here:
-            yield Note(Seen.not_checked, f"{key}: {self.not_here}")
+            yield Note(NoteStatus.not_checked, f"{key}: {self.not_here}")
             return
         how_many = f"all {self.num_read:,}" if self.is_whole else f"the first {self.num_read:,}"
-        told = f"{key}: {how_many} problems of {name}"
+        text = f"{key}: {how_many} problems of {name}"
         if self.encoder is not None:
-            told += f", of {self.longest:,} prompt tokens at most"
+            text += f", of {self.longest:,} prompt tokens at most"
         if self.num_too_long:
-            told += f"; {self.num_too_long:,} of more than {self.max_prompt_tokens:,} are left out"
-        yield Note(Seen.checked, told)
+            text += f"; {self.num_too_long:,} of more than {self.max_prompt_tokens:,} are left out"
+        yield Note(NoteStatus.checked, text)
         yield from self.conversations.notes if self.conversations is not None else ()
         if not self.is_whole and not self.problems:
             yield Note(
-                Seen.not_checked, f"{key}: the problems of {name} after these, for which there was no time"
+                NoteStatus.not_checked,
+                f"{key}: the problems of {name} after these, for which there was no time",
             )
 
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from nemo_like.configuration import Config
 from nemo_like.generation.speculation import ARGUMENT, KEY, DraftMethod, speculation
 from nemo_like.policy.options import Device
-from nemo_like.preflight.notes import Note, Seen
+from nemo_like.preflight.notes import Note, NoteStatus
 
 
 def draft_notes(cfg: Config) -> Iterator[Note]:
@@ -26,9 +26,9 @@ def draft_notes(cfg: Config) -> Iterator[Note]:
             "policy trains (performance/draft_acceptance_rate)"
         )
     if cfg.policy.device is Device.cpu:
-        yield Note(Seen.checked, text)
+        yield Note(NoteStatus.checked, text)
     else:
-        yield Note(Seen.not_checked, f"{text}; no test of this project has run it on a GPU")
+        yield Note(NoteStatus.not_checked, f"{text}; no test of this project has run it on a GPU")
 
 
 def draft_problem(cfg: Config) -> str | None:

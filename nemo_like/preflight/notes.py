@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Seen(Enum):
+class NoteStatus(Enum):
     """How far the check behind a note went. Notes are printed in this order."""
 
     checked = "checked"
@@ -18,8 +18,8 @@ class Seen(Enum):
 class Note:
     """A line for the user about one thing that was checked, assumed or not checked."""
 
-    seen: Seen
+    status: NoteStatus
     text: str
 
     def __str__(self) -> str:
-        return f"{self.seen.value:<12} {self.text}"
+        return f"{self.status.value:<12} {self.text}"

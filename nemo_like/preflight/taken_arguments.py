@@ -31,10 +31,10 @@ def engine_argument_problem(cfg: Config, passed: PassedArguments, builds_config:
     from vllm import EngineArgs
 
     known = {field.name for field in dataclasses.fields(EngineArgs)}
-    if told := unknown_argument(passed.values, known, passed.library.value):
-        return told
-    if told := draft_problem(cfg):
-        return told
+    if problem := unknown_argument(passed.values, known, passed.library.value):
+        return problem
+    if problem := draft_problem(cfg):
+        return problem
     if not builds_config:
         return None
     from nemo_like.generation.engine_args import engine_args
@@ -60,10 +60,10 @@ def worker_argument_problem(group: WorkerGroupConfig, passed: PassedArguments) -
     from nemo_like.policy.megatron.optimizer import optimizer_config
 
     kind: Any = TransformerConfig if passed.library is Library.megatron_model else OptimizerConfig
-    if told := unknown_argument(
+    if problem := unknown_argument(
         passed.values, {field.name for field in dataclasses.fields(kind)}, passed.library.value
     ):
-        return told
+        return problem
     try:
         if isinstance(group, TrainedGroupConfig) and passed.library is Library.megatron_optimizer:
             optimizer_config(group, DTYPES[group.precision])
@@ -82,8 +82,8 @@ def _of_transformers(group: WorkerGroupConfig, passed: PassedArguments) -> str |
 
     directory = Path(group.model_name)
     config = AutoConfig.from_pretrained(directory)
-    if told := unknown_argument(passed.values, {*BUILT_WITH, *vars(config)}, passed.library.value):
-        return told
+    if problem := unknown_argument(passed.values, {*BUILT_WITH, *vars(config)}, passed.library.value):
+        return problem
     of_checkpoint = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     if named := sorted(passed.values.keys() & of_checkpoint.keys()):
         return f"has {', '.join(named)}, which {directory}/config.json has for engines too; change it there"

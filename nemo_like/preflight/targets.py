@@ -95,9 +95,9 @@ def targets_of(cfg: Config) -> Iterator[Target]:
     if ESTIMATOR_KINDS.is_own(adv.name) or adv.arguments:
         path, kind = ESTIMATOR_KINDS.load(adv.name).function, TargetKind.advantage_estimator
         yield Target("grpo.adv_estimator.name", path, kind, adv.arguments, "grpo.adv_estimator")
-    for place, name in enumerate(cfg.grpo.sample_filters):
+    for index, name in enumerate(cfg.grpo.sample_filters):
         if FILTER_KINDS.is_own(name):
-            path, key = FILTER_KINDS.load(name).function, f"grpo.sample_filters[{place}]"
+            path, key = FILTER_KINDS.load(name).function, f"grpo.sample_filters[{index}]"
             yield Target(key, path, TargetKind.sample_filter, {}, "grpo")
     of_loss = loss_kind_of(loss)
     if LOSS_KINDS.is_own(loss.kind) or cfg.teacher is not None:
@@ -133,8 +133,8 @@ def problem_of(target: Target) -> str | None:
     try:
         found = load_by_path(target.path)
     except Exception as error:
-        told = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
-        return f"cannot be imported: {told}"
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        return f"cannot be imported: {reason}"
     if not callable(found):
         return f"is {type(found).__name__} and cannot be called"
     if target.kind is TargetKind.environment and inspect.isclass(found) and not hasattr(found, "step"):
@@ -155,8 +155,8 @@ def problem_of(target: Target) -> str | None:
         # Users of TRL, and of a notebook, write parameters by name.
         of_turn = target.kind is TargetKind.reward_function and not meant
         fields = "; turn.prompt, turn.response, turn.answer and turn.data are the sample's" if of_turn else ""
-        told = f"does not take what it would be given, ({given}): {error}"
-        return f"{told}; its signature is {signature}{meant}{fields}"
+        reason = f"does not take what it would be given, ({given}): {error}"
+        return f"{reason}; its signature is {signature}{meant}{fields}"
     return _wrong_type(signature, target.arguments)
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.configuration import Config
 from nemo_like.generation.engine_rules import engine_layout_problems
-from nemo_like.models.checkpoint_files import missing_files
-from nemo_like.models.downloads import how_to_get
+from nemo_like.models.checkpoint_files import how_to_get, missing_files
 from nemo_like.models.end_tokens import EndTokenError, stated_end_ids
 from nemo_like.models.model_info import ModelInfo, read_model_info, shipped_shape
 from nemo_like.plan.host_memory import host_bytes, host_memory_problems

@@ -87,11 +87,11 @@ def speculation_problems(cfg: Config) -> Iterator[Problem]:
     for key, (is_there, why) in refused.items():
         if is_there:
             yield Problem(key=key, rule=why, remedy=f"leave {KEY} out")
-    told = set()
+    reported = set()
     for env in task_environments(cfg):
         for sourced in (training_sampling(cfg, env), validation_sampling(cfg, env)):
             key = f"{sourced.keys['min_p']}={sourced.sampling.min_p:g}"
-            if sourced.sampling.min_p > 0 and key not in told:
-                told.add(key)
+            if sourced.sampling.min_p > 0 and key not in reported:
+                reported.add(key)
                 rule = f"is refused by vLLM beside {KEY}, since drafts are kept without it"
                 yield Problem(key=key, rule=rule, remedy=f"set it to 0, or leave {KEY} out")

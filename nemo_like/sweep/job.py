@@ -70,10 +70,13 @@ class Job:
     def run(self) -> JobResult:
         """Run the job to its end. An interrupt is passed on to it, and raised again when it has ended."""
         started = time.monotonic()
-        place = [f"logger.log_dir='{self.directory.parent}'", f"logger.run_name='{self.directory.name}'"]
+        in_directory = [
+            f"logger.log_dir='{self.directory.parent}'",
+            f"logger.run_name='{self.directory.name}'",
+        ]
         with _new_log(self.log) if self.log else nullcontext() as output:
             exit_code, was_interrupted = _wait_for(
-                [*self.command, *self.names, *self.arguments, *place], output
+                [*self.command, *self.names, *self.arguments, *in_directory], output
             )
         result = self._result(exit_code, time.monotonic() - started)
         text = json.dumps(asdict(result), indent=1)

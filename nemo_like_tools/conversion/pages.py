@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 
-from nemo_like.config.other_frameworks import Always, Entry, Framework, Missing, NoEffect, heres
+from nemo_like.config.other_frameworks import Always, Entry, Framework, Missing, NoEffect, our_keys
 
 # A reason of so many keys stands above the tables once.
 _OFTEN = 4
@@ -48,7 +48,7 @@ def _rows(key: str, entry: Entry, notes: Mapping[str, int]) -> Iterator[str]:
     """Yield a line for each key here to which an entry leads, or one line for an entry that leads to none."""
     if isinstance(entry, str):
         yield f"| `{key}` | `{entry}` | |"
-    elif ends := heres(entry):
+    elif ends := our_keys(entry):
         for index, end in enumerate(ends):
             name, how = "" if index else f" `{key}`", f" {end.how}" if end.how else ""
             yield f"|{name} | `{end.key}` |{how} |"

@@ -1,26 +1,31 @@
 """Translates a configuration of another framework into one of this framework, by that framework's table.
 
-their file ──▶ their_files ──▶ Theirs ──▶ convert ──▶ Conversion ──▶ written ──▶ YAML
-                                table ──────┘
+their file ──▶ their_files ──▶ Theirs ──▶ convert_configuration ──▶ Conversion ──▶ conversion_yaml ──▶ YAML
+                                table ─────────────┘
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 from nemo_like.algorithms.options import LOSS_KINDS, LossConfig
 from nemo_like.config import fields
 from nemo_like.config.keys import keys
-from nemo_like.config.other_frameworks import Always, Entry, Framework, Here, Missing, heres, table_of
+from nemo_like.config.other_frameworks import Always, Entry, Framework, Missing, OurKey, our_keys, table_of
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.configuration import Config
-from nemo_like_tools.conversion.by_name import conversion_of
+from nemo_like_tools.conversion import nemo_rl, nemo_rl_data, values, verl
 from nemo_like_tools.conversion.values import LeftOut, Noted, Theirs, Untranslatable
 
 # By the name that --from takes.
 CONVERTIBLE: Mapping[str, Framework] = {name: table_of(name) for name in ("nemo_rl", "verl")}
+# The modules with conversions for one framework, by its name; ``values`` has the others.
+_OWN: Mapping[str, tuple[ModuleType, ...]] = {"NeMo-RL": (nemo_rl, nemo_rl_data), "verl": (verl,)}
 # Keys in their files that belong to Hydra and OmegaConf.
 _INSTRUCTIONS = ("_target_", "_override_", "_self_", "_recursive_")
 
@@ -64,7 +69,7 @@ def framework_of(tree: Mapping[str, Any], name: str | None, where: str) -> Frame
     return CONVERTIBLE[best]
 
 
-def convert(framework: Framework, theirs: Theirs, where: str) -> Conversion:
+def convert_configuration(framework: Framework, theirs: Theirs, where: str) -> Conversion:
     """Translate every key of the configuration in the file ``where`` that has an effect."""
     found = Conversion()
     for key, value in _leaves(theirs.tree, framework):
@@ -73,7 +78,7 @@ def convert(framework: Framework, theirs: Theirs, where: str) -> Conversion:
         entry = _entry(key, framework)
         if entry is None:
             _unnamed(key, value, framework, where, found)
-        elif ends := heres(entry):
+        elif ends := our_keys(entry):
             for here in ends:
                 _translate(key, value, here, framework, theirs, where, found)
         elif why := _loss(value, entry):
@@ -96,7 +101,7 @@ def _leaves(tree: Mapping[str, Any], framework: Framework, prefix: str = "") -> 
         if name in _INSTRUCTIONS:
             continue
         has_names_below = any(other.startswith(f"{key}.") for other in framework.keys)
-        is_whole = key in framework.keys and (heres(framework.keys[key]) or not has_names_below)
+        is_whole = key in framework.keys and (our_keys(framework.keys[key]) or not has_names_below)
         if isinstance(value, Mapping) and value and not is_whole:
             yield from _leaves(value, framework, f"{key}.")
         else:
@@ -109,7 +114,7 @@ def _entry(key: str, framework: Framework) -> Entry | None:
     while group:
         entry = framework.keys.get(group, framework.rest.get(group))
         is_for_key = group == key or group in framework.keys or not _is_ours(key, framework)
-        if entry is not None and is_for_key and (group == key or not heres(entry)):
+        if entry is not None and is_for_key and (group == key or not our_keys(entry)):
             return entry
         group = group.rpartition(".")[0]
     return None
@@ -155,7 +160,7 @@ def _unnamed(key: str, value: Any, framework: Framework, where: str, found: Conv
 
 
 def _translate(
-    key: str, value: Any, here: Here, framework: Framework, theirs: Theirs, where: str, found: Conversion
+    key: str, value: Any, here: OurKey, framework: Framework, theirs: Theirs, where: str, found: Conversion
 ) -> None:
     if value == "???":
         return
@@ -174,6 +179,13 @@ def _translate(
         found.notes.append(_problem(key, value, converted.note, where))
         converted = converted.value
     _set(here.key, converted, key, key, where, found)
+
+
+def conversion_of(framework: str, key: OurKey) -> Callable[[Any, Theirs], Any]:
+    """Return the function that computes the value of ``key`` from their value and configuration."""
+    modules = (*_OWN.get(framework, ()), values)
+    found = next(vars(module)[key.by] for module in modules if key.by in vars(module))
+    return partial(found, **key.arguments)
 
 
 def _set(here: str, value: Any, origin: str, key: str, where: str, found: Conversion) -> None:
@@ -211,16 +223,12 @@ def _problem(key: str, value: Any, why: str, where: str) -> Problem:
 
 
 def _shown(value: Any) -> str:
-    text = {None: "null", True: "true", False: "false"}.get(value) if _is_plain(value) else None
-    text = str(value) if text is None else text
+    is_plain = value is None or isinstance(value, bool)
+    text = json.dumps(value) if is_plain else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _is_plain(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
-
-
-def told(problems: Sequence[Problem]) -> list[str]:
+def problem_lines(problems: Sequence[Problem]) -> list[str]:
     """Return problems as lines; problems with the same reason share a line."""
     keys: dict[tuple[str, str], list[str]] = {}
     for problem in problems:

@@ -17,7 +17,7 @@ from nemo_like_tools.conversion.translation import Conversion, Setting
 _BASE = "grpo_gpu"
 
 
-def written(conversion: Conversion, framework: str) -> str:
+def conversion_yaml(conversion: Conversion, framework: str) -> str:
     """Return the YAML of a conversion."""
     settings = dict(conversion.settings)
     backend = settings.pop("policy.backend", None)

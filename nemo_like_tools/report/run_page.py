@@ -78,13 +78,13 @@ class RunData:
         failures: dict[tuple[str, str], int] = {}
         rows = [
             [
-                *(shard, place, row.group, row.generation),
+                *(shard, index, row.group, row.generation),
                 problems.setdefault(row.problem, len(problems)),
                 *(_rounded(row.reward), row.length, row.outcome),
                 None if row.failure is None else failures.setdefault(row.failure, len(failures)),
             ]
             for shard, one in enumerate(self.shards)
-            for place, row in enumerate(one.rows)
+            for index, row in enumerate(one.rows)
         ]
         names = ("shard", "place", "group", "generation", "problem", "reward", "length", "outcome", "failure")
         columns = zip(*rows, strict=True) if rows else [()] * len(names)
@@ -125,12 +125,14 @@ def chosen_files(
     if not of_mode:
         return []
     for stride in (1 << power for power in count()):
-        places = sorted({*range(0, len(of_mode), stride), len(of_mode) - 1})
+        indexes = sorted({*range(0, len(of_mode), stride), len(of_mode) - 1})
         if stride >= 2 * len(of_mode):
-            places = places[-1:]
-        fits = sum(samples[i] for i in places) <= max_samples and sum(sizes[i] for i in places) <= _MAX_BYTES
-        if fits or len(places) == 1:
-            return [of_mode[i] for i in places]
+            indexes = indexes[-1:]
+        fits = (
+            sum(samples[i] for i in indexes) <= max_samples and sum(sizes[i] for i in indexes) <= _MAX_BYTES
+        )
+        if fits or len(indexes) == 1:
+            return [of_mode[i] for i in indexes]
     raise AssertionError("strides end with the number of files")
 
 
@@ -147,9 +149,9 @@ def write_report(path: Path, runs: Sequence[RunData]) -> None:
     }
     data = [_data("head", packed(head))]
     data += [
-        _data(f"shard-{number}-{place}", shard.packed)
+        _data(f"shard-{number}-{index}", shard.packed)
         for number, run in enumerate(runs)
-        for place, shard in enumerate(run.shards)
+        for index, shard in enumerate(run.shards)
     ]
     parts = {
         "/*STYLE*/": (assets / "report.css").read_text(encoding="utf-8"),
@@ -157,8 +159,8 @@ def write_report(path: Path, runs: Sequence[RunData]) -> None:
         "/*SCRIPT*/": "\n".join((assets / name).read_text(encoding="utf-8") for name in _SCRIPTS),
     }
     page = (assets / "report.html").read_text(encoding="utf-8")
-    for place, part in parts.items():
-        before, _, after = page.partition(place)
+    for marker, part in parts.items():
+        before, _, after = page.partition(marker)
         page = f"{before}{part}{after}"
     write_whole(path, page.encode(), "the report")
 

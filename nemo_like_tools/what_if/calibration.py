@@ -206,9 +206,9 @@ def fitted_speed(requests_by_engine: Sequence[Sequence[_EngineRequest]], max_num
     rows: list[tuple[float, ...]] = []
     seconds: list[float] = []
     for requests in requests_by_engine:
-        for started_s, request, beside in _with_company(requests, max_num_seqs):
+        for started_s, request, concurrency in _with_concurrency(requests, max_num_seqs):
             longest = max(request.lengths)
-            rows.append((1.0, float(longest), longest * beside))
+            rows.append((1.0, float(longest), longest * concurrency))
             seconds.append(request.came_s - started_s)
     request_s, token_s, token_per_sequence_s = least_squares(rows, seconds)
     return EngineSpeed(
@@ -230,8 +230,8 @@ def least_squares(rows: Sequence[Sequence[float]], values: Sequence[float]) -> t
             )
             if found is None or min(found) < 0:
                 continue
-            by_place = dict(zip(chosen, found, strict=True))
-            whole = (by_place.get(0, 0.0), by_place.get(1, 0.0), by_place.get(2, 0.0))
+            by_index = dict(zip(chosen, found, strict=True))
+            whole = (by_index.get(0, 0.0), by_index.get(1, 0.0), by_index.get(2, 0.0))
             error = sum(
                 (value - sum(c * x for c, x in zip(whole, row, strict=True))) ** 2
                 for row, value in zip(rows, values, strict=True)
@@ -245,19 +245,19 @@ def _solved(matrix: list[list[float]], vector: list[float]) -> list[float] | Non
     """Solve a small symmetric linear system by elimination; return None when it has no single solution."""
     rows = [[*row, value] for row, value in zip(matrix, vector, strict=True)]
     size = len(rows)
-    for place in range(size):
-        pivot = max(range(place, size), key=lambda at: abs(rows[at][place]))
-        if abs(rows[pivot][place]) <= 1e-12 * max(1e-300, *(abs(matrix[at][at]) for at in range(size))):
+    for index in range(size):
+        pivot = max(range(index, size), key=lambda at: abs(rows[at][index]))
+        if abs(rows[pivot][index]) <= 1e-12 * max(1e-300, *(abs(matrix[at][at]) for at in range(size))):
             return None
-        rows[place], rows[pivot] = rows[pivot], rows[place]
+        rows[index], rows[pivot] = rows[pivot], rows[index]
         for other in range(size):
-            if other != place:
-                factor = rows[other][place] / rows[place][place]
-                rows[other] = [x - factor * y for x, y in zip(rows[other], rows[place], strict=True)]
-    return [rows[place][size] / rows[place][place] for place in range(size)]
+            if other != index:
+                factor = rows[other][index] / rows[index][index]
+                rows[other] = [x - factor * y for x, y in zip(rows[other], rows[index], strict=True)]
+    return [rows[index][size] / rows[index][index] for index in range(size)]
 
 
-def _with_company(
+def _with_concurrency(
     requests: Sequence[_EngineRequest], max_num_seqs: int
 ) -> Iterator[tuple[float, _EngineRequest, float]]:
     """Yield the start of each request, the request, and the mean number of sequences that ran during it."""
@@ -280,8 +280,8 @@ def _with_company(
     ]
 
     def area(until_s: float) -> float:
-        place = bisect_right(times, until_s) - 1
-        return areas[place] + (until_s - times[place]) * running[place]
+        index = bisect_right(times, until_s) - 1
+        return areas[index] + (until_s - times[index]) * running[index]
 
     for started_s, request in started:
         seconds = request.came_s - started_s

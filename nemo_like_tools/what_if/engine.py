@@ -175,8 +175,8 @@ class SimulatedEngine:
         """Add the tokens of an ended sequence to ``SampledTokens``, by the versions that sampled them."""
         end = sequence.ends_at
         first = bisect_right(self._versions, sequence.began_at, key=lambda one: one[0]) - 1
-        for place in range(first, len(self._versions)):
-            start, version = self._versions[place]
-            later = self._versions[place + 1][0] if place + 1 < len(self._versions) else end
+        for index in range(first, len(self._versions)):
+            start, version = self._versions[index]
+            later = self._versions[index + 1][0] if index + 1 < len(self._versions) else end
             num_tokens = min(later, end) - max(start, sequence.began_at)
             self._sampled.add(sequence.request.step - 1 - version, num_tokens)

@@ -44,7 +44,7 @@ def peaks(
     are taken to be the first ones of node 0, in order.
     """
     found = []
-    for (node, gpu), by_stage in timetable.holdings.items():
+    for (node, gpu), by_stage in timetable.by_gpu.items():
         if node != 0 or gpu >= len(before):
             continue
         for stage in by_stage:
@@ -89,8 +89,8 @@ def _peak(
     planned_by_process: dict[str, int] = {}
     for stage in counted:
         held: dict[str, int] = {}
-        for holding in timetable.holdings[(0, gpu)][stage]:
-            held[holding.actor] = held.get(holding.actor, 0) + holding.num_bytes
+        for one in timetable.by_gpu[(0, gpu)][stage]:
+            held[one.actor] = held.get(one.actor, 0) + one.num_bytes
         for actor, size in held.items():
             planned_by_process[actor] = max(size, planned_by_process.get(actor, 0))
     return Peak(

@@ -23,7 +23,7 @@ from nemo_like.models.model_arithmetic import forward_flops_per_token, training_
 from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.trace import Span as RecordedSpan
 from nemo_like.observability.trace import chrome_trace
-from nemo_like.plan.memory_timetable import Holding, MemoryTimetable
+from nemo_like.plan.memory_timetable import GpuMemoryUse, MemoryTimetable
 from nemo_like.plan.roles import Role
 from nemo_like.policy.options import Device, Precision
 from scripts import gpu_check
@@ -154,8 +154,8 @@ def timetable(**gib: float) -> MemoryTimetable:
     """Of one GPU: the engine's GiB by stage; the worker has 2 GiB in each."""
     stages = {
         stage: (
-            Holding("engine", Role.engine, "weights", int(gib.get(stage.name, 1) * GIB)),
-            Holding("policy_worker", Role.policy_worker, "context", 2 * GIB),
+            GpuMemoryUse("engine", Role.engine, "weights", int(gib.get(stage.name, 1) * GIB)),
+            GpuMemoryUse("policy_worker", Role.policy_worker, "context", 2 * GIB),
         )
         for stage in GPU_STAGES
     }

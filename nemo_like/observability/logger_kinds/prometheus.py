@@ -171,7 +171,7 @@ KIND = LoggerKind(
     options=PrometheusConfig,
     start=lambda prometheus, run: PrometheusRecorder(prometheus, run.directory.name, run.max_num_steps),
     is_on=lambda prometheus: prometheus.port is not None,
-    place=4,
+    position=4,
     problems=_problems,
     machine_problems=_machine_problems,
 )

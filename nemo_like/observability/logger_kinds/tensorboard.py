@@ -48,5 +48,5 @@ KIND = LoggerKind(
     options=TensorboardConfig,
     start=lambda _, run: TensorboardRecorder(run.directory.tensorboard_path),
     is_on=lambda tensorboard: tensorboard.enabled,
-    place=2,
+    position=2,
 )

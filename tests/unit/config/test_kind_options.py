@@ -6,7 +6,7 @@ from typing import Annotated
 import pytest
 
 from nemo_like.config.keys import Key
-from nemo_like.config.kind_options import option_mistakes
+from nemo_like.config.kind_options import kind_option_problems
 
 
 @dataclass(kw_only=True, slots=True)
@@ -25,11 +25,11 @@ class PressOptions:
     ],
 )
 def test_a_mistake_is_told_by_its_full_key(options: dict[str, object], message: str) -> None:
-    (problem,) = option_mistakes("a.press", options, PressOptions, "kind=press")
+    (problem,) = kind_option_problems("a.press", options, PressOptions, "kind=press")
     assert str(problem).startswith(message)
 
 
 def test_the_file_with_the_others_is_named_and_what_fits_has_no_mistakes() -> None:
-    (problem,) = option_mistakes("a", {"copies": 1}, PressOptions, "kind=press", "press.yaml")
+    (problem,) = kind_option_problems("a", {"copies": 1}, PressOptions, "kind=press", "press.yaml")
     assert problem.remedy == "set it; press.yaml has the others"
-    assert option_mistakes("a", {"path": "x", "copies": 2}, PressOptions, "kind=press") == []
+    assert kind_option_problems("a", {"path": "x", "copies": 2}, PressOptions, "kind=press") == []

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.config import fields
-from nemo_like.config.other_frameworks import FRAMEWORKS, Always, Missing, NoEffect, heres, table_of
+from nemo_like.config.other_frameworks import FRAMEWORKS, Always, Missing, NoEffect, our_keys, table_of
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
 
@@ -21,7 +21,7 @@ def message(*overrides: str, path: Path = DEMO) -> str:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_every_name_leads_to_a_key_that_exists_and_one_of_both_changes_its_value(framework: str) -> None:
     for name, entry in table_of(framework).keys.items():
-        for here in heres(entry):
+        for here in our_keys(entry):
             assert fields.find(Config, here.key) is not None, name
         if isinstance(entry, str) and "=" in entry:
             key, _, value = entry.partition("=")
@@ -33,7 +33,7 @@ def test_every_name_leads_to_a_key_that_exists_and_one_of_both_changes_its_value
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_every_entry_without_a_counterpart_says_why(framework: str) -> None:
     for name, entry in table_of(framework).keys.items():
-        if not heres(entry):
+        if not our_keys(entry):
             assert isinstance(entry, Always | NoEffect | Missing)
             assert len(entry.why.split()) >= 2, name
 

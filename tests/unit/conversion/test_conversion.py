@@ -10,15 +10,20 @@ from typing import Any
 
 import pytest
 
-from nemo_like.config.other_frameworks import heres
+from nemo_like.config.other_frameworks import our_keys
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import load_config
 from nemo_like_tools.conversion import nemo_rl, nemo_rl_data, values, verl
-from nemo_like_tools.conversion.by_name import conversion_of
 from nemo_like_tools.conversion.their_files import read_theirs
-from nemo_like_tools.conversion.translation import CONVERTIBLE, Conversion, convert, framework_of
+from nemo_like_tools.conversion.translation import (
+    CONVERTIBLE,
+    Conversion,
+    conversion_of,
+    convert_configuration,
+    framework_of,
+)
 from nemo_like_tools.conversion.values import Theirs
-from nemo_like_tools.conversion.writing import written
+from nemo_like_tools.conversion.writing import conversion_yaml
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "convert_config.py"
 
@@ -201,7 +206,7 @@ def converted(tmp_path: Path, text: str, *arguments: str) -> Conversion:
     path.write_text(text)
     theirs, unresolved = read_theirs(path, arguments)
     assert not unresolved
-    return convert(framework_of(theirs.tree, None, str(path)), theirs, str(path))
+    return convert_configuration(framework_of(theirs.tree, None, str(path)), theirs, str(path))
 
 
 def value(conversion: Conversion, key: str) -> Any:
@@ -211,7 +216,7 @@ def value(conversion: Conversion, key: str) -> Any:
 
 def loaded(tmp_path: Path, conversion: Conversion) -> Any:
     path = tmp_path / "ours.yaml"
-    path.write_text(written(conversion, "theirs"))
+    path.write_text(conversion_yaml(conversion, "theirs"))
     return load_config(path)
 
 
@@ -456,7 +461,7 @@ def test_the_script_writes_a_file_that_loads_and_lists_what_it_could_not_transla
 def test_every_conversion_that_a_table_names_exists_and_takes_the_arguments_of_the_table(name: str) -> None:
     framework = CONVERTIBLE[name]
     for entry in framework.keys.values():
-        for here in heres(entry):
+        for here in our_keys(entry):
             inspect.signature(conversion_of(framework.name, here)).bind("value", Theirs({}))
 
 
@@ -465,7 +470,7 @@ def test_every_conversion_is_named_by_a_table() -> None:
         here.by
         for framework in CONVERTIBLE.values()
         for entry in framework.keys.values()
-        for here in heres(entry)
+        for here in our_keys(entry)
     }
     defined = {
         name

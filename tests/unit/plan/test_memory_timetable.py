@@ -68,14 +68,14 @@ def test_what_shares_a_gpu_adds_up_in_each_stage() -> None:
     cfg, models = qwen3_8b(*COLOCATED, *OFFLOADS)
     timetable = memory_timetable(cfg, models, SIZE)
     assert timetable.actors((0, 0)) == ["engine-0", "policy_worker-0"]
-    generation = {(one.actor, one.what) for one in timetable.holdings[0, 0][Stage.generation]}
+    generation = {(one.actor, one.what) for one in timetable.by_gpu[0, 0][Stage.generation]}
     assert generation == {
         ("policy_worker-0", "context"),
         ("policy_worker-0", "buckets"),
         ("engine-0", "weights"),
         ("engine-0", "KV cache and work space"),
     }
-    training = {one.what for one in timetable.holdings[0, 0][Stage.policy_training]}
+    training = {one.what for one in timetable.by_gpu[0, 0][Stage.policy_training]}
     of_worker = {"weights", "gradients", "optimizer", "activations", "buckets", "context"}
     assert training == {*of_worker, "token counts"}
     assert problems(cfg, models) == []
@@ -150,7 +150,7 @@ def test_a_run_on_the_cpu_has_no_timetable() -> None:
     cfg = load_config(DEMO, ["policy.model_name=none"])
     _, models = qwen3_8b()
     timetable = memory_timetable(cfg, models, SIZE)
-    assert timetable.holdings == {}
+    assert timetable.by_gpu == {}
     assert format_timetable(timetable) == []
     assert problems(cfg, models) == []
 
@@ -160,7 +160,7 @@ CRITIC_OFFLOADS = ("value.offload_optimizer_for_logprob=true", "value.offload_pa
 
 
 def of_stage(timetable: MemoryTimetable, actor: str, stage: Stage) -> dict[str, int]:
-    held = timetable.holdings[0, 0][stage]
+    held = timetable.by_gpu[0, 0][stage]
     return {one.what: one.num_bytes for one in held if one.actor == actor}
 
 
@@ -224,7 +224,7 @@ def test_the_weights_of_a_critic_in_another_stage_are_told_to_leave() -> None:
 def test_a_critic_on_gpus_of_its_own_has_them_to_itself() -> None:
     cfg, models = qwen3_8b(*CRITIC, "generation.num_engines=1", "cluster.num_nodes=2", "cluster.address=auto")
     timetable = memory_timetable(cfg, models, SIZE)
-    owners = [timetable.actors(gpu) for gpu in timetable.holdings]
+    owners = [timetable.actors(gpu) for gpu in timetable.by_gpu]
     assert ["value_worker-0"] in owners and all(len(actors) == 1 for actors in owners)
     lines = format_timetable(timetable)
     (title,) = {line[42:] for line in lines if line.startswith("GiB on")}
@@ -236,8 +236,8 @@ MORE_NODES = ("generation.num_engines=1", "cluster.num_nodes=2", "cluster.addres
 
 
 def of_actor(timetable: MemoryTimetable, actor: str, stage: Stage) -> dict[str, int]:
-    (gpu,) = (gpu for gpu in timetable.holdings if timetable.actors(gpu) == [actor])
-    return {one.what: one.num_bytes for one in timetable.holdings[gpu][stage]}
+    (gpu,) = (gpu for gpu in timetable.by_gpu if timetable.actors(gpu) == [actor])
+    return {one.what: one.num_bytes for one in timetable.by_gpu[gpu][stage]}
 
 
 def test_a_teachers_worker_holds_weights_and_the_activations_of_a_forward_pass() -> None:
@@ -291,7 +291,7 @@ def test_what_leaves_the_gpu_is_made_on_it_at_the_start() -> None:
     """With two replicas a rank has half of the optimizer state of its part of the model. Gradients of 4 bytes
     and the buffer of 2 bytes into which weights move are as much as that."""
     timetable = memory_timetable(*qwen3_8b(*COLOCATED, *OFFLOADS, SHARDED), SIZE)
-    held = {one.what: one.num_bytes for one in timetable.holdings[0, 0][Stage.policy_start]}
-    training = {one.what: one.num_bytes for one in timetable.holdings[0, 0][Stage.policy_training]}
+    held = {one.what: one.num_bytes for one in timetable.by_gpu[0, 0][Stage.policy_start]}
+    training = {one.what: one.num_bytes for one in timetable.by_gpu[0, 0][Stage.policy_training]}
     assert held["start"] == training["gradients"] + training["weights"]
     assert held["start"] == pytest.approx(training["optimizer"], rel=1e-6)

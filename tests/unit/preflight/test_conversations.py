@@ -69,7 +69,7 @@ def turns(role: str) -> EnvConfig:
 
 @pytest.mark.parametrize("role", ["tool", "system", "nobody"])
 def test_a_role_that_the_template_refuses_is_told_with_one_that_works(check: Check, role: str) -> None:
-    (problem,) = check(ALTERNATING, turns(role)).begun("file:1", ASKED)
+    (problem,) = check(ALTERNATING, turns(role)).check_prompt("file:1", ASKED)
     assert str(problem) == (
         f"env.arithmetic.observation_role={role} does not go with the chat template, which refuses a "
         f"conversation of user, assistant, {role} (TemplateError: roles must alternate); it renders "
@@ -78,7 +78,7 @@ def test_a_role_that_the_template_refuses_is_told_with_one_that_works(check: Che
 
 
 def test_an_observation_that_would_never_be_read_is_told(check: Check) -> None:
-    (problem,) = check(SILENT, turns("tool")).begun("file:1", ASKED)
+    (problem,) = check(SILENT, turns("tool")).check_prompt("file:1", ASKED)
     assert "which leaves out the text of a message of the role tool" in problem.rule
     assert problem.rule.endswith("it renders observations of the role user and system")
     assert problem.remedy.startswith("set it to user, or")
@@ -87,7 +87,7 @@ def test_an_observation_that_would_never_be_read_is_told(check: Check) -> None:
 @pytest.mark.parametrize("template", [ALTERNATING, SILENT])
 def test_a_role_that_is_rendered_is_noted(check: Check, template: str) -> None:
     checked = check(template, turns("user"))
-    assert [*checked.begun("file:1", ASKED)] == []
+    assert [*checked.check_prompt("file:1", ASKED)] == []
     assert [str(note) for note in checked.notes] == [
         "checked      env.arithmetic.observation_role=user: the chat template writes such an observation"
     ]
@@ -95,13 +95,13 @@ def test_a_role_that_is_rendered_is_noted(check: Check, template: str) -> None:
 
 def test_one_turn_and_prompts_of_text_need_no_role(check: Check) -> None:
     one_turn = replace(turns("tool"), max_turns=1)
-    assert [*check(ALTERNATING, one_turn).begun("file:1", ASKED)] == []
-    assert [*check(ALTERNATING, turns("tool")).begun("file:1", TaskPrompt("1+1", "2"))] == []
+    assert [*check(ALTERNATING, one_turn).check_prompt("file:1", ASKED)] == []
+    assert [*check(ALTERNATING, turns("tool")).check_prompt("file:1", TaskPrompt("1+1", "2"))] == []
 
 
 def test_a_system_prompt_that_the_template_refuses_is_told_by_its_key(check: Check) -> None:
     refused = check(ALTERNATING, env_config("exact_match"), "data.train.system_prompt='be brief'")
-    (problem,) = refused.made_up()
+    (problem,) = refused.check_made_up_prompt()
     assert problem.key == "data.train.system_prompt"
     assert (
         "makes messages of system, user of a made-up problem: the chat template refuses the messages"
@@ -114,20 +114,20 @@ def test_a_system_prompt_that_the_template_refuses_is_told_by_its_key(check: Che
 def test_messages_of_a_record_that_are_left_out_are_told_once_by_file_and_line(check: Check) -> None:
     checked = check(SILENT, env_config("exact_match"))
     seen = TaskPrompt((Message("user", "1+1"), Message("assistant", "?"), Message("tool", "seven")), "2")
-    (problem,) = checked.begun("problems.jsonl:7", seen)
+    (problem,) = checked.check_prompt("problems.jsonl:7", seen)
     told = "problems.jsonl:7: the chat template leaves out the content of message 3 (role 'tool')"
     assert problem.rule.startswith(f"cannot be used: {told}")
-    assert [*checked.begun("problems.jsonl:8", seen)] == []
+    assert [*checked.check_prompt("problems.jsonl:8", seen)] == []
 
 
 def test_tools_of_which_nothing_tells_the_policy_are_told(check: Check) -> None:
     asked = replace(ASKED, tools=(TOOL,))
-    (problem,) = check(SILENT, turns("user")).begun("file:1", asked)
+    (problem,) = check(SILENT, turns("user")).check_prompt("file:1", asked)
     assert "the chat template does not write add_up" in problem.rule
     assert "describe them in data.train.system_prompt" in problem.remedy
-    assert [*check(LISTS + SILENT, turns("user")).begun("file:1", asked)] == []
+    assert [*check(LISTS + SILENT, turns("user")).check_prompt("file:1", asked)] == []
     told = (Message("system", "call add_up"), *ASKED.prompt)
-    assert [*check(SILENT, turns("user")).begun("file:1", replace(asked, prompt=told))] == []
+    assert [*check(SILENT, turns("user")).check_prompt("file:1", replace(asked, prompt=told))] == []
 
 
 def agent(tool_parser: str | None) -> EnvConfig:
@@ -135,11 +135,11 @@ def agent(tool_parser: str | None) -> EnvConfig:
 
 
 def test_an_agent_needs_a_template_that_writes_results_of_tools(check: Check) -> None:
-    (problem,) = check(SILENT, agent("hermes")).agent()
+    (problem,) = check(SILENT, agent("hermes")).check_agent()
     assert problem.key == "env.arithmetic.options.tool_parser=hermes"
     assert "the chat template leaves out the text of a message of the role tool" in problem.rule
     without = check(SILENT, agent(None))
-    assert [*without.agent()] == []
+    assert [*without.check_agent()] == []
     assert "the chat template does not describe tools" in str(*without.notes)
-    (problem,) = check(ALTERNATING, agent("hermes")).agent()
+    (problem,) = check(ALTERNATING, agent("hermes")).check_agent()
     assert "roles must alternate" in problem.rule

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.configuration import Config, load_config
-from nemo_like.preflight.loss_notes import staleness_notes
+from nemo_like.preflight.run_warnings import staleness_warnings
 from nemo_like.rules.overlap_rules import overlap_problems
 
 CONFIG = Path(__file__).resolve().parents[3] / "configs/grpo_arithmetic_cpu.yaml"
@@ -138,6 +138,6 @@ def test_the_data_plane_has_room_for_every_step_under_way() -> None:
 def test_stale_samples_without_a_correction_are_warned_of(
     demo: Demo, overrides: tuple[str, ...], is_told: bool
 ) -> None:
-    notes = list(staleness_notes(demo(*overrides)))
+    notes = list(staleness_warnings(demo(*overrides)))
     assert bool(notes) == is_told
     assert not notes or "use_importance_sampling_correction=true is recommended" in notes[0]

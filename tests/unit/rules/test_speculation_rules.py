@@ -197,8 +197,8 @@ def test_the_weights_of_a_draft_count_on_the_gpu_and_on_the_host(tmp_path: Path)
     num_bytes = draft_bytes(with_draft[0].generation)
     assert 4096 <= num_bytes < 4096 + 200
     table = memory_timetable(*with_draft, 79 * GIB)
-    (gpu, *_) = table.holdings
-    held = [one.num_bytes for stage in table.holdings[gpu].values() for one in stage if one.what == "draft"]
+    (gpu, *_) = table.by_gpu
+    held = [one.num_bytes for stage in table.by_gpu[gpu].values() for one in stage if one.what == "draft"]
     assert set(held) == {num_bytes}
     asleep = "weights of engines that sleep"
     assert all(asleep not in parts for parts in host_memory(*plain).values())

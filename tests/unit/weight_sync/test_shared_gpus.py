@@ -126,7 +126,7 @@ class Run:
     def __init__(self, cfg: Config, timetable: MemoryTimetable) -> None:
         self.gpu = Gpu()
         self.version, self.cfg = 0, cfg
-        by_stage = timetable.holdings[GPU]
+        by_stage = timetable.by_gpu[GPU]
         self.engine_names = [actor for actor in timetable.actors(GPU) if actor.startswith("engine")]
         start, sync, asleep = (
             {(one.actor, one.what): one.num_bytes for one in by_stage[stage]}
@@ -253,7 +253,7 @@ def test_training_beside_engines_that_are_awake_is_what_does_not_fit() -> None:
 
 def test_an_engine_that_starts_after_the_policy_finds_no_room() -> None:
     cfg, timetable = planned()
-    held = timetable.holdings[GPU][Stage.policy_training]
+    held = timetable.by_gpu[GPU][Stage.policy_training]
     gpu = Gpu()
     Policy(gpu, cfg, {Stage.policy_training: {one.what: one.num_bytes for one in held}})
     with pytest.raises(OutOfMemory, match=r"finds less free than its 68\.0 GiB"):

@@ -1,4 +1,4 @@
-"""Warns of what a run does that its user may not want, although no rule forbids it."""
+"""Warns of what a run lacks or does that its user may not want, although no rule forbids it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,18 @@ from collections.abc import Iterator
 
 from nemo_like.algorithms.loss_traits import is_own_loss
 from nemo_like.configuration import Config
+from nemo_like.policy.backends.backend_kind import backend_kind_of
+from nemo_like.policy.options import Device
 
 
-def staleness_notes(cfg: Config) -> Iterator[str]:
+def missing_kernels(cfg: Config) -> Iterator[str]:
+    """Yield a line for each kernel that training would use but lacks, with what that costs."""
+    of_kind = backend_kind_of(cfg.policy).missing_kernels
+    if of_kind is not None and cfg.policy.device is Device.cuda and not cfg.rollout.generate_only:
+        yield from of_kind(cfg.policy)
+
+
+def staleness_warnings(cfg: Config) -> Iterator[str]:
     """Yield a warning when samples of older weights train as if the present weights had sampled them."""
     loss = cfg.loss_fn
     is_corrected = loss.use_generation_logprobs_as_prev or loss.use_importance_sampling_correction

@@ -7,7 +7,7 @@ import pytest
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import shipped_shape
 from nemo_like.policy.backend_kinds import megatron
-from nemo_like.preflight.kernels import missing_kernels
+from nemo_like.preflight.run_warnings import missing_kernels
 
 GPU = ("policy.device=cuda", "policy.precision=bfloat16", "cluster.placement=separate")
 
