@@ -41,7 +41,7 @@ def _numbered(entries: Iterator[Entry]) -> dict[str, int]:
 
 
 def _leads_somewhere(entry: Entry) -> bool:
-    return isinstance(entry, str) or bool(heres(entry))
+    return isinstance(entry, str) or bool(our_keys(entry))
 
 
 def _rows(key: str, entry: Entry, notes: Mapping[str, int]) -> Iterator[str]:
