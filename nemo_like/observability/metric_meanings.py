@@ -33,7 +33,7 @@ def with_meanings(metrics: Iterable[str]) -> dict[str, str | None]:
 
 def metrics_page() -> Path:
     """Return the path of docs/reference/metrics.md."""
-    return Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+    return Path(__file__).resolve().parents[2] / "docs" / "reference" / "metrics.md"
 
 
 @cache

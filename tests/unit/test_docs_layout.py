@@ -27,6 +27,8 @@ PARTS = ("nemo_like", "nemo_like_tools", "configs", "recipes", "scripts", "tests
 SUFFIXES = {".py", ".md", ".yaml", ".toml", ".sh", ".sbatch", ".json", ".js", ".ipynb", ".css", ".txt"}
 # A path in docs/, or a pattern of some; not that of a file in another project's docs/, after an address.
 NAMED = re.compile(r"(?<![\w.-])(?<![\w:]/)docs/([\w*/.-]+\.(?:md|ipynb|png|css))")
+# The same in code: "docs" / "folder" / "page.md".
+JOINED = re.compile(r'"docs"((?: / "[\w.]+")* / "[\w]+\.\w+")')
 # Of NeMo-RL and verl, whose documentation has a folder docs/ too.
 FOREIGN = {
     "about/performance-summary.md",
@@ -72,12 +74,22 @@ def files() -> Iterator[Path]:
         yield from (path for path in (ROOT / part).rglob("*") if path.suffix in SUFFIXES and path.is_file())
 
 
+def named_in(text: str) -> list[str]:
+    joined = ["/".join(re.findall(r'"([^"]+)"', path)) for path in JOINED.findall(text)]
+    return [*NAMED.findall(text), *joined]
+
+
+def test_paths_are_found_in_prose_and_in_code() -> None:
+    text = 'see docs/how_to/a.md, ../docs/b.png and https://x.org/docs/c.md; (ROOT / "docs" / "d" / "e.md").x'
+    assert named_in(text) == ["how_to/a.md", "b.png", "d/e.md"]
+
+
 def test_every_path_in_docs_that_the_repository_names_is_there() -> None:
     named = {
         (path.relative_to(ROOT).as_posix(), name)
         for path in files()
         if path != Path(__file__)
-        for name in NAMED.findall(path.read_text(encoding="utf-8"))
+        for name in named_in(path.read_text(encoding="utf-8"))
     }
     assert len(named) > 100
     assert {place for place in named if place[1] not in FOREIGN and not any(DOCS.glob(place[1]))} == set()
