@@ -272,8 +272,8 @@ class KVBatchMeta:
     def concat(metas: Sequence[KVBatchMeta]) -> KVBatchMeta:
         """Return one batch with the samples of all ``metas``, one after the other; it has no schedule.
 
-        Raises ValueError when there is no meta; when partitions, columns or tag names differ; when one chunk
-        key comes with different lengths; or when a sample would occur twice.
+        Raises ValueError when there is no meta; when partitions, columns or tag names differ; when two metas
+        name the same stored chunk with different numbers of rows; or when a sample would occur twice.
         """
         if not metas:
             raise ValueError("concat needs at least one batch")
@@ -386,7 +386,8 @@ def _restored_schedule(
 
 
 def _runs_of(num_rows: int, runs: Iterator[PromptRun]) -> tuple[PromptRun, ...]:
-    """Take runs from the iterator until they have ``num_rows`` rows together; () in a layout without runs."""
+    """Take prompt runs (neighbouring samples that share one stored prompt) from the iterator until they cover
+    ``num_rows`` rows; () where the batch stores a prompt for each sample."""
     taken: list[PromptRun] = []
     while num_rows and (run := next(runs, None)):
         taken.append(run)

@@ -251,7 +251,7 @@ class _Descending:
         self._back = list(range(len(items) + 1))
 
     def left(self) -> list[int]:
-        """Return the items that were not taken, largest first."""
+        """Return the items that no bin has taken yet, largest first."""
         return [item for position, item in enumerate(self._items) if self._onward[position] == position]
 
     def largest_within(self, limit: int, above: float = -1.0) -> int | None:

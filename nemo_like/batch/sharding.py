@@ -264,7 +264,8 @@ def _whole_chunks(
 def deal_chunks(tokens: Sequence[int], num_rows: Sequence[int], num_shards: int) -> list[list[int]] | None:
     """Deal whole chunks to the ranks and return each rank's chunk indices, ascending.
 
-    Returns None unless all chunks have the same number of rows and divide evenly among the ranks.
+    A chunk is a block of rows that were stored together. Returns None, for samples to be dealt one by one,
+    unless all chunks have the same number of rows and their number is a multiple of ``num_shards``.
     """
     if len(set(num_rows)) != 1 or len(num_rows) % num_shards:
         return None

@@ -228,7 +228,7 @@ def _meaning(entry: Entry) -> str:
 
 
 def _groups(key: str) -> Iterator[str]:
-    """Yield the groups of a key, the innermost first."""
+    """Yield the groups that hold a dotted key, the innermost first: "a.b" and "a" for "a.b.c"."""
     while "." in key:
         key = key.rpartition(".")[0]
         yield key

@@ -64,7 +64,8 @@ class DigestedDataset:
 
 
 def digest_of(settings: object) -> str:
-    """Return the digest of settings, which stand for the prompts made with them."""
+    """Return the digest of the settings of a source that generates its prompts: equal settings make equal
+    prompts, so the digest stands for their contents."""
     return blake2b(_encoded(_sorted(settings)), digest_size=_DIGEST_BYTES).hexdigest()
 
 

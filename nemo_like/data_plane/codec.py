@@ -31,7 +31,9 @@ def wire_dtype(column: Column) -> np.dtype:
 
 
 def wire_shape(column: Column, lengths: Sequence[int], num_prompts: int) -> tuple[int, ...]:
-    """Return the shape of a dense column's array for samples of these lengths, in tokens."""
+    """Return the shape of the one array that has a dense column's values of all samples.
+
+    ``lengths`` are the samples' tokens; a column with one value per prompt has ``num_prompts`` rows."""
     num_values = num_prompts if column.per_prompt else len(lengths)
     return (sum(lengths) if column.layout is Layout.per_token else num_values, *column.inner_shape)
 

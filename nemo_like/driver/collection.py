@@ -137,8 +137,8 @@ class Collection:
             self._rollout.begin(prompts, self._partition)
 
     def _groups_of_rollout(self, prompts: PromptBatch, room: int) -> Iterator[KVBatchMeta]:
-        """Yield the groups of one rollout that train: the first ``room`` good groups in the order of the
-        prompts."""
+        """Yield the groups of one rollout that will be trained on: the first ``room`` groups that the filters
+        keep, in the order of the prompts."""
         choice = _Choice(prompts, room)
         good: list[KVBatchMeta] = []  # groups that may train and are not yielded yet
         is_last = False

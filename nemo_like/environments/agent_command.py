@@ -56,7 +56,7 @@ def task_of(turn: Turn) -> dict[str, Any]:
 
 
 class CommandRunner:
-    """Runs one command for each session."""
+    """Runs the user's agent program, a command, once for each session: the work on one sample."""
 
     def __init__(self, options: AgentOptions) -> None:
         """Check that commands can be started with these options. Raises RuntimeError, with the remedy, when

@@ -140,7 +140,8 @@ class EngineQueue(Generic[RequestT]):
         return self._pausing.granted
 
     def grant_pause(self) -> int:
-        """Grant the pause that was wanted, and return its version."""
+        """Tell the caller of ``ask_pause`` that the engine is paused now, and return the policy version whose
+        weights are to be loaded."""
         assert self._pausing is not None
         pausing, self._pausing = self._pausing, None
         pausing.granted.set_result(None)

@@ -36,7 +36,7 @@ class VllmWeights:
         self._in_force = started.weights
 
     def join(self, group: WeightGroup) -> None:
-        """Let every worker begin to join the group."""
+        """Have every vLLM worker begin to join the group by which weights arrive."""
         self._vllm.ask_workers("join_weight_group", group=group)
 
     def pause(self, version: int) -> Future[None]:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Caching(Protocol):
-    """The method of vLLM's ``LLMEngine`` that is used here."""
+    """The part of vLLM's ``LLMEngine`` that ``drop_keys_and_values`` needs."""
 
     def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool: ...
 

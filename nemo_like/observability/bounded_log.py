@@ -28,7 +28,8 @@ class BoundedLog:
     """A log that ``cut`` keeps short."""
 
     def __init__(self, path: Path, *, max_bytes: int, kept_bytes: int) -> None:
-        """Once the log has more than ``max_bytes``, keep ``kept_bytes`` of its beginning and of its end."""
+        """Once the log at ``path`` has more than ``max_bytes``, keep its first and its last ``kept_bytes``
+        bytes and cut out what is between."""
         self._path, self._max_bytes, self._kept_bytes = path, max_bytes, kept_bytes
 
     def cut(self) -> None:

@@ -47,7 +47,8 @@ def task_problems(cfg: TaskConfigGroups) -> Iterator[Problem]:
 
 
 def _unique(*groups: Iterator[Problem]) -> Iterator[Problem]:
-    """Yield each problem once: validation inherits sampling values from training, and so their problems."""
+    """Yield each problem once. Validation takes sampling values from training unless it sets its own, so a
+    wrong one would be reported for both."""
     yield from dict.fromkeys(problem for group in groups for problem in group)
 
 

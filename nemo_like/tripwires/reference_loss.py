@@ -220,7 +220,8 @@ def weighted_logprob(
 
 
 def plain_logprob(tokens: ScoredTokens, log_ratio: Tensor, cfg: LossConfig) -> tuple[Tensor, Tensor, Tensor]:
-    """Return REINFORCE's surrogate, which has no ratio."""
+    """Return REINFORCE's surrogate, the advantage times the log-prob, which does not depend on
+    ``log_ratio``; the three tensors are those of every surrogate here."""
     factor = -torch.ones_like(log_ratio)
     return -tokens.advantages * tokens.logprobs, factor, torch.ones_like(log_ratio, dtype=torch.bool)
 

@@ -31,8 +31,8 @@ _ENTROPY_BASE, _ENTROPY_PER_ROOT = 0.1, 20.0
 
 
 def loss_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
-    """Yield an alarm when the loss, or the gradient that training back-propagated, differs from the
-    formulas."""
+    """Yield an alarm when the loss, or the gradient that training back-propagated, differs from what
+    ``reference_loss`` computes from the formulas."""
     for name, what, limit in (
         (Measured.loss_gradient_error, "the loss's derivative by a log-prob", _GRADIENT_TOLERANCE),
         (Measured.loss_error, "the loss", _LOSS_TOLERANCE),

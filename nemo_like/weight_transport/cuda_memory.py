@@ -53,8 +53,8 @@ class Ticket:
         return cls(*pickle.loads(message))
 
     def arguments_on(self, device_index: int) -> Sequence[Any]:
-        """Return torch's arguments with which a reader maps the memory on its own device of this index,
-        without an event to wait for."""
+        """Return the arguments with which torch rebuilds the shared CUDA tensor in a reading process, on the
+        reader's device ``device_index`` and without an event to wait for."""
         arguments = list(self.arguments)
         arguments[_DEVICE_INDEX], arguments[_WAITS_INDEX] = device_index, False
         return arguments

@@ -41,8 +41,8 @@ def as_announced(values: NamedTensors, announced: Sequence[TensorSpec]) -> Itera
 def pack(values: NamedTensors, next_buffer: Callable[[int], Tensor]) -> Iterator[tuple[list[Piece], Tensor]]:
     """Copy the values one after the other into buffers, and yield each buffer with the pieces that lie in it.
 
-    ``next_buffer(number)`` returns the buffer for this bucket, [bytes] uint8 on any device; it is called when
-    the bucket before is full and values remain. Of the last buffer only the filled part is yielded.
+    ``next_buffer(number)`` returns the ``number``-th buffer, [bytes] uint8 on any device; it is called when
+    the buffer before is full and values remain. Of the last buffer only the filled part is yielded.
     """
     pieces: list[Piece] = []
     buffer: Tensor | None = None

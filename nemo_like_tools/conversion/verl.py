@@ -1,4 +1,6 @@
-"""Conversions that the table of verl names."""
+"""Converts the values of verl's keys.
+
+Each function is named in ``config/frameworks/verl.yaml`` beside the keys that it converts."""
 
 from __future__ import annotations
 
