@@ -33,7 +33,7 @@ def few_services() -> Iterator[None]:
     A service starts as usual when this version of Ray lacks the method that is replaced here.
     """
     replacements = {
-        "start_api_server": _tell_of_no_dashboard,
+        "start_api_server": _announce_no_dashboard,
         "start_monitor": _start_nothing,
         "start_log_monitor": _start_nothing,
     }
@@ -167,7 +167,7 @@ def _without_agent(start: Callable[..., Any]) -> Callable[..., Any]:
     return start_without
 
 
-def _tell_of_no_dashboard(node: Node, **_options: object) -> None:
+def _announce_no_dashboard(node: Node, **_options: object) -> None:
     """Tell Ray's agents that there is no dashboard; otherwise they look for one every second.
 
     Ray's own dashboard writes the same value where it serves no pages.

@@ -40,7 +40,7 @@ from nemo_like.config.lists import complete_lists, make_lists, single_groups
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.resolvers import environment_reads, register_resolvers
 from nemo_like.config.secrets import is_masked, masked, reference_of, referring
-from nemo_like.config.sweep_jobs import BASIC, combinations, examples, interval_problems
+from nemo_like.config.sweep_jobs import BASIC, combinations, interval_problems, possible_jobs
 
 _Root = TypeVar("_Root")
 
@@ -93,7 +93,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str], root: type) -> Sweep:
         return Sweep(
             arguments=[*files.search_path, *arguments.for_hydra],
             directory=settings.directory,
-            jobs=[[*files.search_path, *job] for job in (examples if chooses else combinations)(swept)],
+            jobs=[[*files.search_path, *job] for job in (possible_jobs if chooses else combinations)(swept)],
             jobs_are_examples=chooses,
         )
 

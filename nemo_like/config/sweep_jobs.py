@@ -29,7 +29,7 @@ def combinations(arguments: Sequence[Override]) -> list[list[str]]:
     return [list(job) for job in product(*_by_key(arguments))]
 
 
-def examples(arguments: Sequence[Override]) -> list[list[str]]:
+def possible_jobs(arguments: Sequence[Override]) -> list[list[str]]:
     """Return the arguments of example jobs, for a sweeper that chooses values while it runs.
 
     The first job has the first value of every argument; each further job changes one argument.

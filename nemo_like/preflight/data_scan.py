@@ -143,7 +143,7 @@ class _Scan:
             self.problems += self.conversations.check_agent()
         try:
             checks = {name: record_check_of(env) for name, env in self.source.environments.items()}
-            examples = _examples(self.source)
+            examples = _task_prompts(self.source)
             size = _BATCH if self.source.cfg.images_key is None else _IMAGE_BATCH
             while batch := list(islice(examples, size)):
                 self._look_at(batch, checks)
@@ -242,7 +242,7 @@ class _Scan:
             )
 
 
-def _examples(source: SourceToScan) -> Iterator[tuple[str, TaskPrompt]]:
+def _task_prompts(source: SourceToScan) -> Iterator[tuple[str, TaskPrompt]]:
     """Yield the place of each record, and the prompt that the policy will get for it.
 
     Sources that can be streamed are streamed; any other dataset is built before its first record.

@@ -88,7 +88,7 @@ class BucketSender:
     def _announce(self, transfer: Transfer, num_bytes: int, pieces: list | None) -> None:
         """Announce the next bucket with its pieces; None in place of pieces announces the end of the
         transfer."""
-        self._receivers.tell(json.dumps([transfer.number, num_bytes, pieces]).encode())
+        self._receivers.broadcast(json.dumps([transfer.number, num_bytes, pieces]).encode())
 
 
 class BucketReceiver:

@@ -124,7 +124,7 @@ class Receivers:
         finally:
             self._stop_listening()
 
-    def tell(self, message: Callable[[], bytes] | bytes) -> None:
+    def broadcast(self, message: Callable[[], bytes] | bytes) -> None:
         """Send every receiver the message. A function is called once per receiver, to make one message for
         each."""
         self._check_open()

@@ -103,7 +103,7 @@ class MappedOutgoingBuckets:
     def hand_out(self, receivers: Receivers) -> None:
         """Send every receiver its tickets; called once, when all receivers have connected."""
         for buffer in self._buffers:
-            receivers.tell(functools.partial(self._make_ticket, buffer))
+            receivers.broadcast(functools.partial(self._make_ticket, buffer))
 
     def buffer(self, index: int) -> Tensor:
         return self._buffers[index % NUM_BUFFERS]

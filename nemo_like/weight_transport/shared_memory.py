@@ -65,7 +65,7 @@ class MemorySender:
         finally:
             # The table is not sent: receivers listen only when this has returned, and it may be long.
             announcement = [transfer.number, transfer.version, self._table_bytes, len(table)]
-            self._receivers.tell(json.dumps(announcement).encode())
+            self._receivers.broadcast(json.dumps(announcement).encode())
         return sum(piece.num_bytes for piece in pieces)
 
     def close(self) -> None:

@@ -74,6 +74,21 @@ def test_no_file_name_occurs_twice_but_those_that_the_glossary_allows() -> None:
     assert allowed <= several.keys(), "the glossary allows a name that occurs once"
 
 
+def test_no_public_name_has_a_word_that_the_glossary_forbids() -> None:
+    table = GLOSSARY.split("## Words in names")[1].split("\n## ")[0]
+    cells = re.findall(r"^\| ([a-z][\w, ]*) \| ", table, re.MULTILINE)
+    forbidden = {word for cell in cells if cell != "word" for word in cell.split(", ")}
+    assert len(forbidden) > 15
+    defined = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    names = {
+        f"{path.relative_to(ROOT)}:{name}"
+        for path, tree in TREES.items()
+        for name in (path.stem, *(node.name for node in ast.walk(tree) if isinstance(node, defined)))
+        if forbidden & {word.lower() for word in re.findall(r"[a-z]+\d*|[A-Z][a-z]*\d*", name)}
+    }
+    assert names == set()
+
+
 def test_no_function_is_longer_than_a_screen() -> None:
     long = {
         f"{path.relative_to(ROOT)}:{node.name}": node.end_lineno - node.lineno + 1
