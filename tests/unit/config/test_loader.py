@@ -267,7 +267,7 @@ def test_an_argument_that_is_no_assignment_says_how_to_write_one(resolved_demo: 
 def test_it_is_the_configuration_that_hydra_composes(arguments: list[str]) -> None:
     with composing(DEMO) as files:
         read = read_arguments(files, arguments, Config)
-        assert not read.prompts
+        assert not read.problems
         whole = hydra.compose(DEMO.stem, [*files.search_path, *read.for_hydra])
         composed = lists_from_text(OmegaConf.to_container(whole, resolve=False))
         assert files.compose(read.files, read.values) == composed
