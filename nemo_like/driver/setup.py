@@ -43,7 +43,7 @@ from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
 from nemo_like.driver.validation import ValidationSet, validation_sets
 from nemo_like.environments.interface import EnvironmentCheckFailed
-from nemo_like.generation.engine_journal import EngineJournal
+from nemo_like.generation.interface import EngineJournal
 from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.logger import RunLogger
 from nemo_like.observability.run_directory import RunDirectory

@@ -34,15 +34,6 @@ if TYPE_CHECKING:
     from nemo_like.generation.sampling import SamplingSettings
 
 
-@dataclass(frozen=True, slots=True)
-class EngineJournal:
-    """The journal file that an engine shall write from now on, and perhaps another journal whose events it
-    shall replay first. A journal begins where the engine has no requests."""
-
-    path: str
-    replayed: str | None = None
-
-
 class JournalError(ValueError):
     """A journal cannot be read, or a replay has come to differ from it; the message names file and line."""
 

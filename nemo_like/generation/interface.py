@@ -22,8 +22,6 @@ from nemo_like.weight_transport.buckets import TensorSpec
 from nemo_like.weight_transport.connections import Endpoint, Transfer
 
 if TYPE_CHECKING:
-    from nemo_like.generation.engine_journal import EngineJournal
-    from nemo_like.generation.prompt_scores import PromptScores
     from nemo_like.weight_transport.process_groups import GroupAddress
 
 
@@ -261,6 +259,27 @@ class WeightEndpoint:
 
     node_id: str  # Ray's id of the engine's node; "" outside Ray
     num_workers: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineJournal:
+    """The journal file that an engine shall write from now on, and perhaps another journal whose events it
+    shall replay first. A journal begins where the engine has no requests."""
+
+    path: str
+    replayed: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """The log-probs (nats) of all T tokens of some sequences, packed one sequence after the other.
+
+    Nothing predicts a sequence's first token, so its values are 0.
+    """
+
+    logprobs: np.ndarray  # [T] float32
+    topk_ids: np.ndarray  # [T, k] int32, the most likely tokens at each position, most likely first
+    topk_logprobs: np.ndarray  # [T, k] float32
 
 
 class GenerationEngine(Protocol):

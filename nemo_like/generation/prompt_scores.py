@@ -8,7 +8,6 @@ tokens at that position. It reads no cached prefix for such a request.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -17,21 +16,9 @@ from vllm.inputs import tokens_input
 from vllm.logprobs import FlatLogprobs
 from vllm.sampling_params import RequestOutputKind
 
-from nemo_like.generation.interface import GenerationError
+from nemo_like.generation.interface import GenerationError, PromptScores
 from nemo_like.generation.request_loop import RequestLoop
 from nemo_like.generation.started_vllm import StartedVllm
-
-
-@dataclass(frozen=True, slots=True)
-class PromptScores:
-    """The log-probs (nats) of all T tokens of some sequences, packed one sequence after the other.
-
-    Nothing predicts a sequence's first token, so its values are 0.
-    """
-
-    logprobs: np.ndarray  # [T] float32
-    topk_ids: np.ndarray  # [T, k] int32, the most likely tokens at each position, most likely first
-    topk_logprobs: np.ndarray  # [T, k] float32
 
 
 def scoring_params(top_k: int) -> SamplingParams:

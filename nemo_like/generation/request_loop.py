@@ -19,7 +19,6 @@ import vllm
 from vllm import RequestOutput
 
 from nemo_like.generation.engine_journal import (
-    EngineJournal,
     JournalWriter,
     journal_settings,
     read_journal,
@@ -43,7 +42,13 @@ from nemo_like.generation.engine_requests import (
 )
 from nemo_like.generation.engine_routes import NO_ROUTES
 from nemo_like.generation.engine_tally import EngineActivity, EngineTally
-from nemo_like.generation.interface import EngineStats, GenerationError, GroupResult, ResultSink
+from nemo_like.generation.interface import (
+    EngineJournal,
+    EngineStats,
+    GenerationError,
+    GroupResult,
+    ResultSink,
+)
 from nemo_like.generation.started_vllm import StartedVllm
 from nemo_like.observability.trace import span
 

@@ -17,22 +17,23 @@ from vllm import EngineArgs
 
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
 from nemo_like.cluster.stage import EngineHolds
-from nemo_like.generation.engine_journal import EngineJournal
 from nemo_like.generation.engine_requests import QueuedRequest, sampling_params
 from nemo_like.generation.engine_routes import EngineRoutes
 from nemo_like.generation.engine_spec import EngineSpec
 from nemo_like.generation.engine_thread import EngineThread
 from nemo_like.generation.engine_weights import VllmWeights
 from nemo_like.generation.interface import (
+    EngineJournal,
     EngineOverdue,
     EngineStats,
     GenerationError,
     GroupRequest,
+    PromptScores,
     ResultSink,
     WeightEndpoint,
     WeightGroup,
 )
-from nemo_like.generation.prompt_scores import PromptScorer, PromptScores
+from nemo_like.generation.prompt_scores import PromptScorer
 from nemo_like.generation.request_loop import RequestLoop
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.generation.started_vllm import build_llm_engine, complete_args, prepare_engine

@@ -36,9 +36,8 @@ from nemo_like.generation.speculation import ARGUMENT
 from nemo_like.models.model_info import model_of, shipped_shape
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.roles import worker_groups
-from nemo_like.policy.backends.backend_kind import backend_kind_of
+from nemo_like.policy.backends.backend_kind import Library, backend_kind_of
 from nemo_like.policy.backends.library_arguments import (
-    Library,
     PassedArguments,
     passed_to_engines,
     passed_to_workers,

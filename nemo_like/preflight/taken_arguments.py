@@ -12,7 +12,8 @@ from typing import Any
 
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import read_model_info
-from nemo_like.policy.backends.library_arguments import Library, PassedArguments
+from nemo_like.policy.backends.backend_kind import Library
+from nemo_like.policy.backends.library_arguments import PassedArguments
 from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
 from nemo_like.preflight.drafts import draft_problem, unknown_argument
 

@@ -24,8 +24,7 @@ from nemo_like.cluster.stage import EngineHolds
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.generation.engine_rules import CPU_HEAD_SIZES
 from nemo_like.generation.environment import engine_environment
-from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult
-from nemo_like.generation.prompt_scores import PromptScores
+from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, PromptScores
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.policy.options import Device
 from nemo_like.tripwires.canary_checks import canary_tokens

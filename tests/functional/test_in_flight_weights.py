@@ -17,8 +17,7 @@ from nemo_like.batch.columns import POLICY_VERSIONS
 from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.generation.engine_journal import EngineJournal
-from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, VersionSpan
+from nemo_like.generation.interface import EngineJournal, EngineStats, GroupRequest, GroupResult, VersionSpan
 from nemo_like.generation.options import KvCacheAfterUpdate, WeightTransport
 from nemo_like.generation.sampling import SamplingSettings
 from tests.functional.generation_fixtures import (

@@ -19,9 +19,8 @@ from transformers import AutoModelForCausalLM
 
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
-from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, Response
+from nemo_like.generation.interface import EngineStats, GroupRequest, GroupResult, PromptScores, Response
 from nemo_like.generation.options import WeightTransport
-from nemo_like.generation.prompt_scores import PromptScores
 from nemo_like.generation.sampling import SamplingSettings
 from scripts.demo_model.tiny_tokenizer import save_tokenizer
 from tests.functional.generation_fixtures import (

@@ -27,19 +27,13 @@ MAX_FUNCTION_LINES = 60
 
 
 def imported(tree: ast.Module) -> set[str]:
-    """Modules of the package that are imported anywhere in the file, but not for type checking alone."""
-    for_types = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        for inner in ast.walk(node)
-    }
+    """Modules of the packages that are imported anywhere in the file, also for type checking alone."""
     found: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module and id(node) not in for_types:
+        if isinstance(node, ast.ImportFrom) and node.module:
             names = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= {name if name in MODULES else node.module for name in names}
-        elif isinstance(node, ast.Import) and id(node) not in for_types:
+        elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
     return found & MODULES.keys()
 

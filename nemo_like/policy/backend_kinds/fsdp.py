@@ -8,8 +8,14 @@ from pathlib import Path
 from nemo_like.config.problems import Problem
 from nemo_like.models.adapter_layers import num_adapter_parameters
 from nemo_like.models.model_info import ModelInfo
-from nemo_like.policy.backends.backend_kind import FLOAT32, MOMENTS, BackendKind, HeldMemory, weight_bytes_of
-from nemo_like.policy.backends.library_arguments import Library
+from nemo_like.policy.backends.backend_kind import (
+    FLOAT32,
+    MOMENTS,
+    BackendKind,
+    HeldMemory,
+    Library,
+    weight_bytes_of,
+)
 from nemo_like.policy.groups.layout import adapters_of
 from nemo_like.policy.options import Device, LoraConfig, TrainedGroupConfig, WorkerGroupConfig
 

@@ -26,8 +26,14 @@ from nemo_like.models.model_info import (
     rope,
     rope_settings,
 )
-from nemo_like.policy.backends.backend_kind import FLOAT32, MOMENTS, BackendKind, HeldMemory, weight_bytes_of
-from nemo_like.policy.backends.library_arguments import Library
+from nemo_like.policy.backends.backend_kind import (
+    FLOAT32,
+    MOMENTS,
+    BackendKind,
+    HeldMemory,
+    Library,
+    weight_bytes_of,
+)
 from nemo_like.policy.groups.layout import adapters_of, parks_optimizer, replays_routes, stage_size
 from nemo_like.policy.groups.parallelism import shards_optimizer
 from nemo_like.policy.options import LoraConfig, Precision, TrainedGroupConfig, WorkerGroupConfig

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nemo_like.config.problems import Problem
 from nemo_like.models.model_info import ModelInfo
@@ -20,13 +21,18 @@ from nemo_like.policy.options import (
     WorkerGroupConfig,
 )
 
-if TYPE_CHECKING:
-    from nemo_like.policy.backends.library_arguments import Library
-
-
 # Bytes of a float32 number, and of Adam's two moments per trained parameter.
 FLOAT32 = 4
 MOMENTS = 2 * FLOAT32
+
+
+class Library(Enum):
+    """The library that takes the arguments."""
+
+    vllm = "vLLM's EngineArgs"
+    megatron_model = "Megatron-core's TransformerConfig"
+    megatron_optimizer = "Megatron-core's OptimizerConfig"
+    transformers = "transformers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,25 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.config import fields
 from nemo_like.config.problems import Problem
 from nemo_like.generation.options import GenerationConfig
-from nemo_like.policy.backends.backend_kind import backend_kind_of
+from nemo_like.policy.backends.backend_kind import Library, backend_kind_of
 from nemo_like.policy.groups.layout import recomputes_layers
 from nemo_like.policy.options import WorkerGroupConfig
-
-
-class Library(Enum):
-    """The library that takes the arguments."""
-
-    vllm = "vLLM's EngineArgs"
-    megatron_model = "Megatron-core's TransformerConfig"
-    megatron_optimizer = "Megatron-core's OptimizerConfig"
-    transformers = "transformers"
 
 
 @dataclass(frozen=True, slots=True)
