@@ -11,7 +11,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_like.api.base_configuration import InputFiles, ProgramArguments, local_model
 from nemo_like.api.first_reward import check_first_reward
+from nemo_like.api.given_overrides import Overrides, override_texts
 from nemo_like.api.run_inputs import Rows, check_reward, checked_rows, write_reward, write_rows
 from nemo_like.api.run_result import RunResult
 from nemo_like.cluster.proxies import bypass_proxies
@@ -49,7 +50,8 @@ class GRPO:
 
     ``on_step(step, metrics)`` is called after each of the ``num_steps`` steps; when it returns False, the run
     saves and ends. ``config`` is a configuration to build on, instead of the one that suits this machine.
-    ``overrides`` are arguments as ``run_grpo.py`` takes them, such as "policy.optimizer.lr=1e-5".
+    ``overrides`` has keys and values, such as {"policy.optimizer.lr": 1e-5}, also nested, or is a list of
+    arguments as ``run_grpo.py`` takes them, such as "policy.optimizer.lr=1e-5".
     """
 
     def __init__(
@@ -62,17 +64,15 @@ class GRPO:
         validation: Rows | None = None,
         on_step: OnStep | None = None,
         config: str | Path | None = None,
-        overrides: Sequence[str] = (),
+        overrides: Overrides = (),
     ) -> None:
         """Check the arguments. Raises ConfigError, which is a ValueError, when no run can start with them."""
         if on_step is not None and not callable(on_step):
             raise _refused("on_step", f"is {type(on_step).__name__} and cannot be called", "give a function")
         if not isinstance(num_steps, int) or num_steps < 1:
             raise _refused(f"num_steps={num_steps}", "must be a whole number of at least 1", "")
-        if isinstance(overrides, str):
-            raise _refused("overrides", "is a text", f"give a list: [{overrides!r}]")
         self._model, self._reward, self._on_step = model, reward, on_step
-        self._arguments = ProgramArguments(num_steps, config, tuple(overrides))
+        self._arguments = ProgramArguments(num_steps, config, override_texts(overrides))
         source = self._without_inputs(str(model)).data.train[0]
         self._train = checked_rows("train", train, source)
         self._validation = None if validation is None else checked_rows("validation", validation, source)

@@ -64,6 +64,8 @@ def test_a_name_that_the_package_lacks_is_an_error() -> None:
         ({"on_step": 3}, "on_step is int and cannot be called"),
         ({"overrides": "grpo.seed=2"}, "overrides is a text; give a list: ['grpo.seed=2']"),
         ({"overrides": ["policy.lr=1e-4"]}, "did you mean policy.optimizer.lr?"),
+        ({"overrides": {"policy": {"lr": 1e-4}}}, "did you mean policy.optimizer.lr?"),
+        ({"overrides": {"grpo.seed": "many"}}, "argument \"grpo.seed='many'\": grpo.seed='many' "),
         ({"num_steps": "many"}, "num_steps=many must be a whole number of at least 1"),
         ({"num_steps": 0}, "num_steps=0 must be"),
         ({"config": "grpo_gpus"}, "did you mean"),
