@@ -11,16 +11,24 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nemo_like.api.base_configuration import InputFiles, ProgramArguments, local_model
 from nemo_like.api.first_reward import check_first_reward
 from nemo_like.api.given_overrides import Overrides, override_texts
-from nemo_like.api.run_inputs import Rows, check_reward, checked_rows, write_reward, write_rows
+from nemo_like.api.run_inputs import (
+    GivenReward,
+    Rows,
+    check_reward,
+    checked_rows,
+    named_reward,
+    write_reward,
+    write_rows,
+)
 from nemo_like.api.run_result import RunResult
 from nemo_like.cluster.proxies import bypass_proxies
 from nemo_like.config.problems import ConfigError, Problem
@@ -44,9 +52,10 @@ class GRPO:
 
     ``model`` is a checkpoint's directory or its name on the Hugging Face hub. ``reward`` may have the
     parameters ``prompt``, ``response``, ``answer``, ``turn`` and fields of the row, and is called with the
-    ones that it has; it returns a number, named numbers or a ``Feedback``, and may be async. ``train`` and
-    ``validation`` are lists of dicts with the field ``prompt``, or paths of files of such records; without
-    ``validation`` the run does not validate.
+    ones that it has; it returns a number, named numbers or a ``Feedback``, and may be async. It may also be a
+    list of such functions; the reward is the sum of theirs, each times its number in ``reward_weights`` (1
+    where there are none). ``train`` and ``validation`` are lists of dicts with the field ``prompt``, or paths
+    of files of such records; without ``validation`` the run does not validate.
 
     ``on_step(step, metrics)`` is called after each of the ``num_steps`` steps; when it returns False, the run
     saves and ends. ``config`` is a configuration to build on, instead of the one that suits this machine.
@@ -58,9 +67,10 @@ class GRPO:
         self,
         model: str | Path,
         *,
-        reward: Callable[..., Any],
+        reward: GivenReward,
         train: Rows,
         num_steps: int,
+        reward_weights: Sequence[float] | None = None,
         validation: Rows | None = None,
         on_step: OnStep | None = None,
         config: str | Path | None = None,
@@ -71,13 +81,14 @@ class GRPO:
             raise _refused("on_step", f"is {type(on_step).__name__} and cannot be called", "give a function")
         if not isinstance(num_steps, int) or num_steps < 1:
             raise _refused(f"num_steps={num_steps}", "must be a whole number of at least 1", "")
-        self._model, self._reward, self._on_step = model, reward, on_step
+        self._model, self._on_step = model, on_step
+        self._reward = named_reward(reward, reward_weights)
         self._arguments = ProgramArguments(num_steps, config, override_texts(overrides))
         source = self._without_inputs(str(model)).data.train[0]
         self._train = checked_rows("train", train, source)
         self._validation = None if validation is None else checked_rows("validation", validation, source)
-        check_reward(reward, "train", self._train, source)
-        check_reward(reward, "validation", self._validation or [], source)
+        check_reward(self._reward, "train", self._train, source)
+        check_reward(self._reward, "validation", self._validation or [], source)
 
     def train(self) -> RunResult:
         """Make the run and return what it left. Each call makes another run.

@@ -2,7 +2,7 @@
 processes.
 
     rows      ──▶ RUN_DIR/inputs/train-DIGEST.jsonl, validation-DIGEST.jsonl
-    a reward  ──▶ RUN_DIR/inputs/reward-DIGEST.pickle
+    rewards   ──▶ RUN_DIR/inputs/reward-DIGEST.pickle, which holds all functions
 
 The digest in a file's name is of its contents: a run that is continued with other inputs keeps the old files.
 """
@@ -10,7 +10,8 @@ The digest in a file's name is of its contents: a run that is continued with oth
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,18 @@ from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.data.answers import answer_text
 from nemo_like.data.options import DatasetConfig
 from nemo_like.data.sources import FILE_READERS
-from nemo_like.environments.own_reward import RewardParameters, UnfitReward, pickled_reward
+from nemo_like.environments.feedback import as_number
+from nemo_like.environments.own_reward import (
+    Reward,
+    RewardParameters,
+    UnfitReward,
+    WeightedRewards,
+    pickled_reward,
+)
 from nemo_like.observability.disk import write_whole
 
 Rows = Iterable[Mapping[str, Any]] | str | Path
+GivenReward = Callable[..., Any] | list[Callable[..., Any]] | tuple[Callable[..., Any], ...]
 
 _SHOWN_DIGITS = 12
 
@@ -43,14 +52,67 @@ def checked_rows(name: str, rows: Rows, source: DatasetConfig) -> list[dict[str,
     return checked
 
 
-def check_reward(
-    reward: Callable[..., Any], name: str, rows: list[dict[str, Any]] | Path, source: DatasetConfig
+def named_reward(reward: GivenReward, weights: Sequence[float] | None) -> Reward:
+    """Return a reward function as it is, and a list of functions by their names, each with its weight.
+
+    Without ``weights`` each function has the weight 1. Raises ConfigError for functions and weights that do
+    not go together.
+    """
+    if not isinstance(reward, list | tuple):
+        if weights is not None:
+            raise _refused("reward_weights", "are for a list of functions", "give reward as a list")
+        return reward
+    if not reward:
+        raise _refused("reward=[]", "has no function", "give at least one")
+    functions: dict[str, Callable[..., Any]] = {}
+    for index, function in enumerate(reward):
+        name = getattr(function, "__name__", type(function).__name__)
+        if not callable(function):
+            raise _refused(f"reward[{index}]", f"is {name} and cannot be called", "give a function")
+        if name in functions:
+            rule = f"has the name {name!r} of another function of the list"
+            raise _refused(f"reward[{index}]", rule, "define it with def under a name of its own")
+        functions[name] = function
+    return WeightedRewards(functions, dict(zip(functions, _weights(weights, len(functions)), strict=True)))
+
+
+def _weights(given: Sequence[float] | None, count: int) -> list[float]:
+    if given is None:
+        return [1.0] * count
+    if not isinstance(given, Sequence) or len(given) != count:
+        raise _refused(
+            f"reward_weights={given!r}", f"must be a list of {count} numbers, one per function of reward", ""
+        )
+    weights = [as_number(weight) for weight in given]
+    for index, (weight, shown) in enumerate(zip(weights, given, strict=True)):
+        if weight is None or not math.isfinite(weight):
+            raise _refused(f"reward_weights[{index}]={shown!r}", "must be a finite number", "")
+    return [weight for weight in weights if weight is not None]
+
+
+def check_reward(reward: Reward, name: str, rows: list[dict[str, Any]] | Path, source: DatasetConfig) -> None:
+    """Raise ConfigError unless each reward function can be called with the fields that every row has.
+
+    ``name`` is the name of the argument that has the rows.
+    """
+    if not isinstance(reward, WeightedRewards):
+        _check_function("reward", reward, name, rows, source)
+        return
+    for index, function in enumerate(reward.functions.values()):
+        _check_function(f"reward[{index}]", function, name, rows, source)
+
+
+def _check_function(
+    argument: str,
+    reward: Callable[..., Any],
+    name: str,
+    rows: list[dict[str, Any]] | Path,
+    source: DatasetConfig,
 ) -> None:
-    """Raise ConfigError unless the reward function can be called with the fields that every row has."""
     try:
         parameters = RewardParameters.of(reward)
     except UnfitReward as error:
-        raise _refused("reward", str(error), "") from error
+        raise _refused(argument, str(error), "") from error
     if isinstance(rows, Path):
         return
     own = {source.prompt_key, source.answer_key, source.images_key}
@@ -60,7 +122,7 @@ def check_reward(
             has = ", ".join(map(repr, fields)) or "no further field"
             takes = ", ".join(map(repr, missing))
             raise _refused(
-                "reward",
+                argument,
                 f"takes {takes}, which is neither of a turn nor in {name}[{index}], which has {has}",
                 "name turn, prompt, response, answer, is_truncated or fields of the rows, or give the "
                 "parameter a default",
@@ -79,10 +141,10 @@ def write_rows(folder: Path, name: str, rows: list[dict[str, Any]] | Path) -> Pa
     return _written(folder, name, "jsonl", lines.encode())
 
 
-def write_reward(folder: Path, reward: Callable[..., Any]) -> Path:
-    """Pickle a reward function, with its code, into ``folder`` and return the file.
+def write_reward(folder: Path, reward: Reward) -> Path:
+    """Pickle the reward functions, with their code, into one file in ``folder`` and return the file.
 
-    Raises ConfigError when the function cannot be pickled, DiskFull or OSError when the file cannot be
+    Raises ConfigError when a function cannot be pickled, DiskFull or OSError when the file cannot be
     written.
     """
     try:

@@ -5,7 +5,7 @@
 No other process could import such a function, so it is sent by value. Its parameters' names decide its
 arguments: ``turn`` is the whole ``Turn``; ``prompt``, ``response``, ``answer`` and ``is_truncated`` are its
 fields; all other names are fields of the record. A function with a parameter ``completions`` follows TRL:
-it is called with lists, and returns a list.
+it is called with lists, and returns a list. Several functions are sent together, as ``WeightedRewards``.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ import cloudpickle
 
 from nemo_like.batch.columns import Column, declared_by, writes_by_arguments
 from nemo_like.data.messages import as_record, is_begun, with_response
+from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import Environment, FailureKind, Feedback, Turn
 from nemo_like.environments.user_code import feedback_of
+from nemo_like.environments.weighted_feedback import weighted_feedback
 
 # Names of parameters that are no fields of a record.
 OF_A_TURN = ("turn", "prompt", "response", "answer", "is_truncated")
@@ -36,6 +38,17 @@ _COMPLETIONS = "completions"
 
 class UnfitReward(ValueError):
     """A reward function cannot be called, or cannot leave its process; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedRewards:
+    """Several reward functions; the reward is the sum of theirs, each times its weight."""
+
+    functions: Mapping[str, Callable[..., Any]]  # by the names of the reward's components
+    weights: Mapping[str, float]  # by the same names, in the same order
+
+
+Reward = Callable[..., Any] | WeightedRewards
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,42 +100,84 @@ class RewardParameters:
         return {name: value for name, value in values.items() if self.takes_rest or name in names}
 
 
-def pickled_reward(reward: Callable[..., Any]) -> bytes:
-    """Return a reward function, with everything that it refers to, as the contents of a file.
+def pickled_reward(reward: Reward) -> bytes:
+    """Return reward functions, with everything that they refer to, as the contents of a file.
 
     Functions and classes of the calling program itself are stored by value; modules by name, with the folders
-    in which this process finds them. Raises UnfitReward when the function refers to something that cannot be
+    in which this process finds them. Raises UnfitReward when a function refers to something that cannot be
     sent.
     """
-    RewardParameters.of(reward)
+    for function in _functions(reward):
+        RewardParameters.of(function)
     try:
-        function = cloudpickle.dumps(reward)
+        contents = cloudpickle.dumps(reward)
     except Exception as error:
         raise UnfitReward(
             f"cannot be sent to other processes: {type(error).__name__}: {error}; make such objects inside "
             "the function, on its first call"
         ) from error
     folders = [path or os.getcwd() for path in sys.path]
-    return pickle.dumps((folders, function))
+    return pickle.dumps((folders, contents))
 
 
-def loaded_reward(path: str) -> Callable[..., Any]:
-    """Return the function in a file of ``pickled_reward``; raise the errors of unpickling it."""
-    folders, function = pickle.loads(Path(path).read_bytes())
+def loaded_reward(path: str) -> Reward:
+    """Return what a file of ``pickled_reward`` holds; raise the errors of unpickling it."""
+    folders, contents = pickle.loads(Path(path).read_bytes())
     sys.path.extend(folder for folder in folders if folder not in sys.path)
-    reward = pickle.loads(function)
-    assert callable(reward)
+    reward = pickle.loads(contents)
+    assert isinstance(reward, WeightedRewards) or callable(reward)
     return reward
 
 
+def _functions(reward: Reward) -> Sequence[Callable[..., Any]]:
+    return [*reward.functions.values()] if isinstance(reward, WeightedRewards) else [reward]
+
+
 def _columns(path: str) -> tuple[Column, ...]:
-    return declared_by(path, loaded_reward(path)).writes
+    reward = loaded_reward(path)
+    return tuple(column for one in _functions(reward) for column in declared_by(path, one).writes)
 
 
 @writes_by_arguments(_columns)
 def saved_reward(path: str) -> Environment:
-    """Make an environment that calls the function in the file ``path``, written by ``pickled_reward``."""
-    return _OwnReward(loaded_reward(path), path)
+    """Make an environment that calls what the file ``path`` holds, written by ``pickled_reward``."""
+    reward = loaded_reward(path)
+    if not isinstance(reward, WeightedRewards):
+        return _OwnReward(reward, path)
+    environments = {name: _OwnReward(function, path) for name, function in reward.functions.items()}
+    return _SumOfRewards(environments, reward.weights)
+
+
+class _SumOfRewards:
+    """Calls several functions for each turn, and adds up their rewards with their weights."""
+
+    def __init__(self, environments: Mapping[str, _OwnReward], weights: Mapping[str, float]) -> None:
+        self._environments, self._weights = environments, weights
+        self.columns_written = tuple(
+            column for one in environments.values() for column in one.columns_written
+        )
+
+    async def step(self, turns: Sequence[Turn]) -> Sequence[Feedback]:
+        """Return one feedback per turn, in order; calls of async functions interleave.
+
+        Raises what a function of lists raises, as ``_OwnReward`` does, and ValueError when one returns a list
+        of another length.
+        """
+        asked = [self._checked(name, environment, turns) for name, environment in self._environments.items()]
+        answers = await asyncio.gather(*asked)
+        return [
+            weighted_feedback(turn, self._weights, given)
+            for turn, *given in zip(turns, *answers, strict=True)
+        ]
+
+    async def _checked(self, name: str, environment: _OwnReward, turns: Sequence[Turn]) -> list[Feedback]:
+        answers, columns = await environment.step(turns), environment.columns_written
+        if len(answers) != len(turns):
+            raise ValueError(f"{name} gave {len(answers)} rewards for {len(turns)} responses")
+        return [
+            checked(answer, columns, len(turn.response_ids), turn.number)
+            for turn, answer in zip(turns, answers, strict=True)
+        ]
 
 
 class _OwnReward:

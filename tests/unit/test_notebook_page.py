@@ -12,6 +12,7 @@ import pytest
 
 from nemo_like import GRPO, RunResult
 from nemo_like.api.base_configuration import InputFiles, ProgramArguments
+from nemo_like.api.given_overrides import override_texts
 from nemo_like.environments.own_reward import OF_A_TURN
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -58,6 +59,18 @@ def test_the_table_of_results_has_what_a_result_has() -> None:
     result = RunResult("runs/addition")
     public = {name for name in dir(type(result)) if not name.startswith("_")} | {*vars(result)}
     assert {*named} == public
+
+
+def test_the_overrides_of_the_page_are_keys() -> None:
+    given = [
+        ast.literal_eval(node.value)
+        for node in ast.walk(ast.parse(CODE))
+        if isinstance(node, ast.keyword) and node.arg == "overrides" and isinstance(node.value, ast.Dict)
+    ]
+    assert given
+    files = InputFiles(Path("reward.pickle"), Path("train.jsonl"), None)
+    for overrides in given:
+        assert ProgramArguments(3, None, override_texts(overrides)).configuration("models/mine", files)
 
 
 @pytest.mark.parametrize("setting", SETTINGS)

@@ -18,6 +18,7 @@ from nemo_like.api.base_configuration import InputFiles, ProgramArguments, local
 from nemo_like.cluster.options import Placement
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
+from nemo_like.environments.own_reward import WeightedRewards
 from nemo_like.plan.memory_timetable import memory_problems
 from nemo_like.plan.run_models import run_models
 from nemo_like.policy.options import Device
@@ -59,6 +60,8 @@ def test_a_name_that_the_package_lacks_is_an_error() -> None:
     ("arguments", "told"),
     [
         ({"reward": None}, "reward is NoneType and cannot be called"),
+        ({"reward": [exact, exact]}, "reward[1] has the name 'exact' of another function"),
+        ({"reward": [exact], "reward_weights": []}, "reward_weights=[] must be a list of 1 numbers"),
         ({"train": []}, "train has no rows"),
         ({"validation": [{}]}, "validation[0] has no 'prompt'"),
         ({"on_step": 3}, "on_step is int and cannot be called"),
@@ -231,6 +234,7 @@ def short(completions: list[str]) -> list[float]:
     [
         (fails, "gave none: the reward raised KeyError: 'no such thing' (line "),
         (words, "words returned str, not a number, mapping or Feedback"),
+        (WeightedRewards({"fails": fails}, {"fails": 1.0}), "component fails: the reward raised KeyError"),
         (short, "gave none: it gave 0 answers to 1 response"),
         (lambda response: float("nan"), "the reward 'reward' is nan"),
     ],

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from nemo_like.api.run_inputs import check_reward, checked_rows, write_reward, write_rows
+from nemo_like.api.run_inputs import check_reward, checked_rows, named_reward, write_reward, write_rows
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import load_config
 from nemo_like.data.options import DatasetConfig
-from nemo_like.environments.own_reward import loaded_reward
+from nemo_like.environments.own_reward import WeightedRewards, loaded_reward
 from tests.unit.config.checkpoints import DEMO
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "1+2=", "level": 3}]
@@ -100,13 +100,62 @@ def test_a_reward_may_take_fields_that_every_row_has_and_further_ones_with_defau
     check_reward(lambda anything: 1.0, "train", Path("train.jsonl"), source)  # which is read later
 
 
+def correct(response: str, answer: str) -> float:
+    return float(response == answer)
+
+
+def brief(completions: list[str], level: int = 0) -> list[float]:
+    return [1.0 for _ in completions]
+
+
+def test_a_list_of_rewards_is_named_by_its_functions_and_has_weights() -> None:
+    assert named_reward(correct, None) is correct
+    equal = named_reward([correct, brief], None)
+    assert equal == WeightedRewards({"correct": correct, "brief": brief}, {"correct": 1.0, "brief": 1.0})
+    given = named_reward((correct, brief), [2, np.float32(0.5)])
+    assert isinstance(given, WeightedRewards)
+    assert list(given.weights.items()) == [("correct", 2.0), ("brief", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("reward", "weights", "told"),
+    [
+        ([], None, "reward=[] has no function"),
+        ([correct, "org/model"], None, "reward[1] is str and cannot be called; give a function"),
+        ([correct, 3], None, "reward[1] is int and cannot be called"),
+        ([correct, brief, correct], None, "reward[2] has the name 'correct' of another function of the list"),
+        ([correct, brief], [1.0], "reward_weights=[1.0] must be a list of 2 numbers, one per function of"),
+        ([correct], 2.0, "reward_weights=2.0 must be a list of 1 numbers"),
+        ([correct, brief], [1.0, "2"], "reward_weights[1]='2' must be a finite number"),
+        ([correct, brief], [float("inf"), 1.0], "reward_weights[0]=inf must be a finite number"),
+        (correct, [1.0], "reward_weights are for a list of functions; give reward as a list"),
+    ],
+)
+def test_rewards_and_weights_that_do_not_go_together_are_refused(
+    reward: Any, weights: Any, told: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        named_reward(reward, weights)
+    assert told in str(raised.value)
+
+
+def test_a_reward_of_a_list_that_takes_what_rows_lack_is_named(source: DatasetConfig) -> None:
+    check_reward(named_reward([correct, brief], None), "train", ROWS, source)
+    with pytest.raises(
+        ConfigError, match=r"reward\[1\] takes 'level', which is neither of a turn nor in train"
+    ):
+        check_reward(named_reward([correct, lambda level: 1.0], None), "train", ROWS, source)
+
+
 def test_files_are_named_by_what_is_in_them(tmp_path: Path) -> None:
     folder = tmp_path / "inputs"
     first, again = (write_rows(folder, "train", [*ROWS]) for _ in range(2))
     other = write_rows(folder, "train", ROWS[:1])
     assert first == again != other
     assert [json.loads(line) for line in first.read_text().splitlines()] == ROWS
-    assert loaded_reward(str(write_reward(folder, lambda response: 2 * len(response))))(response="ab") == 4
+    reward = loaded_reward(str(write_reward(folder, lambda response: 2 * len(response))))
+    assert callable(reward)
+    assert reward(response="ab") == 4
     assert sorted(path.name.partition("-")[0] for path in folder.iterdir()) == ["reward", "train", "train"]
 
 

@@ -20,8 +20,10 @@ from nemo_like.data.interface import Message
 from nemo_like.data.messages import conversation_of
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.own_reward import (
+    Reward,
     RewardParameters,
     UnfitReward,
+    WeightedRewards,
     pickled_reward,
     saved_reward,
 )
@@ -36,7 +38,7 @@ Asked = Callable[..., Sequence[Feedback]]
 def asked(tmp_path: Path) -> Asked:
     """``asked(reward, turn, ...)``: what the function says of the turns once it was written to a file."""
 
-    def ask(reward: Callable[..., Any], *turns: Turn) -> Sequence[Feedback]:
+    def ask(reward: Reward, *turns: Turn) -> Sequence[Feedback]:
         path = tmp_path / "reward.pickle"
         path.write_bytes(pickled_reward(reward))
         return asyncio.run(saved_reward(str(path)).step(turns))
@@ -203,26 +205,97 @@ def test_columns_that_a_function_declares_are_those_of_its_environment(tmp_path:
     assert declared_by("env.reward", saved_reward(str(path))).writes == (column,)
 
 
+def correct(response: str, answer: str) -> float:
+    return float(response == answer)
+
+
+async def lengths(completions: list[str]) -> list[float | None]:
+    return [len(one) or None for one in completions]
+
+
+def test_several_functions_are_components_of_one_reward_with_their_weights(asked: Asked) -> None:
+    functions = {"correct": correct, "lengths": lengths, "<lambda>": lambda level: {"a": level, "b": 1.0}}
+    rewards = WeightedRewards(functions, {"correct": 2.0, "lengths": 0.5, "<lambda>": -1.0})
+    first, second = asked(rewards, turn("46", "46", data={"level": 3}), turn("", "46", data={"level": 0}))
+    assert first.rewards == {"correct": 2.0, "lengths": 1.0, "<lambda>": -4.0}
+    assert first.reward == -1.0
+    assert first.metrics == {
+        **{"correct/reward/reward": 1.0, "lengths/reward/reward": 2.0},
+        **{"<lambda>/reward/a": 3.0, "<lambda>/reward/b": 1.0},
+    }
+    assert second.rewards == {"correct": 0.0, "lengths": None, "<lambda>": -1.0}
+
+
+def test_one_of_several_functions_that_raises_or_is_not_finite_fails_its_turn_and_is_named(
+    asked: Asked,
+) -> None:
+    def inverse(response: str) -> float:
+        return float("nan") if response == "nan" else 1 / int(response)
+
+    rewards = WeightedRewards({"correct": correct, "inverse": inverse}, {"correct": 1.0, "inverse": 1.0})
+    good, raised, infinite = asked(rewards, turn("2", "2"), turn("0"), turn("nan"))
+    assert good.rewards == {"correct": 1.0, "inverse": 0.5}
+    assert raised.failure is not None and infinite.failure is not None
+    assert raised.failure.reason.startswith("component inverse: the reward raised ZeroDivisionError")
+    assert infinite.failure.reason == "component inverse: the reward 'reward' is nan"
+
+
+def test_a_list_of_another_length_names_its_function(asked: Asked) -> None:
+    rewards = WeightedRewards({"few": lambda completions: [1.0]}, {"few": 1.0})
+    with pytest.raises(ValueError, match="few gave 1 rewards for 2 responses"):
+        asked(rewards, turn("a"), turn("b"))
+
+
+def test_several_functions_have_the_columns_of_each(tmp_path: Path) -> None:
+    column = Column("difficulty", "float32", Layout.per_sample, "how hard it was")
+
+    @writes(column)
+    def hard(response: str) -> Feedback:
+        return Feedback({"reward": 1.0}, columns={"difficulty": 0.5})
+
+    path = tmp_path / "reward.pickle"
+    path.write_bytes(pickled_reward(WeightedRewards({"c": correct, "hard": hard}, {"c": 1.0, "hard": 3.0})))
+    assert declared_by("env.reward", saved_reward, {"path": str(path)}).writes == (column,)
+    environment = saved_reward(str(path))
+    assert declared_by("env.reward", environment).writes == (column,)
+    (one,) = asyncio.run(environment.step([turn("4", "4")]))
+    assert (one.rewards, one.columns) == ({"c": 1.0, "hard": 3.0}, {"difficulty": 0.5})
+
+
 PROGRAM = """
 import sys
 sys.path.append(sys.argv[1])
 from helper_of_rewards import longest
-from nemo_like.environments.own_reward import pickled_reward
+from nemo_like.environments.own_reward import WeightedRewards, pickled_reward
 
 LIMIT = 3
 
 def reward(response):
     return float(longest(response) <= LIMIT)
 
-sys.stdout.buffer.write(pickled_reward(reward))
+functions = {"reward": reward, "limit": lambda response: LIMIT}
+several = WeightedRewards(functions, {"reward": 1.0, "limit": 2.0})
+sys.stdout.buffer.write(pickled_reward(several if sys.argv[2:] else reward))
 """
 
 
-def test_a_function_of_a_program_comes_with_its_globals_and_finds_its_modules(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("more", "expected"),
+    [
+        ([], [{"reward": 1.0}, {"reward": 0.0}]),
+        (["several"], [{"reward": 1.0, "limit": 6.0}, {"reward": 0.0, "limit": 6.0}]),
+    ],
+)
+def test_a_function_of_a_program_comes_with_its_globals_and_finds_its_modules(
+    more: list[str], expected: list[dict[str, float]], tmp_path: Path
+) -> None:
     """Neither can be imported here by its name."""
     (tmp_path / "helper_of_rewards.py").write_text("def longest(text): return max(map(len, text.split()))")
     told = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(tmp_path)], cwd=REPOSITORY, check=True, capture_output=True
+        [sys.executable, "-c", PROGRAM, str(tmp_path), *more],
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
     )
     path = tmp_path / "reward.pickle"
     path.write_bytes(told.stdout)
@@ -233,4 +306,4 @@ def test_a_function_of_a_program_comes_with_its_globals_and_finds_its_modules(tm
         answers = asyncio.run(saved_reward(str(path)).step([turn("one two"), turn("three")]))
     finally:
         sys.path[:] = kept
-    assert [one.rewards["reward"] for one in answers] == [1.0, 0.0]
+    assert [one.rewards for one in answers] == expected
