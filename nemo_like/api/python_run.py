@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nemo_like.api.argument_names import answers_other_names
 from nemo_like.api.base_configuration import InputFiles, ProgramArguments, local_model
 from nemo_like.api.first_reward import check_first_reward
 from nemo_like.api.given_overrides import Overrides, override_texts
@@ -63,6 +64,7 @@ class GRPO:
     arguments as ``run_grpo.py`` takes them, such as "policy.optimizer.lr=1e-5".
     """
 
+    @answers_other_names
     def __init__(
         self,
         model: str | Path,

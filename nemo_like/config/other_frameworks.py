@@ -99,7 +99,8 @@ class Framework:
     """The table of another framework.
 
     ``keys`` has the entries of its keys, and ``habits`` its habits by key of this framework. ``rest`` has
-    entries of groups, for the keys below them that neither ``keys`` nor this framework has. With
+    entries of groups, for the keys below them that neither ``keys`` nor this framework has. ``arguments`` has
+    the arguments of its Python interface, which lead to arguments of ``GRPO`` or to keys. With
     ``shares_names``, a key outside the table that exists in both frameworks means the same in both.
     """
 
@@ -109,6 +110,7 @@ class Framework:
     habits: Mapping[str, Habit] = field(default_factory=dict)
     shares_names: bool = False
     rest: Mapping[str, Entry] = field(default_factory=dict)
+    arguments: Mapping[str, Entry] = field(default_factory=dict)
 
 
 class KnownName(NamedTuple):
@@ -140,6 +142,7 @@ def table_of(name: str) -> Framework:
         habits={key: Habit(**habit) for key, habit in given.get("habits", {}).items()},
         shares_names=given.get("shares_names", False),
         rest={key: _entry(entry) for key, entry in given.get("rest", {}).items()},
+        arguments={name: _entry(entry) for name, entry in given.get("arguments", {}).items()},
     )
 
 
