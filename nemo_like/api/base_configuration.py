@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from nemo_like.config.keys import keys
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.search_path import find_configuration
 from nemo_like.configuration import Config, load_config
+from nemo_like.models.model_info import read_model_info
 from nemo_like.plan.machine_rules import present_gpus
+from nemo_like.policy.options import PolicyConfig
 
 REWARD_ENVIRONMENT = "reward"  # the name in ``env`` of the environment that asks the program's function
 
 # How many steps keep their samples when the program names no configuration.
 _KEPT_STEPS = 10
 _NO_VALIDATION = ("grpo.val_period=0", "grpo.val_at_start=false", "grpo.val_at_end=false")
+_CONTEXT_LENGTH = "max_total_sequence_length"
 _MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
@@ -49,18 +54,18 @@ class ProgramArguments:
             f"data.validation=[{_source('validation', files.validation or files.train)}]",
             *(() if files.validation else ("checkpointing.metric_name=null",)),
         ]
-        base, of_base = self._base()
+        base, of_base = self._base(model)
         last = () if files.validation else _NO_VALIDATION  # they would measure the training rows
         return load_config(base, [*of_base, *given, *self.overrides, *last])
 
-    def _base(self) -> tuple[Path, list[str]]:
-        """Return the file to build on, and arguments that fit it to any model, any rows and this machine."""
+    def _base(self, model: str) -> tuple[Path, list[str]]:
+        """Return the file to build on, and arguments that fit it to the model, any rows and this machine."""
         if self.config is not None:
             path = Path(self.config)
             return path if path.is_file() else find_configuration(str(self.config)), []
         period = max(1, self.num_steps // _KEPT_STEPS)
         kept = [f"rollout.dump_period={period}", "rollout.dump_validation=true"]
-        of_any = ["logger.wandb.mode=disabled", *kept]
+        of_any = ["logger.wandb.mode=disabled", *kept, *_context_length(model)]
         num_gpus = present_gpus() if _is_for_gpus() else 0
         if num_gpus:
             return find_configuration("grpo_gpu_shared"), [*of_any, f"cluster.gpus_per_node={num_gpus}"]
@@ -106,6 +111,19 @@ def _source(name: str, path: Path) -> str:
     fields = {"name": name, "kind": kind, "split": "train", "path": quoted(str(path))}
     fields["env"] = REWARD_ENVIRONMENT
     return "{" + ", ".join(f"{key}: {value}" for key, value in fields.items()) + "}"
+
+
+def _context_length(model: str) -> Iterator[str]:
+    """Yield the argument that shortens samples to the positions of a model that has fewer than the default.
+
+    A larger model keeps the default, which the memory of a step is planned for.
+    """
+    try:
+        positions = read_model_info(model, None).max_position_embeddings
+    except ConfigError:  # the rules say later what is wrong with the model
+        return
+    if positions < keys(PolicyConfig)[_CONTEXT_LENGTH][1].default:
+        yield f"policy.{_CONTEXT_LENGTH}={positions}"
 
 
 def _is_for_gpus() -> bool:

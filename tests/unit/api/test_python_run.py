@@ -22,7 +22,7 @@ from nemo_like.environments.own_reward import WeightedRewards
 from nemo_like.plan.memory_timetable import memory_problems
 from nemo_like.plan.run_models import run_models
 from nemo_like.policy.options import Device
-from tests.unit.config.checkpoints import DEMO, REPOSITORY
+from tests.unit.config.checkpoints import DEMO, REPOSITORY, write_checkpoint
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}]
 FILES = InputFiles(Path("/in/reward.pickle"), Path("/in/train.jsonl"), Path("/in/held out.parquet"))
@@ -99,6 +99,20 @@ def test_the_configuration_names_the_programs_objects() -> None:
     assert cfg.env["reward"].options["arguments"] == {"path": "/in/reward.pickle"}
     assert cfg.policy.train_global_batch_size == 256
     assert (cfg.rollout.dump_period, cfg.rollout.dump_validation) == (3, True)
+
+
+@pytest.mark.parametrize(("positions", "expected"), [(256, 256), (1024, 1024), (40960, 1024)])
+def test_samples_are_no_longer_than_the_model_has_positions(
+    positions: int, expected: int, tmp_path: Path
+) -> None:
+    model = str(write_checkpoint(tmp_path / "model", max_position_embeddings=positions))
+    cfg = ProgramArguments(3, None, ()).configuration(model, FILES)
+    assert cfg.policy.max_total_sequence_length == expected
+    given = ("policy.max_total_sequence_length=2048",)
+    cfg = ProgramArguments(3, None, given).configuration(model, FILES)
+    assert cfg.policy.max_total_sequence_length == 2048  # which the rules refuse, where it is too much
+    cfg = ProgramArguments(3, "grpo_cpu", ()).configuration(model, FILES)
+    assert cfg.policy.max_total_sequence_length == 1024
 
 
 def test_any_configuration_may_be_the_base_and_keeps_its_keys() -> None:
