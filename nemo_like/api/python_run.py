@@ -21,6 +21,7 @@ from nemo_like.api.argument_names import answers_other_names
 from nemo_like.api.base_configuration import InputFiles, ProgramArguments, local_model
 from nemo_like.api.first_reward import check_first_reward
 from nemo_like.api.given_overrides import Overrides, override_texts
+from nemo_like.api.row_names import RowNames
 from nemo_like.api.run_inputs import (
     GivenReward,
     Rows,
@@ -39,6 +40,7 @@ from nemo_like.driver.run_failures import CallbackFailed, RunFailed
 from nemo_like.driver.stopping import OnStep, sigterm_as_interrupt
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.preflight.checks import preflight
+from nemo_like.rollout.tasks import max_prompt_tokens
 from nemo_like.rules.rules import validate
 
 if TYPE_CHECKING:
@@ -118,9 +120,14 @@ class GRPO:
         """Raise ConfigError for every problem that can be found before the run has a directory."""
         with tempfile.TemporaryDirectory() as folder:
             cfg = self._with_inputs(model, Path(folder))
-            validate(cfg)
-            preflight(cfg, Machine.this, partial(print, flush=True))
-            check_first_reward(cfg)
+            rows, say = RowNames.of(cfg.data, Path(folder)), partial(print, flush=True)
+            with rows.in_problems():
+                validate(cfg)
+                notes = preflight(cfg, Machine.this, say).notes
+                if too_long := dict.fromkeys(place for note in notes for place in note.too_long):
+                    limit = f"prompts of more than {max_prompt_tokens(cfg)} tokens are left out"
+                    say(rows.in_text(f"warning: {limit}, such as {', '.join(too_long)}"))
+                check_first_reward(cfg)
 
     def _without_inputs(self, model: str) -> Config:
         """Return the configuration with the reward and the rows in files that do not exist."""

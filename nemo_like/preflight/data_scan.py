@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 _BATCH = 1000
 _IMAGE_BATCH = 50
 _MAX_PROBLEMS = 3
+# How many prompts that are too long are told apart.
+_MAX_PLACES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,7 @@ class _Scan:
     problems: list[Problem] = field(default_factory=list)
     num_read: int = 0
     num_too_long: int = 0
+    too_long: list[str] = field(default_factory=list)  # the places of the first of these
     longest: int = 0  # tokens of the longest prompt
     is_whole: bool = False
     not_here: str = ""  # why no record could be read, if that is no problem
@@ -193,6 +196,8 @@ class _Scan:
         counts = [next(counted) if is_usable else None for is_usable in usable]
         lengths = [count for count in counts if count is not None]
         for (where, _), length in zip(batch, counts, strict=True):
+            if length is not None and length > self.max_prompt_tokens and len(self.too_long) < _MAX_PLACES:
+                self.too_long.append(where)
             if length == 0:
                 self._found(f"{where}: the tokenizer makes no token of its prompt")
         self.num_too_long += sum(length > self.max_prompt_tokens for length in lengths)
@@ -233,7 +238,7 @@ class _Scan:
             text += f", of {self.longest:,} prompt tokens at most"
         if self.num_too_long:
             text += f"; {self.num_too_long:,} of more than {self.max_prompt_tokens:,} are left out"
-        yield Note(NoteStatus.checked, text)
+        yield Note(NoteStatus.checked, text, tuple(self.too_long))
         yield from self.conversations.notes if self.conversations is not None else ()
         if not self.is_whole and not self.problems:
             yield Note(

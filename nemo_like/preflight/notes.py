@@ -16,10 +16,14 @@ class NoteStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line for the user about one thing that was checked, assumed or not checked."""
+    """A line for the user about one thing that was checked, assumed or not checked.
+
+    ``too_long`` has the places of the first prompts that are left out; it is no part of the line.
+    """
 
     status: NoteStatus
     text: str
+    too_long: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.status.value:<12} {self.text}"

@@ -70,6 +70,13 @@ def _line(record: Mapping[str, Any] | str | bytes) -> bytes:
 Look = Callable[..., ScanReport]
 
 
+def test_the_first_prompts_that_are_too_long_have_their_places_noted(look: Look, tmp_path: Path) -> None:
+    long = {"prompt": "1" * 29, "answer": "2"}
+    (note,) = look([GOOD, *[long] * 6]).notes
+    assert note.too_long == tuple(f"{tmp_path}/problems.jsonl:{line}" for line in (2, 3, 4, 5, 6))
+    assert str(note).endswith("of 29 prompt tokens at most; 6 of more than 28 are left out")
+
+
 def test_good_records_are_counted_with_their_longest_prompt(look: Look, tmp_path: Path) -> None:
     report = look([GOOD, {"prompt": "12+34=", "answer": "46"}])
     assert report.problems == ()
