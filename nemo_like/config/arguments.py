@@ -23,7 +23,7 @@ from nemo_like.config.composition import Composition, Layer, nested
 from nemo_like.config.earlier_keys import newer_keys
 from nemo_like.config.grammar import Override, alternatives
 from nemo_like.config.keys import MISSING
-from nemo_like.config.problems import Problem
+from nemo_like.config.problems import ConfigError, Problem
 
 _REMOVED = object()  # stands in a layer for the value of a key that was removed
 _ABSENT = object()  # the layer does not mention the key
@@ -84,7 +84,7 @@ def read_arguments(
     """Read and check the arguments ``texts`` of one run or, with ``is_sweep``, of several runs.
 
     In a sweep an argument may give a key several alternatives. Raises ConfigError when Hydra cannot compose
-    the files with the chosen groups; other problems are in the result.
+    the files with the chosen groups, or an entry lacks its name; other problems are in the result.
     """
     read = Arguments(root)
     parsed = list(_parsed(texts, files, read.problems))
@@ -98,6 +98,8 @@ def read_arguments(
             given.extend(_read_removal(argument, read, files, is_sweep))
         elif _is_choice(argument, files):
             given.extend(_read_choice(argument, read, files, is_sweep))
+    if unnamed := list(_unnamed_entries(files, root)):
+        raise ConfigError(unnamed)
     read.files = files.layers(files.first_alternatives(read.for_hydra))
     if len(read.files) == 1:
         (file,) = read.files
@@ -200,6 +202,16 @@ def _refuse_choice(argument: Override, files: Composition, root: type, is_sweep:
                 rule = f"must be a configuration of the group {group}"
                 problems.append(Problem(key=f"{group}={each}", rule=rule, remedy=remedy, where=where))
     return problems
+
+
+def _unnamed_entries(files: Composition, root: type) -> Iterator[Problem]:
+    """Yield a problem for each configuration that defaults put where entries have names: `- env: f1`."""
+    for group in (name for name, annotation in fields.hints(root).items() if fields.entry_group(annotation)):
+        for config_path, file in files.placed_at(group):
+            name = config_path.rpartition("/")[2]
+            rule = "in the defaults gives no name to its entry"
+            remedy = f"write `- {group}@{group}.NAME: {name}`, and NAME as you like"
+            yield Problem(key=f"`- {group}: {name}`", rule=rule, remedy=remedy, where=str(file))
 
 
 def _is_removal(argument: Override, root: type) -> bool:

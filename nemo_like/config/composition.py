@@ -123,6 +123,14 @@ class Composition:
             layers.append(Layer(str(file), with_todays_keys(nested(entry.package or "", tree), str(file))))
         return layers
 
+    def placed_at(self, key: str) -> Iterator[tuple[str, Path]]:
+        """Yield each configuration that defaults put at ``key`` itself, such as "env/f1", with their file."""
+        with self._errors_as_problems():
+            defaults = self._defaults(()).defaults
+        for entry in defaults:
+            if entry.package == key and not str(entry.parent).startswith(f"{key}/"):
+                yield entry.config_path, self._file(entry.parent)
+
     def default_of(self, config_path: str) -> Mapping[str, Any]:
         """Return the keys of one file of a group, such as "policy/default"; empty without such a file."""
         file = self._file(config_path)

@@ -287,24 +287,44 @@ def check_value(key: str, value: Any, annotation: Any, where: str, root: type) -
         return []
     if (item := item_group(kind)) and isinstance(value, Mapping):
         return check_tree(value, item, where, root=root, prefix=f"{key}.")
-    if value is None and (is_optional(annotation) or annotation is Any):
+    if value is None and (is_optional(annotation) or annotation is Any or item):
         return []
     if is_group(kind):
         if not isinstance(value, Mapping):
-            rule = f"is a group of keys and cannot be {value!r}"
-            return [
-                Problem(
-                    key=key, rule=rule, remedy=f"set {key}.{next(iter(hints(kind)))} and so on", where=where
-                )
-            ]
+            return [_no_group(key, value, kind, where, root)]
         return check_tree(value, kind, where, root=root, prefix=f"{key}.")
-    if (entry := entry_group(kind)) and isinstance(value, Mapping):
+    if entry := entry_group(kind):
+        if not isinstance(value, Mapping):
+            return [_no_entries(key, value, entry, where)]
         several = [(f"{key}.{name}", one, entry) for name, one in value.items()]
     elif (item := item_group(kind)) and isinstance(value, list):
         several = [(f"{key}[{index}]", one, item) for index, one in enumerate(value)]
     else:
         return [] if kind is Any else _leaf_problems(key, value, annotation, where)
     return [problem for one in several for problem in check_value(*one, where, root)]
+
+
+def _no_group(key: str, value: Any, group: type, where: str, root: type) -> Problem:
+    remedy = f"set {key}.{next(iter(hints(group)))} and so on"
+    above = key.rpartition(".")[0]
+    if isinstance(value, str) and (not above or entry_group(find(root, above))):
+        placed = f"{above}@{key}" if above else key
+        remedy += f", or leave it out and add `- {placed}: {value}` to the defaults"
+    rule = f"is a group of keys and cannot be {_shown(value)}"
+    return Problem(key=key, rule=rule, remedy=remedy, where=where)
+
+
+def _no_entries(key: str, value: Any, entry: type, where: str) -> Problem:
+    rule = "must be a mapping, in which each entry has a name and keys of its own"
+    remedy = (
+        f"write {key}: {{NAME: {{{next(iter(hints(entry)))}: ...}}}}, or leave it out and add "
+        f"`- {key}@{key}.NAME: ...` to the defaults"
+    )
+    return Problem(key=f"{key}={_shown(value)}", rule=rule, remedy=remedy, where=where)
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else repr(value)
 
 
 def _leaf_problems(key: str, value: Any, annotation: Any, where: str) -> list[Problem]:
@@ -358,7 +378,6 @@ def _whole(annotation: Any) -> TypeAdapter[Any]:
 
 def _wrong_type(key: str, annotation: Any, value: Any, where: str) -> Problem:
     kind = without_none(annotation)
-    shown = "null" if value is None else repr(value)
     remedy = ""
     if isinstance(kind, type) and issubclass(kind, Enum):
         members = list(kind.__members__)
@@ -371,11 +390,13 @@ def _wrong_type(key: str, annotation: Any, value: Any, where: str) -> Problem:
         expected = _type_name(kind)
     if is_optional(annotation):
         expected += " or null"
-    return Problem(key=f"{key}={shown}", rule=f"must be {expected}", remedy=remedy, where=where)
+    return Problem(key=f"{key}={_shown(value)}", rule=f"must be {expected}", remedy=remedy, where=where)
 
 
 def _type_name(kind: Any) -> str:
     origin, parameters = get_origin(kind), get_args(kind)
+    if origin is list and is_group(parameters[0]):
+        return "a group of keys or a list of such groups"
     if origin is list:
         return f"a list, each item {_type_name(parameters[0])}"
     if origin is dict:

@@ -31,13 +31,14 @@ def complete_lists(tree: dict[str, Any], group: type) -> None:
 
 
 def make_lists(tree: dict[str, Any], group: type) -> None:
-    """Replace each single group that stands where a list belongs by a list of one, in ``tree`` itself."""
+    """Replace each single group that stands where a list belongs by a list of one, and null by an empty list,
+    in ``tree`` itself."""
     for name, annotation in fields.hints(group).items():
         value = tree.get(name)
         if fields.is_group(annotation) and isinstance(value, dict):
             make_lists(value, annotation)
-        elif fields.item_group(annotation) and isinstance(value, Mapping):
-            tree[name] = [value]
+        elif fields.item_group(annotation) and name in tree and isinstance(value, Mapping | None):
+            tree[name] = [] if value is None else [value]
 
 
 def single_groups(tree: Mapping[str, Any], group: type) -> dict[str, Any]:

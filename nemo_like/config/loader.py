@@ -154,6 +154,7 @@ def _raise(problems: Sequence[Problem]) -> None:
 def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Any:
     """Resolve the interpolations of a composed tree, check it, and return it as an instance of its class."""
     root = arguments.root
+    _raise(_without_defaults(tree, arguments, path))
     tree.setdefault("vars", {})
     for name, annotation in fields.hints(root).items():
         if fields.is_optional(annotation) and (name not in tree or arguments.is_removed(name)):
@@ -237,6 +238,19 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{prefix}.{name}" if prefix else str(name), inner)
     else:
         yield prefix, value
+
+
+def _without_defaults(tree: Mapping[str, Any], arguments: Arguments, path: str) -> list[Problem]:
+    """Return the problem of a file that builds on no other file, and lacks groups that a run needs."""
+    needed = [
+        name for name, annotation in fields.hints(arguments.root).items() if fields.is_group(annotation)
+    ]
+    lacking = [name for name in needed if name not in tree]
+    if not lacking or len({layer.where for layer in arguments.files}) > 1:
+        return []
+    rule = f"names no file to build on, and lacks {', '.join(lacking)}"
+    remedy = "put `defaults: [grpo_cpu]` at its top, or another file of configs/, as grpo_gpu"
+    return [Problem(key=path, rule=rule, remedy=remedy)]
 
 
 def _missing(tree: Any, group: type, prefix: str, path: str) -> Iterator[Problem]:

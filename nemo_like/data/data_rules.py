@@ -17,7 +17,7 @@ MAX_ARITHMETIC_DIGITS = 3
 
 _PLACE = "{prompt}"
 _NO_VALIDATION = (
-    "; a run without held-out problems names those of data.train here, with grpo.val_period=0 "
+    "a run without held-out problems has data.validation='${data.train}', with grpo.val_period=0 "
     "grpo.val_at_start=false grpo.val_at_end=false checkpointing.metric_name=null"
 )
 
@@ -105,7 +105,10 @@ def _columns(key: str, source: DatasetConfig) -> Iterator[Problem]:
 
 def _names(section: str, sources: Sequence[DatasetConfig]) -> Iterator[Problem]:
     if not sources:
-        yield Problem(key=f"data.{section}=[]", rule="must have at least one source", remedy="")
+        remedy = (
+            _NO_VALIDATION if section == "validation" else "name where the problems to train on come from"
+        )
+        yield Problem(key=f"data.{section}=[]", rule="must have at least one source", remedy=remedy)
     for name, count in Counter(map(source_name, sources)).items():
         if count > 1:
             yield Problem(
@@ -119,7 +122,7 @@ def missing_path(key: str, cfg: DatasetConfig, remedy: str) -> Iterator[Problem]
     """Yield a problem for a source without the path that its kind needs."""
     if cfg.path is None:
         rule = f"must be set for {key}.kind={cfg.kind}"
-        without = _NO_VALIDATION if key == "data.validation" else ""
+        without = f"; {_NO_VALIDATION}" if key == "data.validation" else ""
         yield Problem(key=f"{key}.path=null", rule=rule, remedy=remedy + without)
 
 

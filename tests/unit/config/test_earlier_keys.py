@@ -97,5 +97,8 @@ def test_a_key_without_a_default_and_a_missing_group_stay_errors(tmp_path: Path)
         load_config(path)
     del earlier["rollout"], earlier["grpo"]["max_staleness"]
     path.write_text(yaml.safe_dump(earlier))
-    with pytest.raises(ConfigError, match=r"(?s)grpo\.max_staleness has no value.*rollout has no value"):
+    with pytest.raises(ConfigError, match=r"names no file to build on, and lacks rollout"):
         load_config(path)
+    (tmp_path / "above.yaml").write_text("defaults: [config]")
+    with pytest.raises(ConfigError, match=r"(?s)grpo\.max_staleness has no value.*rollout has no value"):
+        load_config(tmp_path / "above.yaml")

@@ -63,3 +63,11 @@ def test_a_misspelt_key_in_a_list_names_the_source_and_the_key_that_was_meant() 
 def test_a_key_within_a_list_cannot_be_set_alone() -> None:
     text = message(TWO, "data.train.digits=3")
     assert "data.train.digits cannot be set, because data.train is a list; give the whole list" in text
+
+
+def test_null_is_an_empty_list() -> None:
+    data = load_config(DEMO, ["data.validation=null"]).data
+    assert data.validation == [] and len(data.train) == 1
+    assert "data.validation=5 must be a group of keys or a list of such groups" in message(
+        "data.validation=5"
+    )

@@ -547,6 +547,44 @@ def test_a_key_without_a_value_is_named(write: Write) -> None:
     assert "grpo.seed" not in message
 
 
+def test_a_file_that_builds_on_none_is_told_one_thing(write: Write) -> None:
+    path = write("bare.yaml", "policy: {model_name: '${nowhere}'}\ndata: {train: {path: x.jsonl}}")
+    (problem,) = problems(path).splitlines()[1:]
+    assert problem.startswith(f"  - {path} names no file to build on, and lacks grpo, loss_fn, generation, ")
+    assert problem.endswith("put `defaults: [grpo_cpu]` at its top, or another file of configs/, as grpo_gpu")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "defaults: [DEMO, {env: f1}]",
+            "`- env: f1` in the defaults gives no name to its entry; write `- env@",
+        ),
+        (
+            "defaults: DEMO\nenv: [f1]",
+            "env=['f1'] must be a mapping, in which each entry has a name and keys",
+        ),
+        ("defaults: DEMO\nenv: f1", "env='f1' must be a mapping, in which each entry has a name and keys"),
+        (
+            "defaults: DEMO\nenv: {words: f1}",
+            "env.words is a group of keys and cannot be 'f1'; set env.words.kind and so on, or leave it out "
+            "and add `- env@env.words: f1` to the defaults",
+        ),
+        ("defaults: DEMO\nenv: {words: }", "env.words is a group of keys and cannot be null; set env.words"),
+        (
+            "defaults: DEMO\npolicy: fsdp",
+            "policy is a group of keys and cannot be 'fsdp'; set policy.model_name and so on, or leave it "
+            "out and add `- policy: fsdp` to the defaults",
+        ),
+    ],
+)
+def test_an_entry_without_a_name_or_keys_is_told_one_thing(write: Write, text: str, told: str) -> None:
+    path = write("mine.yaml", text.replace("DEMO", str(DEMO)))
+    (problem,) = problems(path).splitlines()[1:]
+    assert problem.startswith(f"  - {path}: {told}")
+
+
 # Interpolation
 
 

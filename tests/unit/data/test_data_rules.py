@@ -21,6 +21,11 @@ Demo = Callable[..., Config]
         ("data.train.prompt_template=question", "data.train.prompt_template='question' must say where"),
         ("data.train.system_prompt=brief", "data.train.system_prompt='brief' needs a conversation"),
         ("data.train=[]", "data.train=[] must have at least one source"),
+        (
+            "data.validation=null",
+            "data.validation=[] must have at least one source; a run without held-out problems has "
+            "data.validation='${data.train}', with grpo.val_period=0",
+        ),
         ("data.validation=[{}, {}]", "data.validation has 2 sources called arithmetic"),
         ("data.validation=[{}, {name: b, digits: 9}]", "data.validation[1].digits=9 must be at least 1"),
         ("data.max_input_seq_length=0", "data.max_input_seq_length=0 must be at least 1"),
