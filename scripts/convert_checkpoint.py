@@ -42,8 +42,8 @@ def main() -> int:
     options = parse()
     source = options.source.resolve()
     is_run = (source / CONFIG_FILE).is_file()
-    config = options.config or (source if is_run else source.parents[1]) / CONFIG_FILE
     try:
+        config = options.config or (source if is_run else run_of(options.source)) / CONFIG_FILE
         cfg = load_config(str(config), options.overrides)
         checkpoint = read_checkpoint(latest(source, cfg) if is_run else source)
         verify_group_files(checkpoint)
@@ -66,6 +66,21 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--config", type=Path, help="the run's config.yaml; found beside the checkpoints")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. policy.model_name=DIR")
     return parser.parse_intermixed_args()
+
+
+def run_of(step: Path) -> Path:
+    """Return the run directory above the checkpoint ``step``. Raises CheckpointError when there is none."""
+    above = step.resolve().parent
+    if not step.is_dir():
+        there = ", ".join(path.name for path in checkpoint_paths(above))
+        has = f"{above} has {there}" if there else "name a run directory, or a step_N in its checkpoints"
+        raise CheckpointError(f"{step} is no directory; {has}")
+    if not (above.parent / CONFIG_FILE).is_file():
+        raise CheckpointError(
+            f"{step} is neither a run directory ({CONFIG_FILE}) nor a step_N in the checkpoints of one; "
+            f"--config names the {CONFIG_FILE} of a run whose checkpoints are elsewhere"
+        )
+    return above.parent
 
 
 def latest(run_directory: Path, cfg: Config) -> Path:

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from nemo_like.checkpoint.store import checkpoint_paths
 from nemo_like.config.resolved import read_resolved
 
 _STEP = re.compile(r"step_(\d+)")
@@ -30,8 +31,11 @@ def evaluated_checkpoint(path: Path) -> EvaluatedCheckpoint:
     if (path / "config.json").is_file():
         return EvaluatedCheckpoint(path, _exported_step(path) or 0)
     if found := _STEP.fullmatch(path.name):
-        run = path.parents[1]
-        return _converted(run, int(found[1]), path)
+        evaluated = _converted(path.absolute().parents[1], int(found[1]), path)
+        if evaluated.source is not None and not path.is_dir():
+            there = ", ".join(one.name for one in checkpoint_paths(path.parent)) or "no step_N"
+            raise ValueError(f"--checkpoint {path} is no directory; {path.parent} has {there}")
+        return evaluated
     if not (path / "config.yaml").is_file():
         raise ValueError(
             f"--checkpoint {path} is neither a Hugging Face checkpoint (config.json) nor a run directory "

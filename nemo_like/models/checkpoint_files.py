@@ -51,6 +51,8 @@ def how_to_get(name: str, sources: Sequence[DatasetConfig], seed: int) -> str:
     path = Path(name)
     if path.name.startswith("shapes-s"):
         return "scripts/demo.sh --images makes it, and its pictures"
+    if path.name.startswith("sums-s"):
+        return "bash scripts/demo.sh --agent makes it, and its problems"
     if len(path.parts) == 2 and not path.parent.is_dir() and path.parts[0] in _OWNERS.values():
         directory = quote(f"models/{path.name}")
         return f"download it: hf download {quote(name)} --local-dir {directory}, and name that directory"

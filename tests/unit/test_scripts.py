@@ -81,6 +81,24 @@ def test_a_package_that_only_the_tests_need_is_missed_in_one_line_with_the_remed
     assert done.stderr == f"{said}\n"
 
 
+def test_a_conversion_of_what_is_not_there_says_what_is(tmp_path: Path) -> None:
+    def refusal(source: Path) -> str:
+        command = [sys.executable, "scripts/convert_checkpoint.py", str(source), "--output", "models/none"]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+        assert ended.returncode == 2
+        return ended.stderr.strip()
+
+    (tmp_path / "checkpoints" / "step_4").mkdir(parents=True)
+    assert refusal(tmp_path / "run") == (
+        f"convert_checkpoint: {tmp_path}/run is no directory; name a run directory, or a step_N in its "
+        "checkpoints"
+    )
+    assert refusal(tmp_path / "checkpoints" / "step_9").endswith(
+        f"step_9 is no directory; {tmp_path}/checkpoints has step_4"
+    )
+    assert f"{tmp_path} is neither a run directory (config.yaml) nor a step_N" in refusal(tmp_path)
+
+
 def test_files_and_extras_that_messages_name_are_there() -> None:
     text = COMMENT.sub("", "\n".join(map(text_of, SOURCES)))
     paths = {path for path in NAMED_PATH.findall(text) if not PLACEHOLDER.search(path)}

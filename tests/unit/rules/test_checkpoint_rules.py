@@ -46,6 +46,7 @@ def test_a_missing_arithmetic_mixture_is_made_by_the_same_script(demo: Demo) -> 
             "Qwen/Qwen3-8B",
             "hf download Qwen/Qwen3-8B --local-dir models/Qwen3-8B, and name that directory",
         ),
+        ("/nowhere/sums-s4", "bash scripts/demo.sh --agent makes it, and its problems"),
         ("/my models/Qwen3-8B", "hf download Qwen/Qwen3-8B --local-dir '/my models/Qwen3-8B'"),
         ("models/mine", "download a model, for example: hf download OWNER/mine --local-dir models/mine"),
     ],

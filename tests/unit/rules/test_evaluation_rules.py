@@ -150,6 +150,11 @@ def test_what_is_no_checkpoint_says_what_would_be(tmp_path: Path) -> None:
         evaluated_checkpoint(tmp_path / "nowhere")
     with pytest.raises(ValueError, match=r"the run left neither final_hf nor a checkpoint; it needs"):
         evaluated_checkpoint(made(tmp_path / "bare", exported=None))
+    saved = made(tmp_path / "saved", exported=None, saved=(30, 4)) / "checkpoints"
+    with pytest.raises(ValueError, match=r"step_40 is no directory; .*checkpoints has step_4, step_30$"):
+        evaluated_checkpoint(saved / "step_40")
+    with pytest.raises(ValueError, match=r"step_40 is no directory; .*nowhere has no step_N$"):
+        evaluated_checkpoint(tmp_path / "nowhere" / "step_40")
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"a: [", b"[]", b"checkpointing: 5"])
