@@ -547,6 +547,16 @@ def test_a_key_without_a_value_is_named(write: Write) -> None:
     assert "grpo.seed" not in message
 
 
+@pytest.mark.parametrize(
+    ("name", "suggested"),
+    [("dpo", ""), ("ppo", ""), ("spo", "sapo"), ("gsppo", "gspo"), ("cipso", "cispo")],
+)
+def test_a_name_of_three_letters_is_taken_for_one_at_most_one_letter_away(name: str, suggested: str) -> None:
+    for argument in (f"loss_fn={name}", f"loss_fn.kind={name}"):
+        told = problems(DEMO, argument)
+        assert told.endswith(f"did you mean {suggested}?") if suggested else "did you mean" not in told
+
+
 def test_a_file_that_builds_on_none_is_told_one_thing(write: Write) -> None:
     path = write("bare.yaml", "policy: {model_name: '${nowhere}'}\ndata: {train: {path: x.jsonl}}")
     (problem,) = problems(path).splitlines()[1:]
