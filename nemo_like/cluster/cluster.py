@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,10 @@ _CAUSE_GRACE_S = 10.0
 _RAY_PERIOD_S = 1.0
 # When an actor has died: how long to wait for the deaths of the others on its node.
 _NODE_GRACE_S = 5.0
+
+
+# Called during a wait with the names of the actors whose calls have not ended, and how many seconds it lasts.
+OnWait = Callable[[Sequence[str], float], None]
 
 
 class Cluster:
@@ -132,6 +136,7 @@ class Cluster:
         stage: str,
         timeout_s: float,
         watching: Sequence[ActorHandle] | None = None,
+        on_wait: OnWait | None = None,
     ) -> list[Any]:
         """Wait until all calls have ended and return their results in order.
 
@@ -139,14 +144,14 @@ class Cluster:
         these actors count until a call has failed), RayDied when Ray itself dies, ActorFailed when a call
         or an actor's constructor raises, and StageTimeout when ``timeout_s`` passes or when a call raises
         because a deadline inside its actor has passed. Time for which this process itself is stopped, as by
-        Ctrl-Z, does not count.
+        Ctrl-Z, does not count. Meanwhile ``on_wait`` is called, about once a second.
         """
         watches = list(self._watches)
         if watching is not None:
             names = {handle.name for handle in watching}
             watches = [ref for ref, handle in self._watches.items() if handle.name in names]
         try:
-            return self._gather(calls, watches, stage=stage, timeout_s=timeout_s)
+            return self._gather(calls, watches, stage=stage, timeout_s=timeout_s, on_wait=on_wait)
         except RayDied:
             raise
         except ClusterError as error:
@@ -160,7 +165,13 @@ class Cluster:
             raise
 
     def _gather(
-        self, calls: Sequence[Call], watches: Sequence[ray.ObjectRef], *, stage: str, timeout_s: float
+        self,
+        calls: Sequence[Call],
+        watches: Sequence[ray.ObjectRef],
+        *,
+        stage: str,
+        timeout_s: float,
+        on_wait: OnWait | None,
     ) -> list[Any]:
         left_s = timeout_s
         pending = {call.ref: call for call in calls}
@@ -177,8 +188,9 @@ class Cluster:
                 if (reason := self._ray_failure()) is not None:
                     raise RayDied(reason, stage)
                 if not left_s:
-                    waiting_for = sorted({call.actor for call in pending.values()})
-                    raise StageTimeout.of_stage(stage, timeout_s, waiting_for)
+                    raise StageTimeout.of_stage(stage, timeout_s, sorted(_actors(pending)))
+                if on_wait is not None:
+                    on_wait(_actors(pending), timeout_s - left_s)
                 continue
             if ready[0] in self._watches:
                 raise self._death(ready[0], stage)
@@ -263,3 +275,8 @@ class Cluster:
     def _log_paths(self) -> dict[str, str]:
         """Return the log's path by actor name, for the actors that have a log of their own."""
         return {handle.name: handle.log_path for handle in self._handles if handle.log_path}
+
+
+def _actors(pending: Mapping[ray.ObjectRef, Call]) -> list[str]:
+    """Return the names of the actors of these calls, each once, in the order of the calls."""
+    return list(dict.fromkeys(call.actor for call in pending.values()))

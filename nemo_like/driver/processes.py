@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nemo_like.batch.columns import BRANCH_STARTS, TOKEN_ADVANTAGES
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
-from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.cluster import Cluster, OnWait
 from nemo_like.cluster.coordinates import MeetingPlace
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.options import longest_deadline_s
@@ -98,9 +98,16 @@ class Starter:
     """
 
     def __init__(
-        self, cfg: Config, cluster: Cluster, directory: RunDirectory, places: Sequence[Place]
+        self,
+        cfg: Config,
+        cluster: Cluster,
+        directory: RunDirectory,
+        places: Sequence[Place],
+        on_wait: OnWait | None = None,
     ) -> None:
+        """Prepare to start the run's processes at ``places``. ``on_wait`` is as in ``Cluster.gather``."""
         self._cfg, self._cluster, self._directory = cfg, cluster, directory
+        self._on_wait = on_wait
         self._needs = roles(cfg)
         self._weight_replicas = weight_replicas(cfg, places)
         self._gpus = {place.actor: {(place.node, gpu) for gpu in place.gpus} for place in places}
@@ -161,7 +168,11 @@ class Starter:
             for method, arguments in (("stats", ()), ("hold", (EngineHolds.nothing,))):
                 calls = [engine.submit(method, *arguments) for engine in starting.values()]
                 self._cluster.gather(
-                    calls, stage="start", timeout_s=timeout_s, watching=list(starting.values())
+                    calls,
+                    stage="start",
+                    timeout_s=timeout_s,
+                    watching=list(starting.values()),
+                    on_wait=self._on_wait,
                 )
         return [engines[index] for index in indices]
 

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from nemo_like.batch.columns import Column, ColumnError, gather_columns
-from nemo_like.cluster.actor_errors import (
-    ActorFailed,
-)
+from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.cluster.actors import ActorHandle
-from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.cluster import Cluster, OnWait
 from nemo_like.cluster.options import Placement, deadline_s
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
 from nemo_like.cluster.stage import EngineHolds, Stage
@@ -38,6 +36,7 @@ from nemo_like.driver.reward_watch import RewardWatch
 from nemo_like.driver.rollout_schedule import RolloutSchedule
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.run_journal import RunJournal, Stretch
+from nemo_like.driver.start_status import StartStatus
 from nemo_like.driver.step_checks import RunFacts, StepTripwires
 from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.sync_grpo import Components, SyncGRPODriver
@@ -112,10 +111,12 @@ def started(
             if reserved := bundles(cfg, places):  # there are none where a server answers
                 cluster.reserve(reserved, timeout_s=cfg.cluster.start_timeout_s)
             check_memory(cfg, cluster.smallest_gpu_bytes(), cluster.smallest_host_bytes())
-            starter = Starter(cfg, cluster, directory, places)
+            on_wait = StartStatus(logger).show
+            starter = Starter(cfg, cluster, directory, places, on_wait)
             logger.status("starting " + _what_starts(cfg))
             actors = starter.all()
-            rollout = _wait_until_ready(cluster, actors, cfg.cluster.start_timeout_s)
+            rollout = _wait_until_ready(cluster, actors, cfg.cluster.start_timeout_s, on_wait)
+            logger.refresh_status("connecting the processes")
             _report_sources(rollout.sources, logger)
             write_process_ids(cluster, actors, directory)
             processes = _Started(directory, cluster, starter, actors, rollout)
@@ -399,7 +400,7 @@ def check_memory(cfg: Config, gpu_bytes: int | None, host_bytes: int | None) -> 
         raise RunFailed(f"the nodes' memory is too small: {'; '.join(str(problem) for problem in problems)}")
 
 
-def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> RolloutParts:
+def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float, on_wait: OnWait) -> RolloutParts:
     """Wait until every process is up and every environment can judge; return the rollout actor's report.
 
     Raises RunFailed when an environment cannot judge.
@@ -408,7 +409,7 @@ def _wait_until_ready(cluster: Cluster, actors: Actors, timeout_s: float) -> Rol
     if actors.environments:
         calls.append(actors.rollout.submit("check_environments"))
     try:
-        rollout, *_ = cluster.gather(calls, stage="start", timeout_s=timeout_s)
+        rollout, *_ = cluster.gather(calls, stage="start", timeout_s=timeout_s, on_wait=on_wait)
     except ActorFailed as error:
         if isinstance(error.cause, EnvironmentCheckFailed):
             raise RunFailed(str(error.cause)) from error

@@ -119,6 +119,10 @@ class RunLogger:
         self._console.status(text)
         self._events.write(EventKind.status, text)
 
+    def refresh_status(self, text: str) -> None:
+        """Show what the run is doing on a live view only, without a line or an event."""
+        self._progress.status = text
+
     def warn(self, text: str) -> None:
         """Print a warning that the user should not miss."""
         self.note(f"warning: {text}")

@@ -73,6 +73,27 @@ def watching(*refs: str) -> Cluster:
     return cluster
 
 
+def test_a_wait_tells_once_a_second_who_has_not_answered_and_for_how_long() -> None:
+    told: list[tuple[list[str], float]] = []
+    ray = SlowRay(number=3, seconds=0.5)  # "call 0" ends in it
+    pending = [Call("engine-0", "stats", "call 0"), Call("engine-1", "stats", "call 1")]
+    pending.append(Call("engine-1", "hold", "call 2"))  # a name is told once
+
+    def tell(names: Sequence[str], seconds: float) -> None:
+        told.append((list(names), seconds))
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StageTimeout):
+        patch.setattr("nemo_like.cluster.cluster.ray", ray)
+        patch.setattr("nemo_like.cluster.cluster.time", SimpleNamespace(monotonic=lambda: ray.now_s))
+        Cluster().gather(pending, stage="start", timeout_s=5.0, on_wait=tell)
+    assert told == [
+        (["engine-0", "engine-1"], 1.0),
+        (["engine-0", "engine-1"], 2.0),
+        (["engine-0", "engine-1"], 2.5),
+        (["engine-1"], 4.5),
+    ]
+
+
 def test_results_that_are_there_take_two_waits_however_many_they_are() -> None:
     refs = [f"call {number}" for number in range(512)]
     ray = Ray(*reversed(refs))
