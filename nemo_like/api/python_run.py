@@ -98,9 +98,10 @@ class GRPO:
         """Make the run and return what it left. Each call makes another run.
 
         A run with a logger.run_name continues where an earlier run of that name stopped. Only the main thread
-        may call this, and Ray may not be in use in this process. Raises ConfigError before anything starts,
-        RunFailed when the run fails, DirectoryInUse when another run uses its directory, KeyboardInterrupt
-        when it is interrupted, and the error of ``on_step`` when that raises one.
+        may call this, and Ray may not be in use in this process. After a first Ctrl-C or SIGTERM the run ends
+        its step, saves, and returns its result too. Raises ConfigError before anything starts, RunFailed when
+        the run fails, DirectoryInUse when another run uses its directory, KeyboardInterrupt when it is
+        interrupted before the first step or a second time, and the error of ``on_step`` when that raises one.
         """
         _check_process()
         model = local_model(self._model)

@@ -286,6 +286,11 @@ def continuation(cfg: Config, directory: RunDirectory) -> str:
     return f". The same command{named} continues it"
 
 
+def kept(cfg: Config, directory: RunDirectory, step: int) -> str:
+    """Return a sentence, which starts with a full stop, on the checkpoint that was saved after ``step``."""
+    return f". Step {step} is saved{continuation(cfg, directory)}"
+
+
 def _corrupt_files(group: SavedGroup, path: Path, digests: Mapping[str, str]) -> Sequence[str]:
     return group.corrupt_checkpoint_files(str(path), digests)
 

@@ -135,7 +135,7 @@ class SyncGRPODriver:
                 # engines. Send them again here, so that the next step counts no transfer, as it did then.
                 self.weight_sync.ensure_version(self.policy_version)
         self.begin_stretch(self.position.step)
-        with self.stop_requests.listening():
+        with self.stop_requests.listening(self.logger.note):
             for step in range(self.position.step + 1, grpo.max_num_steps + 1):
                 with timer:
                     metrics = self.step_and_validate(step)

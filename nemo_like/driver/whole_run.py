@@ -23,7 +23,7 @@ from nemo_like.cluster.private_ray import temporary_parent, temporary_parent_not
 from nemo_like.config.loader import to_yaml
 from nemo_like.configuration import Config
 from nemo_like.driver import exit_codes
-from nemo_like.driver.checkpoints import RunCheckpoints, continuation
+from nemo_like.driver.checkpoints import RunCheckpoints, kept
 from nemo_like.driver.final_export import FinalExport
 from nemo_like.driver.held_directories import HeldDirectories
 from nemo_like.driver.run_failures import RewardsFailed, RunFailed, failure_reason
@@ -123,7 +123,7 @@ def _run_and_report(
         try:
             end = _run_with_restarts(cfg, directory, logger, checkpoints, stop_requests)
         except KeyboardInterrupt:
-            end = RunEnd(f"was interrupted{_since_checkpoint(cfg, directory)}", exit_codes.INTERRUPTED)
+            end = RunEnd(f"was interrupted{_saved(cfg, directory)}", exit_codes.INTERRUPTED)
         except RewardsFailed as error:
             end = RunEnd(f"failed: {error}", exit_codes.REWARDS_FAILED, error=error)
         except (ClusterError, RunFailed, CheckpointError, DiskFull, OSError) as error:
@@ -220,24 +220,35 @@ def _run_once(
     if is_finished and (export is None or export.step == checkpoints.last_step):
         return RunEnd("had finished already; raise grpo.max_num_steps or its goal to train on", 0)
     with started(cfg, directory, logger, checkpoints, stop_requests) as parts:
-        reason = None if is_finished else parts.driver.run()
-        if reason is not None and reason != stop_requests.by_callback:
-            return RunEnd(f"was stopped: {reason}{continuation(cfg, directory)}", exit_codes.PREEMPTED)
-        if export is not None and parts.policy is not None and isinstance(parts.driver, SyncGRPODriver):
-            logger.status("exporting the policy")
-            export.write(parts.policy.export_hf, parts.driver.position.step)
+        driver = parts.driver
+        reason = None if is_finished else driver.run()
+        if isinstance(driver, SyncGRPODriver):
+            step = driver.position.step
+            if reason is not None and reason != stop_requests.by_callback:
+                outcome = f"was stopped: {reason}{kept(cfg, directory, step)}"
+                return RunEnd(outcome, exit_codes.PREEMPTED)
+            if export is not None and parts.policy is not None:
+                logger.status("exporting the policy")
+                export.write(parts.policy.export_hf, step)
         logger.status("stopping")
     outcome = "finished" if reason is None else f"was stopped: {reason}"
-    return RunEnd(outcome, exit_codes.FINISHED, parts.driver.sample_answers)
+    return RunEnd(outcome, exit_codes.FINISHED, driver.sample_answers)
 
 
-def _since_checkpoint(cfg: Config, directory: RunDirectory) -> str:
-    """Return how an interrupted run continues, and after which step; empty without a checkpoint."""
+def _saved(cfg: Config, directory: RunDirectory) -> str:
+    """Return which step of an interrupted run is saved, and how it continues; empty where no run would look
+    for a checkpoint of it."""
+    if cfg.evaluation is not None or cfg.rollout.generate_only:
+        return ""
+    if not cfg.checkpointing.enabled:
+        return ". With checkpointing.enabled=false nothing is saved"
+    if not cfg.checkpointing.resume_if_exists:
+        return ""
     try:
         last_step = run_checkpoints(cfg, directory).last_step
     except (CheckpointError, OSError):
         return ""
-    return f"{continuation(cfg, directory)} after step {last_step}" if last_step >= 0 else ""
+    return kept(cfg, directory, last_step) if last_step >= 0 else ". No step was saved yet"
 
 
 def _final_export(cfg: Config, directory: RunDirectory) -> FinalExport | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TextIO
 
 from rich.console import Console as Terminal
@@ -12,6 +13,7 @@ from nemo_like.config.secrets import masked
 from nemo_like.observability.printable import printable
 from nemo_like.observability.progress import RunProgress
 from nemo_like.observability.run_panel import RunPanel
+from nemo_like.observability.terminal_echo import without_control_echo
 
 _REFRESHES_PER_SECOND = 4
 
@@ -28,6 +30,8 @@ class LiveConsole:
             refresh_per_second=_REFRESHES_PER_SECOND,
             transient=True,
         )
+        self._quiet = ExitStack()
+        self._quiet.enter_context(without_control_echo(stream))
         self._live.start()
 
     def status(self, text: str) -> None:
@@ -46,3 +50,4 @@ class LiveConsole:
 
     def close(self) -> None:
         self._live.stop()
+        self._quiet.close()

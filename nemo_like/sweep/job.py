@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -20,6 +21,7 @@ from nemo_like.observability.exits import how_it_ended
 from nemo_like.observability.jsonl import json_object, read_metrics
 from nemo_like.observability.printable import warn_on_stderr
 from nemo_like.observability.run_directory import RunDirectory
+from nemo_like.observability.terminal_echo import without_control_echo
 
 RESULT = "job.json"
 _OUTCOMES = {
@@ -68,13 +70,16 @@ class Job:
     metric: str
 
     def run(self) -> JobResult:
-        """Run the job to its end. An interrupt is passed on to it, and raised again when it has ended."""
+        """Run the job to its end. Every interrupt is passed on to it: upon the first it saves and ends, upon
+        the second it ends at once. Raise KeyboardInterrupt then."""
         started = time.monotonic()
         in_directory = [
             f"logger.log_dir='{self.directory.parent}'",
             f"logger.run_name='{self.directory.name}'",
         ]
-        with _new_log(self.log) if self.log else nullcontext() as output:
+        # The job's own view may be on this terminal, whose foreground is this process.
+        quiet = without_control_echo(sys.stdout) if self.log is None else nullcontext()
+        with quiet, _new_log(self.log) if self.log else nullcontext() as output:
             exit_code, was_interrupted = _wait_for(
                 [*self.command, *self.names, *self.arguments, *in_directory], output
             )

@@ -59,7 +59,7 @@ def test_every_cell_of_the_notebook_runs_also_after_an_interrupt(arithmetic_mode
         one.run(HANDLERS)
         # What is interrupted goes on for long, and has the processes of TransferQueue.
         long = few[is_run].replace("num_steps=2", "num_steps=200").replace("in_memory", "simple")
-        interrupt(one, long, "step 1/")
+        interrupt(one, long, "step 1/", "", "The run was stopped: received SIGINT (Ctrl-C). Step ")
         for cell in few[is_run:]:
             one.run(cell)
         # The kernel alone is left while it lives, and none of the runs' files.
@@ -135,7 +135,8 @@ def prepared(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.slow
 def test_an_interrupt_while_a_run_starts_ends_it_and_the_kernel_lives_on(prepared: Kernel) -> None:
     prepared.run(HANDLERS)
-    interrupt(prepared, "run(100000).train()", "starting the data plane")
+    told = "The run was interrupted. No step was saved yet."
+    interrupt(prepared, "run(100000).train()", "starting the data plane", "KeyboardInterrupt", told)
 
 
 HANDLERS = """
@@ -148,19 +149,19 @@ folder = Path.cwd()
 """
 
 
-def interrupt(one: Kernel, cell: str, moment: str) -> None:
-    """Interrupt a cell with a run at this moment; check that nothing of the run is left, and that it changed
-    nothing of the kernel, which has run ``HANDLERS``."""
+def interrupt(one: Kernel, cell: str, moment: str, raised: str, told: str) -> None:
+    """Interrupt a cell with a run at this moment; check what it raises and has said at its end, that nothing
+    of the run is left, and that it changed nothing of the kernel, which has run ``HANDLERS``."""
     before = shared_names()
     under_way = one.start(cell)
     one.wait_for(moment)
     one.manager.interrupt_kernel()
-    assert one.end_of(under_way) == "KeyboardInterrupt"
+    assert one.end_of(under_way) == raised, one.printed
     assert one.others() == []
     assert soon(lambda: not abandoned_names(before)), abandoned_names(before)
-    assert "The run was interrupted." in one.printed
-    told = one.run("print([signal.getsignal(one) for one in HANDLED] == handlers, Path.cwd() == folder)")
-    assert told.startswith("True True")
+    assert told in one.printed
+    kept = one.run("print([signal.getsignal(one) for one in HANDLED] == handlers, Path.cwd() == folder)")
+    assert kept.startswith("True True")
 
 
 STOPPING = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -170,7 +171,7 @@ def test_a_job_that_is_stopped_saves_and_the_next_one_ends_as_one_never_stopped(
     _wait_for(has_made_two_steps, lambda: head.job("logs", job).stdout)
     assert "stopped" in head.job("stop", job).stdout
     said = head.job("logs", job).stdout
-    assert "received SIGTERM. The same command continues it" in said
+    assert re.search(r"received SIGTERM\. Step \d+ is saved\. The same command continues it", said)
     assert len(read_metrics(run_dir)) < 30
 
     continued = submitted(head, patient, arguments)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -207,7 +208,7 @@ def test_a_job_told_to_save_continues_when_it_is_queued_again_and_ends_as_one_ne
     wait_for(slurm, job, lambda: "continuing after step" in output.read_text(), tmp_path, timeout_s=200)
     state, text = ends(slurm, job, tmp_path)
     assert state == "COMPLETED", text
-    assert "received SIGUSR1. The same command continues it" in text
+    assert re.search(r"received SIGUSR1\. Step \d+ is saved\. The same command continues it", text)
     assert "run_grpo.py exited with code 75" in text
     undisturbed = run_grpo(tmp_path / "alone", overrides)
     assert undisturbed.returncode == 0, undisturbed.output

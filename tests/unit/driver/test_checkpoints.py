@@ -15,7 +15,7 @@ from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.configuration import Config
 from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
-from nemo_like.driver.checkpoints import RunCheckpoints, RunPosition, continuation
+from nemo_like.driver.checkpoints import RunCheckpoints, RunPosition, continuation, kept
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.rollout.prompts import RolloutMode, SourceReports
 
@@ -360,3 +360,4 @@ def test_a_run_without_a_name_continues_under_that_of_its_directory(
 ) -> None:
     directory = RunDirectory.create(str(tmp_path / "runs"), "demo-1")
     assert continuation(demo(*arguments), directory) == told
+    assert kept(demo(*arguments), directory, 7) == f". Step 7 is saved{told}"

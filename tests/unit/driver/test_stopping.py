@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import os
 import signal
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,34 +53,81 @@ def test_the_end_of_the_slurm_job_counts_too() -> None:
     assert "Slurm" in (stop.reason(next_step_s=31.0) or "")
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_asks_for_a_stop(signum: signal.Signals) -> None:
-    stop = requests()
-    with stop.listening():
-        os.kill(os.getpid(), signum)
-        assert stop.reason(next_step_s=0.0) == f"received {signum.name}"
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts() -> Iterator[None]:
+    """Tests in the background of a shell ignore SIGINT."""
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, previous)
 
 
-def test_a_second_sigterm_interrupts() -> None:
-    stop = requests()
-    with stop.listening():
-        os.kill(os.getpid(), signal.SIGTERM)
+CTRL_C_AGAIN = "finishing the step under way, then saving and stopping; a second Ctrl-C stops at once"
+CTRL_C = "finishing the step under way, then saving and stopping; Ctrl-C stops at once"
+
+
+@pytest.mark.parametrize(
+    ("signum", "name", "then"),
+    [
+        (signal.SIGINT, "SIGINT (Ctrl-C)", CTRL_C_AGAIN),
+        (signal.SIGTERM, "SIGTERM", CTRL_C),
+        (signal.SIGUSR1, "SIGUSR1", CTRL_C),
+    ],
+)
+def test_a_signal_asks_for_a_stop_and_one_line_says_so(signum: signal.Signals, name: str, then: str) -> None:
+    stop, told = requests(), list[str]()
+    with stop.listening(told.append):
+        signal.raise_signal(signum)
+        assert stop.reason(next_step_s=0.0) == f"received {name}"
+        signal.raise_signal(signal.SIGUSR1)  # a scheduler may ask twice
+        assert stop.reason(next_step_s=0.0) == f"received {name}"
+    assert told == [f"received {name}: {then}"]
+
+
+def test_the_line_is_told_by_another_thread_since_a_signal_may_come_while_a_line_is_printed() -> None:
+    told: list[threading.Thread] = []
+    with requests().listening(lambda line: told.append(threading.current_thread())):
+        signal.raise_signal(signal.SIGINT)
+    assert [thread is threading.main_thread() for thread in told] == [False]
+    assert not told[0].is_alive()
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_interrupts(first: signal.Signals, second: signal.Signals) -> None:
+    told: list[str] = []
+    with requests().listening(told.append):
+        signal.raise_signal(first)
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(second)
+    assert len(told) == 1
+
+
+def handlers() -> list[Any]:
+    return [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
 
 
 def test_handlers_are_put_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with requests().listening():
-        assert signal.getsignal(signal.SIGTERM) is not before
-    assert signal.getsignal(signal.SIGTERM) is before
+    before = handlers()
+    with requests().listening(pytest.fail):
+        assert not any(one is other for one, other in zip(handlers(), before, strict=True))
+    assert handlers() == before
+
+
+def test_a_run_in_the_background_goes_on_ignoring_ctrl_c() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    stop = requests()
+    with stop.listening(pytest.fail):
+        signal.raise_signal(signal.SIGINT)
+        assert stop.reason(next_step_s=0.0) is None
 
 
 def test_without_checkpoints_signals_stay_what_they_are() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    before = handlers()
     stop = requests("00:00:00:01", enabled=False)
-    with stop.listening():
-        assert signal.getsignal(signal.SIGTERM) is before
+    with stop.listening(pytest.fail):
+        assert handlers() == before
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
     assert stop.reason(next_step_s=100.0) is None
 
 

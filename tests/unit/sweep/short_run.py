@@ -1,6 +1,7 @@
 """A run as far as a sweep sees one: it takes the arguments of run_grpo.py, and ends at once.
 
-Its accuracy is its learning rate. With grpo.seed=2 it fails, with grpo.seed=3 it waits for an interrupt.
+Its accuracy is its learning rate. With grpo.seed=2 it fails. With grpo.seed=3 or 5 it waits for an interrupt;
+with 5 it ends as a run that has saved.
 """
 
 from __future__ import annotations
@@ -22,16 +23,17 @@ def main() -> int:
         return 1
     line = {"step": 4, "validation/accuracy": cfg.policy.optimizer.lr, "train/reward": 0.5}
     (directory / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    return _wait_for_interrupt() if cfg.grpo.seed == 3 else 0
+    ends = {3: 130, 5: 75}
+    return _wait_for_interrupt(ends[cfg.grpo.seed]) if cfg.grpo.seed in ends else 0
 
 
-def _wait_for_interrupt() -> int:
+def _wait_for_interrupt(exit_code: int) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     print("waiting", flush=True)
     try:
         time.sleep(60)
     except KeyboardInterrupt:
-        return 130
+        return exit_code
     return 1
 
 

@@ -157,11 +157,16 @@ hydra: {sweeper: {params: {grpo.seed: "1,4"}}}
     assert results == [("grpo.seed=1", "train/reward", 0.5), ("grpo.seed=4", "train/reward", 0.5)]
 
 
-@pytest.mark.parametrize("to_stop", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_the_job_under_way_and_starts_no_more(tmp_path: Path, to_stop: int) -> None:
+@pytest.mark.parametrize(
+    ("to_stop", "seed", "outcome"),
+    [(signal.SIGINT, 3, "interrupted"), (signal.SIGTERM, 3, "interrupted"), (signal.SIGINT, 5, "preempted")],
+)
+def test_an_interrupt_ends_the_job_under_way_and_starts_no_more(
+    tmp_path: Path, to_stop: int, seed: int, outcome: str
+) -> None:
     log_dir = tmp_path / "runs"
     with subprocess.Popen(
-        command(DEMO, log_dir, "grpo.seed=1,3,4"),
+        command(DEMO, log_dir, f"grpo.seed=1,{seed},4"),
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
         stdout=subprocess.PIPE,
@@ -177,7 +182,7 @@ def test_an_interrupt_ends_the_job_under_way_and_starts_no_more(tmp_path: Path, 
         output, _ = process.communicate(timeout=60)
     done = Sweep(process.returncode, output, log_dir)
     assert done.exit_code == 130, output
-    assert [result.outcome for result in done.results] == ["finished", "interrupted"]
+    assert [result.outcome for result in done.results] == ["finished", outcome]
     assert "2 jobs" in output
 
 
