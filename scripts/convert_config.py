@@ -2,6 +2,7 @@
 """Translate a configuration of NeMo-RL or verl, and list what could not be translated.
 
     python scripts/convert_config.py RL/examples/configs/grpo_math_8B.yaml -o mine.yaml
+    python scripts/convert_config.py verl/examples/grpo_trainer/run_qwen3_8b_fsdp.sh data.seed=2 -o mine.yaml
     python scripts/convert_config.py verl/trainer/config/ppo_trainer.yaml data.seed=2 -o mine.yaml
 
 Arguments after the file are key=value of the other framework, as its launcher takes them. The result builds
@@ -80,7 +81,9 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("file", type=Path, nargs="?", help="the YAML file of the other framework")
+    parser.add_argument(
+        "file", type=Path, nargs="?", help="the YAML file of the other framework, or a script that calls verl"
+    )
     parser.add_argument("arguments", nargs="*", metavar="key=value", help="arguments of its launcher")
     parser.add_argument(
         "--from", dest="framework", metavar="NAME", help="nemo_rl or verl; else it is guessed"
@@ -89,7 +92,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--table", choices=[*CONVERTIBLE, "trl"], help="print the table of a framework")
     options = parser.parse_intermixed_args()
     if options.file is None and options.table is None:
-        parser.error("name the file to convert_configuration")
+        parser.error("name the file to convert")
     return options
 
 

@@ -2,13 +2,13 @@
 
 A file whose ``defaults`` are paths builds on those files (NeMo-RL). A file whose ``defaults`` have groups is
 composed by Hydra (verl). A file without ``defaults`` holds everything, such as the output of verl's ``--cfg
-job``.
+job``. Of a shell script the arguments of its call of verl's trainer are read.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from nemo_like.config.grammar import parse
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.resolvers import register_resolvers
 from nemo_like.config.search_path import near_files
+from nemo_like_tools.conversion.shell_script import HOME, read_script
 from nemo_like_tools.conversion.values import Theirs
 
 _OVERRIDE = "_override_"
@@ -35,9 +36,13 @@ def read_theirs(path: Path, arguments: Sequence[str]) -> tuple[Theirs, list[Prob
 
     The configuration lacks these values. Raises ConfigError when the file or an argument cannot be read.
     """
+    problems: list[Problem] = []
     with _resolvers():
-        cfg = _composed(path, arguments)
-        problems: list[Problem] = []
+        if path.suffix == ".sh":
+            arguments = _with_script(path, arguments, problems)
+            cfg = _guarded(path, lambda: _with_arguments(OmegaConf.create(), arguments))
+        else:
+            cfg = _guarded(path, lambda: _composed(path, arguments))
         tree = dict(_resolved(cfg, "", str(path), problems))
     return Theirs(tree, lambda name: _text(name, path)), problems
 
@@ -59,11 +64,37 @@ def _composed(path: Path, arguments: Sequence[str]) -> DictConfig:
     is_hydras = OmegaConf.is_list(entries) and any(
         OmegaConf.is_dict(entry) or entry == "_self_" for entry in entries
     )
+    if is_hydras:
+        with hydra.initialize_config_dir(os.path.abspath(path.parent), version_base=HYDRA_VERSION):
+            return hydra.compose(path.stem, list(arguments))
+    return _with_arguments(_inherited(path, ()), arguments)
+
+
+def _with_script(path: Path, arguments: Sequence[str], problems: list[Problem]) -> list[str]:
+    """Return the arguments of a script's call with those given after them, as the script's ``$@`` has them.
+
+    Adds a problem for each argument of the script whose value cannot be known and that is not given.
+    """
+    script = read_script(path)
+    given = {_key(text) for text in arguments}
+    for word, why in script.unknown.items():
+        key = _key(word)
+        if "=" in word and key in given:
+            continue
+        rule = f"cannot be known without running the script: {why}"
+        remedy = f"add the argument {key}=VALUE" if "=" in word else "add its key=value arguments"
+        problems.append(Problem(key=word, rule=rule, remedy=remedy, where=str(path)))
+    return [*script.arguments, *arguments]
+
+
+def _key(argument: str) -> str:
+    return argument.partition("=")[0].lstrip("+~")
+
+
+def _guarded(path: Path, compose: Callable[[], DictConfig]) -> DictConfig:
+    """Return what ``compose`` returns; raise ConfigError in place of the libraries' errors."""
     try:
-        if is_hydras:
-            with hydra.initialize_config_dir(os.path.abspath(path.parent), version_base=HYDRA_VERSION):
-                return hydra.compose(path.stem, list(arguments))
-        return _with_arguments(_inherited(path, ()), arguments)
+        return compose()
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -140,12 +171,20 @@ def _resolved(cfg: DictConfig, prefix: str, path: str, problems: list[Problem]) 
                 value = dict(_resolved(value, f"{key}.", path, problems))
             elif OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)
+            value = _with_tilde(value)
         except (OmegaConfBaseException, ValueError, TypeError) as error:
             rule = f"cannot be resolved: {str(error).splitlines()[0]}"
             remedy = f"add the argument {key}=VALUE"
             problems.append(Problem(key=key, rule=rule, remedy=remedy, where=path))
             continue
         yield name, value
+
+
+def _with_tilde(value: Any) -> Any:
+    """Return a value with "~" for the mark that stands for the home directory in a script."""
+    if isinstance(value, list):
+        return [_with_tilde(each) for each in value]
+    return value.replace(HOME, "~") if isinstance(value, str) else value
 
 
 def _text(name: str, path: Path) -> str | None:

@@ -194,8 +194,9 @@ def _set(here: str, value: Any, origin: str, key: str, where: str, found: Conver
         found.lost.append(_problem(key, value, f"is not translated: {wrong[0].key} {wrong[0].rule}", where))
         return
     before = found.settings.get(here)
-    if before is None or before.value != value:
-        found.settings[here] = Setting(value, origin)
+    if before is not None and before.value == value and before.origin != origin:
+        origin = f"{before.origin}, {origin}"
+    found.settings[here] = Setting(value, origin)
 
 
 def _without_a_critic(found: Conversion, where: str) -> None:

@@ -1,0 +1,119 @@
+"""Scripts in the style of verl's examples, and the arguments that they give to its trainer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nemo_like.config.problems import ConfigError
+from nemo_like_tools.conversion.shell_script import Script, read_script
+from nemo_like_tools.conversion.their_files import read_theirs
+from nemo_like_tools.conversion.values import Theirs
+
+
+def script(tmp_path: Path, text: str) -> Script:
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    return read_script(path)
+
+
+def read(tmp_path: Path, text: str, *arguments: str) -> tuple[Theirs, str]:
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    theirs, problems = read_theirs(path, arguments)
+    return theirs, "\n".join(map(str, problems))
+
+
+def test_the_words_of_the_call_are_arguments_with_variables_put_in(tmp_path: Path) -> None:
+    text = """#!/usr/bin/env bash
+# it's a comment with an apostrophe
+set -xeuo pipefail
+export MODEL=${MODEL:-Some/Model-1B}
+files="['$HOME/a.parquet', '$HOME/b.parquet']"
+prompt=$((1024 * 2)); response=$((prompt * 4 + 1))  # arithmetic
+MODE=1 python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer' \\
+    data.train_files="$files" \\
+    data.max_prompt_length=${prompt} \\
+    data.max_response_length=$response \\
+    +data.one='a b' \\
+    actor_rollout_ref.model.path=$MODEL \\
+    trainer.logger='["console","wandb"]' "$@" 2>&1 | tee log.txt
+"""
+    found = script(tmp_path, text)
+    assert found.arguments == [
+        "data.train_files=['@HOME@/a.parquet', '@HOME@/b.parquet']",
+        "data.max_prompt_length=2048",
+        "data.max_response_length=8193",
+        "+data.one=a b",
+        "actor_rollout_ref.model.path=Some/Model-1B",
+        'trainer.logger=["console","wandb"]',
+    ]
+    assert found.config_name == "ppo_megatron_trainer"
+    assert not found.unknown
+
+
+def test_an_array_is_its_words_and_a_document_is_no_command(tmp_path: Path) -> None:
+    text = """DATA=(
+    # it's here
+    data.train_batch_size=8
+    data.prompt_key="my prompt"
+)
+DATA+=(data.shuffle=True)
+more="data.a=1 data.b=2"
+cat > x <<EOF
+python3 -m verl.trainer.main_ppo data.seed=3
+EOF
+python3 -m verl.trainer.main_ppo "${DATA[@]}" $more
+"""
+    assert script(tmp_path, text).arguments == [
+        "data.train_batch_size=8",
+        "data.prompt_key=my prompt",
+        "data.shuffle=True",
+        "data.a=1",
+        "data.b=2",
+    ]
+
+
+UNKNOWN = """if [ "$N" -gt 4 ]; then tp=4; else tp=2; fi
+name="run-$(date +%s)"
+OPTIONS=($(cat options.txt))
+python3 -m verl.trainer.main_ppo data.train_batch_size=8 trainer.nnodes=$NODES \\
+    actor_rollout_ref.rollout.tensor_model_parallel_size=$tp trainer.experiment_name=$name "${OPTIONS[@]}"
+"""
+
+
+def test_what_only_a_shell_can_tell_is_named_with_a_remedy(tmp_path: Path) -> None:
+    theirs, problems = read(tmp_path, UNKNOWN)
+    assert theirs("data.train_batch_size") == 8
+    assert theirs("trainer.nnodes") is None
+    assert "trainer.nnodes=$NODES" in problems
+    assert "$NODES, which the script does not set; add the argument trainer.nnodes=VALUE" in problems
+    assert "$tp, which the script sets under a condition" in problems
+    assert "$(date +%s), the output of a command" in problems
+    assert "$(cat options.txt), the output of a command; add its key=value arguments" in problems
+
+
+def test_arguments_after_the_script_win_and_answer_what_is_unknown(tmp_path: Path) -> None:
+    theirs, problems = read(tmp_path, UNKNOWN, "trainer.nnodes=3", "+data.train_batch_size=16")
+    assert (theirs("trainer.nnodes"), theirs("data.train_batch_size")) == (3, 16)
+    assert "trainer.nnodes" not in problems
+
+
+def test_the_home_directory_stays_a_tilde(tmp_path: Path) -> None:
+    theirs, _ = read(tmp_path, "python3 -m verl.trainer.main_ppo data.train_files=[$HOME/a,${HOME}/b]\n")
+    assert theirs("data.train_files") == ["~/a", "~/b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("python3 train.py data.seed=1\n", "has no calls of a trainer"),
+        ("python3 -m verl.trainer.main_ppo a=1\n" * 2, "has 2 calls of a trainer"),
+    ],
+)
+def test_a_script_without_the_one_call_is_refused(tmp_path: Path, text: str, expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        script(tmp_path, text)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_script(tmp_path / "missing.sh")
