@@ -46,7 +46,7 @@ def main() -> int:
         framework = framework_of(theirs.tree, options.framework, str(options.file))
         conversion = convert_configuration(framework, theirs, str(options.file))
         conversion.lost[:0] = unresolved
-        text = conversion_yaml(conversion, framework.name)
+        text = conversion_yaml(conversion, framework.name, options.file.name)
         if options.output is None:
             print(text, end="")
         else:

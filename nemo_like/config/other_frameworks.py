@@ -102,6 +102,7 @@ class Framework:
     entries of groups, for the keys below them that neither ``keys`` nor this framework has. ``arguments`` has
     the arguments of its Python interface, which lead to arguments of ``GRPO`` or to keys. With
     ``shares_names``, a key outside the table that exists in both frameworks means the same in both.
+    ``defaults`` has the values of its keys where nobody sets them; interpolations name other keys.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Framework:
     shares_names: bool = False
     rest: Mapping[str, Entry] = field(default_factory=dict)
     arguments: Mapping[str, Entry] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
 class KnownName(NamedTuple):
@@ -143,6 +145,7 @@ def table_of(name: str) -> Framework:
         shares_names=given.get("shares_names", False),
         rest={key: _entry(entry) for key, entry in given.get("rest", {}).items()},
         arguments={name: _entry(entry) for name, entry in given.get("arguments", {}).items()},
+        defaults=given.get("defaults", {}),
     )
 
 

@@ -8,7 +8,7 @@ job``. Of a shell script the arguments of its call of verl's trainer are read.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,15 @@ from yaml import YAMLError
 
 from nemo_like.config.composition import HYDRA_VERSION
 from nemo_like.config.grammar import parse
+from nemo_like.config.other_frameworks import table_of
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.resolvers import register_resolvers
 from nemo_like.config.search_path import near_files
-from nemo_like_tools.conversion.shell_script import HOME, read_script
+from nemo_like_tools.conversion.shell_script import HOME, Script, read_script
 from nemo_like_tools.conversion.values import Theirs
 
 _OVERRIDE = "_override_"
+_ENGINE = "model_engine"  # verl's group that chooses the backend
 
 
 def read_theirs(path: Path, arguments: Sequence[str]) -> tuple[Theirs, list[Problem]]:
@@ -37,14 +39,19 @@ def read_theirs(path: Path, arguments: Sequence[str]) -> tuple[Theirs, list[Prob
     The configuration lacks these values. Raises ConfigError when the file or an argument cannot be read.
     """
     problems: list[Problem] = []
+    defaults: Mapping[str, Any] = {}
     with _resolvers():
         if path.suffix == ".sh":
-            arguments = _with_script(path, arguments, problems)
-            cfg = _guarded(path, lambda: _with_arguments(OmegaConf.create(), arguments))
+            script = read_script(path)
+            defaults = _defaults(script, arguments)
+            arguments = _with_script(script, path, arguments, problems)
+            cfg = _guarded(path, lambda: _with_arguments(_tree(defaults), arguments))
         else:
             cfg = _guarded(path, lambda: _composed(path, arguments))
         tree = dict(_resolved(cfg, "", str(path), problems))
-    return Theirs(tree, lambda name: _text(name, path)), problems
+    given = [f"{_key(argument)}." for argument in arguments]
+    assumed = [key for key in defaults if not f"{key}.".startswith(tuple(given))]
+    return Theirs(tree, lambda name: _text(name, path), assumed), problems
 
 
 @contextmanager
@@ -70,12 +77,33 @@ def _composed(path: Path, arguments: Sequence[str]) -> DictConfig:
     return _with_arguments(_inherited(path, ()), arguments)
 
 
-def _with_script(path: Path, arguments: Sequence[str], problems: list[Problem]) -> list[str]:
+def _defaults(script: Script, arguments: Sequence[str]) -> Mapping[str, Any]:
+    """Return verl's defaults for a script, which may choose a configuration for Megatron.
+
+    A key that the script sets to something that cannot be known has none.
+    """
+    defaults = dict(table_of("verl").defaults)
+    chosen = {script.config_name.partition("_")[2].partition("_")[0]}
+    chosen |= {text.partition("=")[2] for text in (*script.arguments, *arguments) if _key(text) == _ENGINE}
+    if "megatron" in chosen:
+        defaults["actor_rollout_ref.actor.strategy"] = "megatron"
+    unknown = {_key(word) for word in script.unknown}
+    return {key: value for key, value in defaults.items() if key not in unknown}
+
+
+def _tree(values: Mapping[str, Any]) -> DictConfig:
+    """Return values by full key as a tree."""
+    cfg = OmegaConf.create()
+    for key, value in values.items():
+        OmegaConf.update(cfg, key, value)
+    return cfg
+
+
+def _with_script(script: Script, path: Path, arguments: Sequence[str], problems: list[Problem]) -> list[str]:
     """Return the arguments of a script's call with those given after them, as the script's ``$@`` has them.
 
     Adds a problem for each argument of the script whose value cannot be known and that is not given.
     """
-    script = read_script(path)
     given = {_key(text) for text in arguments}
     for word, why in script.unknown.items():
         key = _key(word)

@@ -43,12 +43,14 @@ class Conversion:
     """The result of converting a configuration.
 
     ``settings`` are by key here. ``lost`` has each value that could not be translated, with the reason.
-    ``notes`` says what a user must know of translated values.
+    ``notes`` says what a user must know of translated values. ``assumed`` has the defaults of the other
+    framework that count here, by its keys.
     """
 
     settings: dict[str, Setting] = field(default_factory=dict)
     lost: list[Problem] = field(default_factory=list)
     notes: list[Problem] = field(default_factory=list)
+    assumed: dict[str, Any] = field(default_factory=dict)
 
 
 def framework_of(tree: Mapping[str, Any], name: str | None, where: str) -> Framework:
@@ -87,7 +89,16 @@ def convert_configuration(framework: Framework, theirs: Theirs, where: str) -> C
         found.settings.setdefault(key, Setting(habit.value, f"as {framework.name} does: {habit.why}"))
     _without_a_critic(found, where)
     _without_other_losses(found)
+    origins = {origin for setting in found.settings.values() for origin in setting.origin.split(", ")}
+    found.assumed = {
+        key: theirs(key) for key in framework.defaults if _origin(key, theirs) in origins - {key}
+    }
     return found
+
+
+def _origin(key: str, theirs: Theirs) -> str:
+    """Return what a comment says of the key behind a value."""
+    return f"{key} by default" if key in theirs.assumed else key
 
 
 def _choices() -> str:
@@ -178,7 +189,7 @@ def _translate(
     if isinstance(converted, Noted):
         found.notes.append(_problem(key, value, converted.note, where))
         converted = converted.value
-    _set(here.key, converted, key, key, where, found)
+    _set(here.key, converted, _origin(key, theirs), key, where, found)
 
 
 def conversion_of(framework: str, key: OurKey) -> Callable[[Any, Theirs], Any]:

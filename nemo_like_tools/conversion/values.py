@@ -7,7 +7,7 @@ another key says it or nothing asks for it; or Noted. It may raise Untranslatabl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import PurePath
 from shlex import quote
 from typing import Any, Final, NamedTuple
@@ -35,12 +35,16 @@ class Theirs:
     """A configuration of another framework, as a tree of plain values without interpolations.
 
     ``texts`` returns the text of a file that the configuration names, and None when there is no such file.
+    ``assumed`` are the full keys that nobody set and that have their framework's defaults.
     """
 
     def __init__(
-        self, tree: Mapping[str, Any], texts: Callable[[str], str | None] = lambda name: None
+        self,
+        tree: Mapping[str, Any],
+        texts: Callable[[str], str | None] = lambda name: None,
+        assumed: Collection[str] = (),
     ) -> None:
-        self.tree, self.texts = tree, texts
+        self.tree, self.texts, self.assumed = tree, texts, frozenset(assumed)
 
     def __call__(self, key: str, default: Any = None) -> Any:
         """Return the value of a full key; ``default`` when the key is missing or null."""

@@ -17,8 +17,8 @@ from nemo_like_tools.conversion.translation import Conversion, Setting
 _BASE = "grpo_gpu"
 
 
-def conversion_yaml(conversion: Conversion, framework: str) -> str:
-    """Return the YAML of a conversion."""
+def conversion_yaml(conversion: Conversion, framework: str, source: str = "a configuration") -> str:
+    """Return the YAML of a conversion. ``source`` names the other framework's file in the first comment."""
     settings = dict(conversion.settings)
     backend = settings.pop("policy.backend", None)
     estimator = settings.get("grpo.adv_estimator.name")
@@ -30,7 +30,8 @@ def conversion_yaml(conversion: Conversion, framework: str) -> str:
     base = _base()
     kept = {key: setting for key, setting in settings.items() if not _is_so(key, setting.value, base)}
     lines = [
-        f"# From {framework} by scripts/convert_config.py; after each value, the key that it comes from."
+        f"# From {source} of {framework} by scripts/convert_config.py; after each value, the key behind it.",
+        *_granted(conversion.assumed, framework),
     ]
     lines += ["defaults:", *(f"  - {entry}" for entry in (*defaults, "_self_"))]
     tree: dict[str, Any] = {}
@@ -39,6 +40,14 @@ def conversion_yaml(conversion: Conversion, framework: str) -> str:
     for name, inner in tree.items():
         lines += ["", *_lines(name, inner, "")]
     return "\n".join(lines) + "\n"
+
+
+def _granted(assumed: Mapping[str, Any], framework: str) -> list[str]:
+    """Return comments with the defaults of the other framework that were taken for granted."""
+    if not assumed:
+        return []
+    lines = [f"# Taken for granted, as nothing sets them, are these defaults of {framework}:"]
+    return [*lines, *(f"#   {key}={_flow(value)}" for key, value in assumed.items())]
 
 
 def _base() -> Mapping[str, Any]:

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from nemo_like.config.other_frameworks import Missing, NoEffect, table_of
 from nemo_like.config.problems import ConfigError
 from nemo_like_tools.conversion.shell_script import Script, read_script
 from nemo_like_tools.conversion.their_files import read_theirs
+from nemo_like_tools.conversion.translation import Conversion, convert_configuration, framework_of
 from nemo_like_tools.conversion.values import Theirs
+from nemo_like_tools.conversion.writing import conversion_yaml
 
 
 def script(tmp_path: Path, text: str) -> Script:
@@ -117,3 +120,50 @@ def test_a_script_without_the_one_call_is_refused(tmp_path: Path, text: str, exp
         script(tmp_path, text)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_script(tmp_path / "missing.sh")
+
+
+CALL = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=32 "
+
+
+def converted(tmp_path: Path, text: str) -> Conversion:
+    theirs, _ = read(tmp_path, text)
+    return convert_configuration(framework_of(theirs.tree, None, "run.sh"), theirs, "run.sh")
+
+
+def test_what_a_script_leaves_unsaid_has_verls_defaults_and_the_result_lists_them(tmp_path: Path) -> None:
+    found = converted(tmp_path, f"{CALL} actor_rollout_ref.rollout.n=4 trainer.total_training_steps=3")
+    values = {key: setting.value for key, setting in found.settings.items()}
+    assert values["grpo.num_prompts_per_step"] == 32
+    assert values["policy.train_global_batch_size"] == 1024  # 256 prompts of 4 samples
+    assert values["policy.max_total_sequence_length"] == 1024  # 512 of a prompt, 512 of a response
+    assert (values["policy.data_parallel_size"], values["generation.num_engines"]) == (8, 4)
+    assert (values["policy.backend"], values["loss_fn.ratio_clip_c"]) == ("fsdp", 3.0)
+    assert not [key for key in values if key.startswith("value.")]  # of the critic, which grpo has not
+    assert found.assumed["data.max_prompt_length"] == 512
+    assert not {"data.train_batch_size", "actor_rollout_ref.rollout.n", "critic.ppo_epochs"} & {
+        *found.assumed
+    }
+    text = conversion_yaml(found, "verl", "run.sh")
+    assert text.startswith("# From run.sh of verl by")
+    assert "\n#   data.max_prompt_length=512\n" in text
+    assert "data_parallel_size: 8 # trainer.n_gpus_per_node by default\n" in text
+
+
+@pytest.mark.parametrize("choice", ["--config-name=ppo_megatron_trainer.yaml", "model_engine=megatron"])
+def test_a_configuration_for_megatron_has_its_defaults(tmp_path: Path, choice: str) -> None:
+    size = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2"
+    found = converted(tmp_path, f"{CALL} {choice} {size}")
+    assert found.settings["policy.backend"].value == "megatron"
+    assert found.settings["policy.data_parallel_size"].value == 4  # 8 GPUs in replicas of 2 stages
+    assert "policy.fsdp_cfg.cpu_offload" not in found.settings
+
+
+def test_a_value_that_cannot_be_known_gets_no_default(tmp_path: Path) -> None:
+    found = converted(tmp_path, f"{CALL} actor_rollout_ref.actor.grad_clip=$CLIP")
+    assert "policy.max_grad_norm" not in found.settings
+
+
+def test_every_default_is_of_a_key_that_the_table_leads_somewhere() -> None:
+    verl = table_of("verl")
+    nowhere = [key for key in verl.defaults if isinstance(verl.keys.get(key), NoEffect | Missing | None)]
+    assert not nowhere
