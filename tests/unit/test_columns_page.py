@@ -1,4 +1,4 @@
-"""docs/reference/columns.md's example is one."""
+"""docs/reference/columns.md has every column of the framework, and its example is one."""
 
 from __future__ import annotations
 
@@ -7,13 +7,54 @@ import re
 from pathlib import Path
 from typing import Any
 
-from nemo_like.batch.columns import declared_by
+from nemo_like.batch import columns
+from nemo_like.batch.columns import Column, declared_by, teacher_topk_columns
+from nemo_like.batch.routed_experts import routed_experts_column
 from nemo_like.configuration import load_config
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import Turn
+from nemo_like.models.model_info import read_model_info, shipped_shape
 from tests.functional import own_columns
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "columns.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "nemo_like"
+PAGE = (ROOT / "docs" / "reference" / "columns.md").read_text(encoding="utf-8")
+
+ROWS = re.findall(
+    r"^\| `(\w+)` \| ((?:per_token|per_sample|ragged|objects)[^|]*) \|(.*)$", PAGE, re.MULTILINE
+)
+MIXTURE = read_model_info(str(shipped_shape("Qwen3-30B-A3B")), "megatron")
+DECLARED = [
+    *(value for value in vars(columns).values() if isinstance(value, Column)),
+    *teacher_topk_columns(2),
+    routed_experts_column(MIXTURE),
+]
+
+
+def test_every_column_of_the_framework_has_a_row() -> None:
+    layouts = {name: layout for name, layout, _ in ROWS}
+    assert len(layouts) == len(ROWS)
+    assert layouts.keys() == {column.name for column in DECLARED}
+    for column in DECLARED:
+        assert layouts[column.name].startswith(f"{column.layout.value} {column.dtype}".strip())
+        assert ("per prompt" in layouts[column.name]) == column.per_prompt
+        assert ("[" in layouts[column.name]) == bool(column.inner_shape)
+
+
+def test_columns_are_declared_where_the_test_above_looks_for_them() -> None:
+    """Others are of a user's own: a record's, and a recording's."""
+    named = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if re.search(r"\bColumn\(\s*[\"A-Z]", path.read_text(encoding="utf-8"))
+    }
+    assert named == {"batch/columns.py", "batch/routed_experts.py", "sweep/multirun.py"}
+
+
+def test_whoever_writes_and_reads_a_column_is_there() -> None:
+    files = {file for _, _, cells in ROWS for file in re.findall(r"`([\w/]+\.py)`", cells)}
+    assert len(files) > 10
+    assert [file for file in sorted(files) if not (PACKAGE / file).is_file()] == []
 
 
 def test_the_configuration_is_one(tmp_path: Path) -> None:
