@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nemo_like.observability.metric_meanings import meaning_of
 from nemo_like_tools.conversion.values import LEFT_OUT, Noted, Theirs, Untranslatable
 
 _ESTIMATORS = ("gae", "gdpo", "grpo", "reinforce_plus_plus")
@@ -151,9 +152,16 @@ def metric(value: Any, theirs: Theirs) -> str | None:
     if value is None:
         return None
     text = str(value)
-    for prefix, ours in (("val:", "validation/"), ("train:", "train/")):
-        text = text.replace(prefix, ours, 1)
-    return text if "/" in text else f"validation/{text}"
+    for prefix, ours in (("val:", "validation/"), ("val_", "validation/"), ("train:", "train/")):
+        if text.startswith(prefix):
+            text = f"{ours}{text.removeprefix(prefix)}"
+    name = text if text.startswith(("validation/", "train/")) else f"validation/{text}"
+    if meaning_of(name) is None:
+        raise Untranslatable(
+            f"there is no metric {name} here; set the key to one of docs/reference/metrics.md, such as "
+            "validation/reward"
+        )
+    return name
 
 
 def stop_metric(value: Any, theirs: Theirs) -> Any:

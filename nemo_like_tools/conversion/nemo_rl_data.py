@@ -51,6 +51,18 @@ def _noted(found: list[tuple[dict[str, Any], list[str]]], *, is_single: bool) ->
 
 
 def _source(given: Mapping[str, Any], theirs: Theirs) -> tuple[dict[str, Any], list[str]]:
+    source, notes = _read_from(given, theirs)
+    return {**source, **_prompts(given, theirs)}, notes
+
+
+def _prompts(given: Mapping[str, Any], theirs: Theirs) -> dict[str, str | None]:
+    """Return the texts of the prompt files that a data set has of its own."""
+    files = (("prompt_file", "prompt_template", "{prompt}"), ("system_prompt_file", "system_prompt", None))
+    return {key: prompt_text(given[name], theirs, place) for name, key, place in files if name in given}
+
+
+def _read_from(given: Mapping[str, Any], theirs: Theirs) -> tuple[dict[str, Any], list[str]]:
+    """Return where the problems of a data set are and by which fields, with notes for the user."""
     name = given.get("dataset_name") or theirs("data.default.dataset_name", "ResponseDataset")
     notes = [
         f"{key} is missing here: {why}"
@@ -107,7 +119,12 @@ def prompt_text(value: Any, theirs: Theirs, place: str | None = None) -> str | N
         return None
     text = theirs.texts(str(value))
     if text is None:
-        raise Untranslatable(f"the file {value} is not there; write its text into the key")
+        key = "system_prompt" if place is None else "prompt_template"
+        raise Untranslatable(
+            f"there is no file {value} beside the configuration or in a folder above it; write its text "
+            f"into {key} of data.default, or of the source"
+            + ("" if place is None else f", with {place} for {{}}")
+        )
     if place is None:
         return text.strip()
     return text.strip().replace("{{", "\0").replace("}}", "\1").replace("{}", place) \

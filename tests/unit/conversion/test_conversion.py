@@ -392,6 +392,45 @@ data:
     assert "data.validation=null is not translated" in lost(conversion)
 
 
+def test_a_prompt_file_is_its_text_wherever_nemo_rl_names_it_and_never_a_path(tmp_path: Path) -> None:
+    (tmp_path / "prompts").mkdir()
+    (tmp_path / "prompts" / "cot.txt").write_text("Think.\n\n{}\n")
+    (tmp_path / "prompts" / "system.txt").write_text("You are a teacher.\n")
+    files = "prompt_file: prompts/cot.txt, system_prompt_file: prompts/system.txt"
+    (tmp_path / "examples").mkdir()
+    flat = converted(tmp_path / "examples", f"data: {{dataset_name: some/set, {files}}}")
+    assert value(flat, "data.default.prompt_template") == "Think.\n\n{prompt}"
+    assert value(flat, "data.default.system_prompt") == "You are a teacher."
+    own = converted(tmp_path, f"data: {{train: {{dataset_name: DeepScaler, {files}}}}}")
+    source = value(own, "data.train")
+    assert source["prompt_template"] == "Think.\n\n{prompt}"
+    assert source["system_prompt"] == "You are a teacher."
+    missing = converted(tmp_path, "data: {system_prompt_file: prompts/none.txt}")
+    assert value(missing, "data.default.system_prompt") is None
+    assert "data.system_prompt_file=prompts/none.txt is not translated: there is no file" in lost(missing)
+    assert "write its text into system_prompt of data.default" in lost(missing)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "here"),
+    [
+        ("val_reward", "validation/reward"),
+        ("val:accuracy", "validation/accuracy"),
+        ("accuracy", "validation/accuracy"),
+        ("train:grad_norm", "train/grad_norm"),
+    ],
+)
+def test_a_metric_of_nemo_rl_is_one_that_exists_here(tmp_path: Path, theirs: str, here: str) -> None:
+    found = converted(tmp_path, NEMO_RL, f"checkpointing.metric_name='{theirs}'")
+    assert value(found, "checkpointing.metric_name") == here
+
+
+def test_a_metric_that_does_not_exist_here_is_not_set(tmp_path: Path) -> None:
+    found = converted(tmp_path, NEMO_RL, "checkpointing.metric_name=val_cleverness")
+    assert value(found, "checkpointing.metric_name") is None
+    assert "there is no metric validation/cleverness here" in lost(found)
+
+
 def test_the_subset_of_a_dataset_on_the_hub_stays_one_and_a_slice_too(tmp_path: Path) -> None:
     hub = "{dataset_name: ResponseDataset, data_path: openai/gsm8k, subset: main, split: 'train[:99]'}"
     text = NEMO_RL.replace("train: {dataset_name: DeepScaler}", f"train: {hub}")
