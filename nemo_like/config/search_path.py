@@ -1,7 +1,8 @@
 """Tells Hydra where configurations are: beside the file that is run, then in ``configs/`` and ``recipes/``.
 
 Hydra reads them through ``ConfigurationFiles``. It accepts three things that Hydra's own reader refuses:
-defaults that are not a list, defaults that are paths, and a list of groups where another file has one group.
+defaults that are not a list, defaults that are paths, and a list of groups of keys (such as several data
+sources) where another file has one group.
 """
 
 from __future__ import annotations
@@ -279,9 +280,10 @@ def _for_hydra(tree: Mapping[str, Any], config_path: str) -> dict[str, Any]:
 
 
 def lists_as_text(value: Any) -> Any:
-    """Return a tree in which every list of groups is one JSON text in bytes.
+    """Return a tree in which every list of groups of keys is one JSON text, in bytes unlike
+    other texts.
 
-    So a later file replaces the list by another list or by one group, instead of merging into it.
+    As one value, a later file replaces the list as a whole instead of merging into it.
     """
     if isinstance(value, Mapping):
         return {key: lists_as_text(inner) for key, inner in value.items()}

@@ -16,8 +16,8 @@ class RewardWatch:
     """Counts the samples and failed rewards of each environment over the rollouts of a step or validation."""
 
     def __init__(self, envs: Mapping[str, EnvConfig], logger: RunLogger, log_path: str) -> None:
-        """Take the limits from ``envs``; ``log_path`` is the rollout actor's log, which names every failed
-        sample."""
+        """Take the allowed shares of failed rewards from ``envs``. ``log_path`` is the rollout actor's log,
+        which names every failed sample."""
         self._envs, self._logger, self._log_path = envs, logger, log_path
         self._warned: set[tuple[str, FailureKind]] = set()
         self._warned_metrics: set[str] = set()

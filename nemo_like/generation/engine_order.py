@@ -77,7 +77,8 @@ class RunStep:
 
 @dataclass(frozen=True, slots=True)
 class WaitFor:
-    """Wait for a call. ``what`` names the call that a journal expects by a deadline; "" where none does."""
+    """Wait for the next call from another process. In a replay, ``what`` names the call that the replayed
+    journal has next, and the wait has a deadline; otherwise ``what`` is "" and the wait has none."""
 
     what: str = ""
     came: str = ""  # which requests came instead

@@ -125,7 +125,7 @@ def actor_name(role: Role, needs: RoleNeeds, index: int | str) -> str:
 
 
 def environment_role(env: EnvConfig) -> Role:
-    """Return the role of an environment's actors."""
+    """Return how many actors an environment has, with the CPUs and GPUs that each of them needs."""
     return Role.reward_model if needs_gpu(env) else Role.environment
 
 

@@ -240,7 +240,8 @@ def _scan_request(cfg: Config) -> ScanRequest | None:
 
 
 def _is_made_here(source: DatasetConfig) -> bool:
-    """Return whether a source's keys give the lengths of its problems, which ``rules.rules`` then checks."""
+    """Return whether the source generates its prompts from its keys. These give the prompts' lengths, so
+    ``rules.rules`` has checked them, and no data need be read."""
     is_plain = source.prompt_template is None and not source.use_chat_template
     return source_kind_of(source).lengths is not None and is_plain
 

@@ -1,6 +1,6 @@
 """The driver's requests to a rollout and their results: prompts by index, never their text.
 
-The seeds of the responses are computed from the same numbers.
+The seeds of the responses follow from the run's seed, the step and the prompts' positions in it.
 """
 
 from __future__ import annotations
