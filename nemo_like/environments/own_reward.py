@@ -86,7 +86,7 @@ class RewardParameters:
         return _COMPLETIONS in (*self.needed, *self.optional)
 
     def missing(self, fields: Sequence[str]) -> list[str]:
-        """Return the parameters of the reward function that neither a turn nor a record with ``fields`` fills."""
+        """Return the parameters of the function that neither a turn nor a record with ``fields`` fills."""
         there = {*(OF_A_BATCH if self.are_lists else OF_A_TURN), *fields}
         return [name for name in self.needed if name not in there]
 
