@@ -37,15 +37,16 @@ class Kind:
     """A kind of environment.
 
     about: its rewards, in whole sentences, as the head of its file in ``configs/env``.
-    reward, example: its reward, and options as an example, for its row in docs/how_to/environments.md.
+    reward, example: its reward in a few words, and options as an example. They are its row in
+        docs/how_to/environments.md, so a shipped kind has both; another needs neither.
     options: the class of ``env.<name>.options``. A subclass of ``HubOptions``, ``ModelOptions`` or
         ``AgentOptions`` makes the environment a hub, a reward model or an agent.
     base: the keys of ``EnvConfig`` for which it has other defaults.
     judge: import path of the function or class that makes the ``Environment`` from the options; "" when
         other environments judge.
     record_check: import path of a function that makes a ``RecordCheck`` from the options; None: no check.
-    problems: yields the problems with the environment of a name among all of a configuration, whose options
-        are of the right types.
+    problems: called with the name of an environment and all environments by name, after its options were
+        found to be there and of the right types; yields what is wrong with that one.
     machine_problems: yields a problem for everything that this machine lacks for the environment of a name.
     package: a module that the run's interpreter needs, and the name of its package for pip.
     answers: a response may get an observation instead of a reward, so that another turn follows.

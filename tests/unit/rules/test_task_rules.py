@@ -72,6 +72,11 @@ def test_every_kind_has_a_file_and_every_file_a_kind() -> None:
     assert files == set(KINDS)
 
 
+def test_every_kind_says_for_the_page_of_kinds_what_its_reward_is_and_gives_an_example() -> None:
+    shown = {name: ENVIRONMENT_KINDS.load(name) for name in KINDS}
+    assert [name for name, kind in shown.items() if not (kind.reward and kind.example)] == []
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_valid_with_its_defaults(with_env: Callable[..., Config], kind: str) -> None:
     cfg = with_env(kind, *(f"options.{key}" for key in NEEDED.get(kind, [])))
