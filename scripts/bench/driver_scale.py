@@ -283,11 +283,11 @@ class TimedPolicy(group.PolicyWorkerGroup):
 
 
 class TimedTripwires(StepTripwires):
-    """The tripwires, whose look at a step is a phase."""
+    """The tripwires, whose check of a step is a phase."""
 
     clock: Clock
 
-    def look(self, *args: Any) -> Any:
+    def check(self, *args: Any) -> Any:
         self.clock.enter("tripwires")
         alarms = super().check(*args)
         self.clock.enter("elsewhere")
