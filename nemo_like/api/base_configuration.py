@@ -77,7 +77,7 @@ def quoted(text: str) -> str:
     for special in ("\\'", "\\${"):
         if special in text:
             rule = f"has the characters {special}, which no configuration can hold"
-            raise ConfigError([Problem(key=text, rule=rule, remedy="rename it")])
+            raise ConfigError.of(text, rule, "rename it")
     return "'" + text.replace("'", "\\'").replace("${", "\\${") + "'"
 
 
@@ -91,7 +91,7 @@ def local_model(model: str | Path) -> str:
     if path.is_dir():
         return str(path.absolute())
     if path.is_absolute() or len(path.parts) > 2 or path.parts[:1] in [("..",), ("~",)]:  # no name on the hub
-        raise ConfigError([Problem(key=f"model={model}", rule="is not a directory", remedy=remedy)])
+        raise ConfigError.of(f"model={model}", "is not a directory", remedy)
     from huggingface_hub import snapshot_download
 
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.api.base_configuration import quoted
-from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.problems import ConfigError
 
 Overrides = Sequence[str] | Mapping[str, Any]
 
@@ -23,12 +23,12 @@ def override_texts(overrides: Overrides) -> tuple[str, ...]:
     ConfigError for a value that no configuration can hold.
     """
     if isinstance(overrides, str):
-        raise _refused("overrides", "is a text", f"give a list: [{overrides!r}]")
+        raise ConfigError.of("overrides", "is a text", f"give a list: [{overrides!r}]")
     if isinstance(overrides, Mapping):
         return tuple(_arguments("", overrides))
     if isinstance(overrides, Sequence) and all(isinstance(text, str) for text in overrides):
         return tuple(overrides)
-    raise _refused(
+    raise ConfigError.of(
         f"overrides={overrides!r}",
         "is neither a list of texts nor a dict",
         "write ['policy.optimizer.lr=1e-5'] or {'policy.optimizer.lr': 1e-5}",
@@ -38,7 +38,7 @@ def override_texts(overrides: Overrides) -> tuple[str, ...]:
 def _arguments(prefix: str, overrides: Mapping[Any, Any]) -> Iterator[str]:
     for name, value in overrides.items():
         if not isinstance(name, str):
-            raise _refused(f"overrides: {prefix}{name!r}", "is no text, and keys are texts", "")
+            raise ConfigError.of(f"overrides: {prefix}{name!r}", "is no text, and keys are texts")
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and value:
             yield from _arguments(f"{key}.", value)
@@ -63,7 +63,7 @@ def _written(key: str, value: Any) -> str:
     if isinstance(value, Mapping):
         pairs = (f"{_key(name)}: {_written(f'{key}.{name}', item)}" for name, item in value.items())
         return "{" + ", ".join(pairs) + "}"
-    raise _refused(
+    raise ConfigError.of(
         f"overrides: {key}",
         f"is {type(value).__name__}, which no configuration can hold",
         "give a text, a number, True, False, None, or a list or a dict of these",
@@ -72,7 +72,3 @@ def _written(key: str, value: Any) -> str:
 
 def _key(name: object) -> str:
     return _SPECIAL_IN_KEYS.sub(r"\\\g<0>", str(name))
-
-
-def _refused(key: str, rule: str, remedy: str) -> ConfigError:
-    return ConfigError([Problem(key=key, rule=rule, remedy=remedy)])

@@ -33,7 +33,7 @@ from nemo_like.api.run_inputs import (
 )
 from nemo_like.api.run_result import RunResult
 from nemo_like.cluster.proxies import bypass_proxies
-from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
 from nemo_like.driver import exit_codes
 from nemo_like.driver.run_failures import CallbackFailed, RunFailed
@@ -82,9 +82,11 @@ class GRPO:
     ) -> None:
         """Check the arguments. Raises ConfigError, which is a ValueError, when no run can start with them."""
         if on_step is not None and not callable(on_step):
-            raise _refused("on_step", f"is {type(on_step).__name__} and cannot be called", "give a function")
+            raise ConfigError.of(
+                "on_step", f"is {type(on_step).__name__} and cannot be called", "give a function"
+            )
         if not isinstance(num_steps, int) or num_steps < 1:
-            raise _refused(f"num_steps={num_steps}", "must be a whole number of at least 1", "")
+            raise ConfigError.of(f"num_steps={num_steps}", "must be a whole number of at least 1")
         self._model, self._on_step = model, on_step
         self._reward = named_reward(reward, reward_weights)
         self._arguments = ProgramArguments(num_steps, config, override_texts(overrides))
@@ -191,7 +193,3 @@ def _result(end: RunEnd, directory: Path) -> RunResult:
     if isinstance(end.error, CallbackFailed) and end.error.__cause__ is not None:
         raise end.error.__cause__
     raise RunFailed(f"the run {end.outcome} (its directory is {directory})") from end.error
-
-
-def _refused(key: str, rule: str, remedy: str) -> ConfigError:
-    return ConfigError([Problem(key=key, rule=rule, remedy=remedy)])

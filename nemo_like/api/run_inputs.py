@@ -16,7 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.problems import ConfigError
 from nemo_like.data.answers import answer_text
 from nemo_like.data.options import DatasetConfig
 from nemo_like.data.sources import FILE_READERS
@@ -45,10 +45,12 @@ def checked_rows(name: str, rows: Rows, source: DatasetConfig) -> list[dict[str,
     if isinstance(rows, str | Path):
         return _file(name, Path(rows))
     if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
-        raise _refused(name, f"is {type(rows).__name__}", "give a list of dicts, or the path of a file")
+        raise ConfigError.of(name, f"is {type(rows).__name__}", "give a list of dicts, or the path of a file")
     checked = [_row(f"{name}[{index}]", row, source) for index, row in enumerate(rows)]
     if not checked:
-        raise _refused(name, "has no rows", f'give at least one, such as {{"{source.prompt_key}": "1+1="}}')
+        raise ConfigError.of(
+            name, "has no rows", f'give at least one, such as {{"{source.prompt_key}": "1+1="}}'
+        )
     return checked
 
 
@@ -60,18 +62,18 @@ def named_reward(reward: GivenReward, weights: Sequence[float] | None) -> Reward
     """
     if not isinstance(reward, list | tuple):
         if weights is not None:
-            raise _refused("reward_weights", "are for a list of functions", "give reward as a list")
+            raise ConfigError.of("reward_weights", "are for a list of functions", "give reward as a list")
         return reward
     if not reward:
-        raise _refused("reward=[]", "has no function", "give at least one")
+        raise ConfigError.of("reward=[]", "has no function", "give at least one")
     functions: dict[str, Callable[..., Any]] = {}
     for index, function in enumerate(reward):
         name = getattr(function, "__name__", type(function).__name__)
         if not callable(function):
-            raise _refused(f"reward[{index}]", f"is {name} and cannot be called", "give a function")
+            raise ConfigError.of(f"reward[{index}]", f"is {name} and cannot be called", "give a function")
         if name in functions:
             rule = f"has the name {name!r} of another function of the list"
-            raise _refused(f"reward[{index}]", rule, "define it with def under a name of its own")
+            raise ConfigError.of(f"reward[{index}]", rule, "define it with def under a name of its own")
         functions[name] = function
     return WeightedRewards(functions, dict(zip(functions, _weights(weights, len(functions)), strict=True)))
 
@@ -80,13 +82,13 @@ def _weights(given: Sequence[float] | None, count: int) -> list[float]:
     if given is None:
         return [1.0] * count
     if not isinstance(given, Sequence) or len(given) != count:
-        raise _refused(
+        raise ConfigError.of(
             f"reward_weights={given!r}", f"must be a list of {count} numbers, one per function of reward", ""
         )
     weights = [as_number(weight) for weight in given]
     for index, (weight, shown) in enumerate(zip(weights, given, strict=True)):
         if weight is None or not math.isfinite(weight):
-            raise _refused(f"reward_weights[{index}]={shown!r}", "must be a finite number", "")
+            raise ConfigError.of(f"reward_weights[{index}]={shown!r}", "must be a finite number")
     return [weight for weight in weights if weight is not None]
 
 
@@ -112,7 +114,7 @@ def _check_function(
     try:
         parameters = RewardParameters.of(reward)
     except UnfitReward as error:
-        raise _refused(argument, str(error), "") from error
+        raise ConfigError.of(argument, str(error)) from error
     if isinstance(rows, Path):
         return
     own = {source.prompt_key, source.answer_key, source.images_key}
@@ -121,7 +123,7 @@ def _check_function(
         if missing := parameters.missing(fields):
             has = ", ".join(map(repr, fields)) or "no further field"
             takes = ", ".join(map(repr, missing))
-            raise _refused(
+            raise ConfigError.of(
                 argument,
                 f"takes {takes}, which is neither of a turn nor in {name}[{index}], which has {has}",
                 "name turn, prompt, response, answer, is_truncated or fields of the rows, or give the "
@@ -150,7 +152,7 @@ def write_reward(folder: Path, reward: Reward) -> Path:
     try:
         return _written(folder, "reward", "pickle", pickled_reward(reward))
     except UnfitReward as error:
-        raise _refused("reward", str(error), "") from error
+        raise ConfigError.of("reward", str(error)) from error
 
 
 def _written(folder: Path, name: str, ending: str, contents: bytes) -> Path:
@@ -162,33 +164,31 @@ def _written(folder: Path, name: str, ending: str, contents: bytes) -> Path:
 
 def _file(name: str, path: Path) -> Path:
     if not path.is_file():
-        raise _refused(f"{name}={path}", "is not a file", "give a list of dicts, or the path of a file")
+        raise ConfigError.of(f"{name}={path}", "is not a file", "give a list of dicts, or the path of a file")
     if path.suffix not in FILE_READERS:
         endings = ", ".join(FILE_READERS)
-        raise _refused(f"{name}={path}", f"must end in {endings}", "convert it, or give a list of dicts")
+        raise ConfigError.of(
+            f"{name}={path}", f"must end in {endings}", "convert it, or give a list of dicts"
+        )
     return path.absolute()
 
 
 def _row(where: str, row: Any, source: DatasetConfig) -> dict[str, Any]:
     if not isinstance(row, Mapping):
         remedy = 'give a list of dicts; of a table of pandas: table.to_dict("records")'
-        raise _refused(where, f"is {type(row).__name__} and no dict", remedy)
+        raise ConfigError.of(where, f"is {type(row).__name__} and no dict", remedy)
     if not row.get(source.prompt_key):
         there = ", ".join(map(repr, row)) or "nothing"
         rule = f"has no {source.prompt_key!r}, or an empty one; it has {there}"
-        raise _refused(where, rule, "overrides=['data.default.prompt_key=NAME'] names another field")
+        raise ConfigError.of(where, rule, "overrides=['data.default.prompt_key=NAME'] names another field")
     for key, value in row.items():
         try:
             json.dumps({key: value}, ensure_ascii=False).encode()
         except (TypeError, ValueError) as error:
             rule = f"has a field {key!r} that JSON cannot hold: {error}"
-            raise _refused(where, rule, "make it text, a number, a list or a dict") from error
+            raise ConfigError.of(where, rule, "make it text, a number, a list or a dict") from error
     try:
         answer_text(row.get(source.answer_key), f"field {source.answer_key!r}")
     except ValueError as error:
-        raise _refused(where, f"cannot be used: {error}", "") from error
+        raise ConfigError.of(where, f"cannot be used: {error}") from error
     return {source.answer_key: None, **row}
-
-
-def _refused(key: str, rule: str, remedy: str) -> ConfigError:
-    return ConfigError([Problem(key=key, rule=rule, remedy=remedy)])

@@ -45,3 +45,8 @@ class ConfigError(ValueError):
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         lines = [f"{count} in the configuration:", *(f"  - {problem}" for problem in problems)]
         super().__init__("\n".join(lines))
+
+    @classmethod
+    def of(cls, key: str, rule: str, remedy: str = "") -> ConfigError:
+        """Return the error of one problem, with these fields of ``Problem``."""
+        return cls([Problem(key=key, rule=rule, remedy=remedy)])

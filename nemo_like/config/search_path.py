@@ -28,7 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.problems import ConfigError
 
 SHIPPED = tuple(Path(__file__).resolve().parents[2] / folder for folder in ("configs", "recipes"))
 # A configuration outside of the search path is named by this and the file's absolute path without its suffix.
@@ -300,4 +300,4 @@ def lists_from_text(value: Any) -> Any:
 
 
 def _file_error(path: Path, rule: str, remedy: str = "") -> ConfigError:
-    return ConfigError([Problem(key=str(path), rule=rule, remedy=remedy)])
+    return ConfigError.of(str(path), rule, remedy)

@@ -13,7 +13,7 @@ _SHOWN_NAMES = 6
 
 
 class StartStatus:
-    """Turns what a wait tells into statuses: each one on a live view, a line now and then elsewhere."""
+    """Shows statuses of a wait: a live view gets each of them, other output a line from time to time."""
 
     def __init__(self, logger: RunLogger, clock: Callable[[], float] = time.monotonic) -> None:
         self._logger, self._clock = logger, clock

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.problems import ConfigError
 from nemo_like.models.parameter_counts import ParameterCounts
 from nemo_like.policy.options import BACKEND_KINDS, ValueConfig, WorkerGroupConfig
 
@@ -318,7 +318,7 @@ def _is_size(value: Any) -> bool:
 
 
 def _error(group: str, model_name: str, rule: str, remedy: str) -> ConfigError:
-    return ConfigError([Problem(key=f"{group}.model_name={model_name}", rule=rule, remedy=remedy)])
+    return ConfigError.of(f"{group}.model_name={model_name}", rule, remedy)
 
 
 # transformers' name for the output layer of a model that scores whole sequences with one number.

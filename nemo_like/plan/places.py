@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from nemo_like.cluster.options import Placement
-from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import needs_gpu
@@ -81,7 +81,7 @@ def weight_replicas(cfg: Config, places: Sequence[Place]) -> tuple[int, ...]:
             whole.setdefault(nodes.pop(), replica)
     with_engines = {place.node for place in places if place.role is Role.engine}
     if without := sorted(with_engines - whole.keys()):
-        raise _refused(
+        raise ConfigError.of(
             f"generation.weight_transport={transport.value}",
             "needs a whole replica of the policy on each node with engines, which map memory of their own "
             f"node; node {without[0]} has none (cluster.placement={cfg.cluster.placement.value})",
@@ -168,7 +168,7 @@ def _on_policy_gpus(cfg: Config, role: Role, policy: Sequence[Place]) -> list[Pl
     """Give each worker of a group the GPU of the policy worker that has the same rank."""
     workers, size = roles(cfg)[role], _tensor_group(worker_groups(cfg)[role])
     if workers.count > len(policy):
-        raise _refused(
+        raise ConfigError.of(
             f"{role.group}.data_parallel_size={worker_groups(cfg)[role].data_parallel_size}",
             f"makes {workers.count} {role.value}s, but with cluster.placement=colocated they share the GPUs "
             f"of {len(policy)} policy workers",
@@ -176,7 +176,7 @@ def _on_policy_gpus(cfg: Config, role: Role, policy: Sequence[Place]) -> list[Pl
         )
     nodes = [place.node for place in policy]
     if any(len(set(nodes[first : first + size])) > 1 for first in range(0, workers.count, size)):
-        raise _refused(
+        raise ConfigError.of(
             _tensor_key(role.group, worker_groups(cfg)[role]),
             "puts workers that exchange something in every layer on several nodes, since with "
             "cluster.placement=colocated each has the GPU of the policy worker of its rank",
@@ -233,7 +233,7 @@ def _on_workers_gpus(cfg: Config, workers: Sequence[Place], engines: RoleNeeds) 
     ]
     if not slots:
         most = max(used.values())
-        raise _refused(
+        raise ConfigError.of(
             f"generation.vllm_cfg.tensor_parallel_size={tp}",
             f"must be at most {most} with cluster.placement=colocated: the policy workers have no more GPUs "
             "on one node",
@@ -275,7 +275,7 @@ def _check_fits(cfg: Config, key: str, size: int) -> None:
     most = cfg.cluster.gpus_per_node
     if size > most:
         rule = f"must be at most cluster.gpus_per_node={most}, since its {size} GPUs share a node"
-        raise _refused(
+        raise ConfigError.of(
             key, rule, "divide it over fewer GPUs, or set cluster.gpus_per_node to what a node has"
         )
 
@@ -293,13 +293,9 @@ def _check_nodes(cfg: Config, needed: int) -> None:
         if scorers := len(reward_models(cfg)):
             parts.append(f"{scorers} reward models of 1")
         users = " and ".join(parts)
-        raise _refused(
+        raise ConfigError.of(
             f"cluster.num_nodes={cluster.num_nodes}",
             f"must be at least {needed}: {users} do not fit on fewer nodes of "
             f"cluster.gpus_per_node={cluster.gpus_per_node}",
             f"use fewer engines or policy workers, or cluster.num_nodes={needed}",
         )
-
-
-def _refused(key: str, rule: str, remedy: str) -> ConfigError:
-    return ConfigError([Problem(key=key, rule=rule, remedy=remedy)])

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import dropwhile
 from pathlib import Path
 
-from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.problems import ConfigError
 
 # Stands for the home directory; Hydra's grammar allows no "~" in a bare value.
 HOME = "@HOME@"
@@ -60,7 +60,7 @@ def read_script(path: Path) -> Script:
     try:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([Problem(key=str(path), rule=f"cannot be read: {error}", remedy="")]) from error
+        raise ConfigError.of(str(path), f"cannot be read: {error}") from error
     scope: _Scope = {"HOME": [HOME]}
     calls: list[Script] = []
     depth = 0
@@ -75,7 +75,7 @@ def read_script(path: Path) -> Script:
     if len(calls) != 1:
         rule = f"has {len(calls) or 'no'} calls of a trainer such as python3 -m verl.trainer.main_ppo"
         remedy = "keep the one call in a copy" if calls else "give the script with the call, or a YAML file"
-        raise ConfigError([Problem(key=str(path), rule=rule, remedy=remedy)])
+        raise ConfigError.of(str(path), rule, remedy)
     return calls[0]
 
 

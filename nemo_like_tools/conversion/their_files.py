@@ -128,20 +128,20 @@ def _guarded(path: Path, compose: Callable[[], DictConfig]) -> DictConfig:
             raise
         rule = f"cannot be composed: {' '.join(str(error).split())}"
         remedy = "give the whole configuration, which their launcher prints with --cfg job, as one file"
-        raise ConfigError([Problem(key=str(path), rule=rule, remedy=remedy)]) from error
+        raise ConfigError.of(str(path), rule, remedy) from error
 
 
 def _load(path: Path) -> DictConfig:
     if not path.is_file():
         remedy = near_files(path.name, path.parent)
-        raise ConfigError([Problem(key=str(path), rule="is not a file", remedy=remedy)])
+        raise ConfigError.of(str(path), "is not a file", remedy)
     try:
         cfg = OmegaConf.load(path)
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
         rule = f"is not valid YAML: {' '.join(str(error).split())}"
-        raise ConfigError([Problem(key=str(path), rule=rule, remedy="")]) from error
+        raise ConfigError.of(str(path), rule) from error
     if not isinstance(cfg, DictConfig):
-        raise ConfigError([Problem(key=str(path), rule="must be a mapping of keys, not a list", remedy="")])
+        raise ConfigError.of(str(path), "must be a mapping of keys, not a list")
     return cfg
 
 
@@ -149,7 +149,7 @@ def _inherited(path: Path, before: tuple[Path, ...]) -> DictConfig:
     """Return a file merged over the files that its defaults name by paths."""
     if path in before:
         rule = f"is reached from itself by its defaults: {' -> '.join(map(str, (*before, path)))}"
-        raise ConfigError([Problem(key=str(path), rule=rule, remedy="break the circle")])
+        raise ConfigError.of(str(path), rule, "break the circle")
     cfg = _load(path)
     names = cfg.pop("defaults", None) or []
     merged = OmegaConf.create({})
@@ -178,7 +178,7 @@ def _with_arguments(cfg: DictConfig, arguments: Sequence[str]) -> DictConfig:
         argument = parse(text)
         if argument.is_sweep_override():
             rule = "sets several values, and a configuration has one"
-            raise ConfigError([Problem(key=text, rule=rule, remedy="convert once for each value")])
+            raise ConfigError.of(text, rule, "convert once for each value")
         if argument.is_delete():
             group, _, name = argument.key_or_group.rpartition(".")
             holder = OmegaConf.select(cfg, group) if group else cfg

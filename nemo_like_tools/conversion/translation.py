@@ -61,13 +61,13 @@ def framework_of(tree: Mapping[str, Any], name: str | None, where: str) -> Frame
     if name is not None:
         if name not in CONVERTIBLE:
             rule = "is not a framework whose configurations can be converted"
-            raise ConfigError([Problem(key=f"--from={name}", rule=rule, remedy=_choices())])
+            raise ConfigError.of(f"--from={name}", rule, _choices())
         return CONVERTIBLE[name]
     counts = {key: sum(1 for _ in _known(tree, framework)) for key, framework in CONVERTIBLE.items()}
     best = max(counts, key=lambda key: counts[key])
     if not counts[best]:
         rule = "has no key that is known of another framework"
-        raise ConfigError([Problem(key=where, rule=rule, remedy=f"name its framework: {_choices()}")])
+        raise ConfigError.of(where, rule, f"name its framework: {_choices()}")
     return CONVERTIBLE[best]
 
 
