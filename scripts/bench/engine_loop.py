@@ -48,7 +48,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", default="configs/grpo_arithmetic_cpu.yaml")
-    parser.add_argument("--sequences", type=at_least(GROUP_SIZE), nargs="+", default=[64, 256, 1024])
+    parser.add_argument(
+        "--sequences",
+        type=at_least(GROUP_SIZE),
+        nargs="+",
+        default=[64, 256, 1024],
+        help=f"in requests of {GROUP_SIZE}: other numbers are rounded down",
+    )
     parser.add_argument("--tokens", type=at_least(1), default=32, help="of each response")
     parser.add_argument("--rounds", type=at_least(1), default=5)
     parser.add_argument("--profile", type=Path, metavar="FILE")
