@@ -276,7 +276,11 @@ def _conclude_import(target: targets.Target, declared: list[Declaration], child:
     if seen.columns is not None:
         declared.append(seen.columns)
     if rule is None:
-        return [], [Note(NoteStatus.checked, f"{target.key}: {target.path} can be imported and called so")]
+        return [], [
+            Note(
+                NoteStatus.checked, f"{target.key}: {target.path} can be imported, and takes these arguments"
+            )
+        ]
     return [Problem(key=f"{target.key}={target.path}", rule=rule, remedy="")], []
 
 

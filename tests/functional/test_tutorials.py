@@ -48,7 +48,7 @@ LESSONS = [
         page="your_data",
         run="sums",
         num_steps=10,
-        file="sums_reward.py",
+        file="lesson/sums_reward.py",
         right="turn.response ==",
         wrong="turn.reponse ==",
         said="the reward raised AttributeError: 'Turn' object has no attribute 'reponse'",
@@ -58,7 +58,7 @@ LESSONS = [
         page="agent",
         run="adder",
         num_steps=5,
-        file="adder.py",
+        file="lesson/adder.py",
         right='arguments["value"]',
         wrong='arguments["sum"]',
         said="raised 16 times: the agent raised KeyError: 'sum'",
@@ -72,6 +72,7 @@ def folder(arithmetic_model: str, sums_model: str, tmp_path: Path) -> Path:
     """The folder of the repository, in which the reader's files are alone."""
     for name in ("scripts", "configs", "run_grpo.py", ".cache"):
         (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "lesson").mkdir()
     return tmp_path
 
 
@@ -103,7 +104,7 @@ def test_the_run_of_a_tutorial_learns(lesson: Lesson, folder: Path) -> None:
             write(block, folder)
             continue
         for command in block.text.splitlines():
-            if re.match(r"python \w+\.py$", command) or f"logger.run_name={lesson.run} " in command:
+            if re.match(r"python lesson/\w+\.py$", command) or f"logger.run_name={lesson.run} " in command:
                 done = execute(command, folder)
                 assert done.returncode == 0, done.stdout + done.stderr
     records = read_metrics(folder / "runs" / lesson.run)
@@ -118,7 +119,7 @@ def runs_of(lesson: Lesson) -> set[str]:
 
 def write(block: Block, folder: Path) -> None:
     """Write a piece of the page to the file that its first line names."""
-    named = re.match(r"# (\w+\.(?:py|yaml))\n", block.text)
+    named = re.match(r"# (lesson/\w+\.(?:py|yaml))\n", block.text)
     assert named is not None, block.text
     (folder / named[1]).write_text(block.text)
 

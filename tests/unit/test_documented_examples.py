@@ -88,13 +88,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo_models: Path, r
     monkeypatch.chdir(tmp_path)
     for variable in ("SLURM_ARRAY_TASK_ID", "WANDB_API_KEY"):
         monkeypatch.setenv(variable, "1")
+    (tmp_path / "lesson").mkdir()
     (tmp_path / "two_tasks.yaml").write_text(TWO_TASKS)
     for block in blocks("python"):
-        if module := re.match(r"# (\w+\.py)\b", block.text):
+        if module := re.match(r"# ((?:lesson/)?\w+\.py)\b", block.text):
             (tmp_path / module[1]).write_text(block.text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(str(tmp_path))
-    for name in ("mine", "my", "agent", "sums", "adder"):
+    for name in ("mine", "my", "agent", "lesson/sums", "lesson/adder"):
         (text,) = [block.text for block in FILES if block.text.startswith(f"# {name}.yaml")]
         (tmp_path / f"{name}.yaml").write_text(text)
     for name in ("train", "held_out"):
@@ -232,7 +233,7 @@ KINDS: list[tuple[str, Callable[[str], None]]] = [
     (r"python run_grpo\.py ", dry_run),
     (r"(?:PYTHONPATH=\S+ )?python (?=scripts/)", read_by_its_script),
     (r"unshare .*; python (?=scripts/.*'$)", lambda command: read_by_its_script(command.rstrip("'"))),
-    (r"python (?=\w+\.py$)", written_out),
+    (r"python (?=(?:lesson/)?\w+\.py$)", written_out),
     (r"python -m pytest ", collected),
     (r"make ", made),
     (r"ray ", read_by_ray),
