@@ -230,7 +230,8 @@ def _meaning(entry: Entry) -> str:
         return f"has no effect here: {entry.why}"
     if isinstance(entry, Missing):
         return f"is missing here: {entry.why}"
-    return f"is {our_keys(entry)[0].key} here"
+    here = our_keys(entry)[0]
+    return f"is {here.key} here{f' ({here.how})' if here.how else ''}"
 
 
 def _groups(key: str) -> Iterator[str]:

@@ -51,7 +51,7 @@ def read_theirs(path: Path, arguments: Sequence[str]) -> tuple[Theirs, list[Prob
         tree = dict(_resolved(cfg, "", str(path), problems))
     given = [f"{_key(argument)}." for argument in arguments]
     assumed = [key for key in defaults if not f"{key}.".startswith(tuple(given))]
-    return Theirs(tree, lambda name: _text(name, path), assumed), problems
+    return Theirs(tree, lambda name: _text(name, path), assumed, _rows), problems
 
 
 @contextmanager
@@ -213,6 +213,25 @@ def _with_tilde(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_tilde(each) for each in value]
     return value.replace(HOME, "~") if isinstance(value, str) else value
+
+
+def _rows(name: str) -> int | None:
+    """Return the number of rows of a Parquet file or of lines of a JSON lines file; None without one."""
+    path = Path(name).expanduser()
+    if not path.is_file():
+        return None
+    if path.suffix == ".jsonl":
+        with path.open("rb") as file:
+            return sum(1 for line in file if line.strip())
+    if path.suffix != ".parquet":
+        return None
+    from pyarrow import ArrowException
+    from pyarrow.parquet import read_metadata
+
+    try:
+        return int(read_metadata(path).num_rows)
+    except (ArrowException, OSError):
+        return None
 
 
 def _text(name: str, path: Path) -> str | None:

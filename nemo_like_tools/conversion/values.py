@@ -35,7 +35,8 @@ class Theirs:
     """A configuration of another framework, as a tree of plain values without interpolations.
 
     ``texts`` returns the text of a file that the configuration names, and None when there is no such file.
-    ``assumed`` are the full keys that nobody set and that have their framework's defaults.
+    ``assumed`` are the full keys that nobody set and that have their framework's defaults. ``rows`` returns
+    the number of problems in a data file, and None when the file is not here or cannot be counted.
     """
 
     def __init__(
@@ -43,8 +44,9 @@ class Theirs:
         tree: Mapping[str, Any],
         texts: Callable[[str], str | None] = lambda name: None,
         assumed: Collection[str] = (),
+        rows: Callable[[str], int | None] = lambda name: None,
     ) -> None:
-        self.tree, self.texts, self.assumed = tree, texts, frozenset(assumed)
+        self.tree, self.texts, self.assumed, self.rows = tree, texts, frozenset(assumed), rows
 
     def __call__(self, key: str, default: Any = None) -> Any:
         """Return the value of a full key; ``default`` when the key is missing or null."""

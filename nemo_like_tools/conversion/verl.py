@@ -199,7 +199,7 @@ def files(value: Any, theirs: Theirs) -> Any:
     """Return the sources of one file or several. Files with equal names are named by their folders."""
     if value is None:
         raise Untranslatable("there is no file; set its path")
-    names = [str(each) for each in ([value] if isinstance(value, str) else value)]
+    names = _names(value)
     stems = [PurePath(name).stem for name in names]
     sources: list[dict[str, Any]] = []
     for file, stem in zip(names, stems, strict=True):
@@ -216,13 +216,24 @@ def files(value: Any, theirs: Theirs) -> Any:
 
 
 def epochs(value: Any, theirs: Theirs) -> Any:
-    """Leave out the number of epochs when the number of steps is given; else it cannot be converted."""
+    """Return the number of steps of a number of epochs, if the data files are here to be counted.
+
+    The number of epochs is left out when the number of steps is given.
+    """
     if theirs("trainer.total_training_steps") is not None:
         return LEFT_OUT
-    prompts = theirs("data.train_batch_size", 1024)
-    raise Untranslatable(
-        f"a run counts steps alone; set grpo.max_num_steps to {value} x problems / {prompts}"
+    prompts = int(theirs("data.train_batch_size", 1024))
+    counts = [theirs.rows(name) for name in _names(theirs("data.train_files", []))]
+    problems = sum(count or 0 for count in counts)
+    if None in counts or problems < prompts:
+        raise Untranslatable(
+            f"a run counts steps alone; set grpo.max_num_steps to {value} x problems / {prompts}"
+        )
+    note = (
+        f"{value} epochs of {problems} problems are {value} x {problems // prompts} whole steps; prompts "
+        "that are too long count here, and verl leaves them out first"
     )
+    return Noted(int(value) * (problems // prompts), note)
 
 
 def in_validation(value: Any, theirs: Theirs, name: str) -> Any:
@@ -266,6 +277,11 @@ def reward_manager(value: Any, theirs: Theirs) -> Any:
     if value in (None, "naive", "dapo"):
         return LEFT_OUT
     raise Untranslatable(_REWARD)
+
+
+def _names(value: Any) -> list[str]:
+    """Return the names of one file or several."""
+    return [str(each) for each in ([value] if isinstance(value, str) else value)]
 
 
 def _whole(theirs: Theirs, each: int, unit: str) -> int:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
 
 from nemo_like.config import fields
 from nemo_like.config.composition import composing
+from nemo_like.config.problems import Problem
 from nemo_like.config.search_path import find_configuration
 from nemo_like.configuration import Config
-from nemo_like_tools.conversion.translation import Conversion, Setting
+from nemo_like_tools.conversion.translation import Conversion, Setting, problem_lines
 
 _BASE = "grpo_gpu"
 
@@ -32,6 +33,7 @@ def conversion_yaml(conversion: Conversion, framework: str, source: str = "a con
     lines = [
         f"# From {source} of {framework} by scripts/convert_config.py; after each value, the key behind it.",
         *_granted(conversion.assumed, framework),
+        *_missing(conversion.lost),
     ]
     lines += ["defaults:", *(f"  - {entry}" for entry in (*defaults, "_self_"))]
     tree: dict[str, Any] = {}
@@ -48,6 +50,12 @@ def _granted(assumed: Mapping[str, Any], framework: str) -> list[str]:
         return []
     lines = [f"# Taken for granted, as nothing sets them, are these defaults of {framework}:"]
     return [*lines, *(f"#   {key}={_flow(value)}" for key, value in assumed.items())]
+
+
+def _missing(lost: Sequence[Problem]) -> list[str]:
+    """Return comments with what could not be translated, and what to set instead."""
+    lines = ["# Not translated; what is not set below is as the base has it:"] if lost else []
+    return [*lines, *(f"#   {line}" for line in problem_lines(lost))]
 
 
 def _base() -> Mapping[str, Any]:

@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from nemo_like.config import fields
-from nemo_like.config.other_frameworks import FRAMEWORKS, Always, Missing, NoEffect, our_keys, table_of
+from nemo_like.config.other_frameworks import (
+    FRAMEWORKS,
+    Always,
+    Missing,
+    NoEffect,
+    known_name,
+    our_keys,
+    table_of,
+)
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
 
@@ -90,3 +98,10 @@ def test_each_key_of_another_frameworks_file_is_told_by_itself(tmp_path: Path) -
         "verl's algorithm.adv_estimator is grpo.adv_estimator.name here",
     ):
         assert expected in told
+
+
+def test_epochs_are_not_said_to_be_steps() -> None:
+    assert str(known_name("trainer.total_epochs")) == (
+        "verl's trainer.total_epochs is grpo.max_num_steps here "
+        "(epochs, not steps: x problems / data.train_batch_size)"
+    )

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from nemo_like.config.other_frameworks import our_keys
 from nemo_like.config.problems import ConfigError
@@ -274,6 +276,21 @@ def test_what_is_missing_is_told_with_a_remedy(tmp_path: Path) -> None:
 )
 def test_a_value_without_a_counterpart_is_named(tmp_path: Path, argument: str, expected: str) -> None:
     assert expected in lost(converted(tmp_path, VERL, argument))
+
+
+def test_epochs_are_steps_only_when_the_problems_can_be_counted(tmp_path: Path) -> None:
+    lines, rows = tmp_path / "a.jsonl", tmp_path / "b.parquet"
+    lines.write_text('{"prompt": "1"}\n' * 6 + "\n")
+    parquet.write_table(pyarrow.table({"prompt": ["2"] * 5}), rows)
+    arguments = ["trainer.total_training_steps=null", "trainer.total_epochs=3", "data.train_batch_size=4"]
+    known = converted(tmp_path, VERL, *arguments, f"data.train_files=[{lines},{rows}]")
+    assert value(known, "grpo.max_num_steps") == 6  # 3 x 2 whole steps of 4 of the 11 problems
+    assert "3 epochs of 11 problems are 3 x 2 whole steps" in str(known.notes)
+    unknown = converted(tmp_path, VERL, *arguments, f"data.train_files=[{lines},/none.parquet]")
+    assert value(unknown, "grpo.max_num_steps") is None
+    text = conversion_yaml(unknown, "verl")
+    assert "max_num_steps:" not in text
+    assert "set grpo.max_num_steps to 3 x problems / 4" in text.partition("defaults:")[0]
 
 
 def test_a_loss_of_verl_is_its_keys_here(tmp_path: Path) -> None:
