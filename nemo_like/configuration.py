@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from omegaconf import DictConfig, OmegaConf
+
 from nemo_like.algorithms.options import GRPOConfig, LossConfig
 from nemo_like.checkpoint.options import CheckpointingConfig
 from nemo_like.cluster.options import ClusterConfig
@@ -52,6 +54,30 @@ class Config:
     vars: Annotated[
         dict[str, Any], Key("a configuration's own variables, for its interpolations: ${vars.name}", {})
     ]
+
+
+def _updates_of_run(group: str, *, _root_: DictConfig) -> int:
+    """Return how many updates a run makes of ``policy`` or ``value``: the interpolation ${updates_of_run:GROUP}.
+
+    It is more where a run ends in its warm-up, so that a decay could begin after it; and 1 where a key that
+    counts them has no value or is no positive number, of which other checks speak.
+    """
+    keys = ("grpo.max_num_steps", "grpo.num_prompts_per_step", "grpo.num_generations_per_prompt")
+    epochs = "grpo" if group == "policy" else group
+    names = (*keys, f"{group}.train_global_batch_size", f"{epochs}.num_epochs_per_rollout")
+    found = [OmegaConf.select(_root_, name, default=None) for name in names]
+    of_critic = "value.warmup_steps" if group == "policy" else ""  # it trains alone in them
+    less = [
+        OmegaConf.select(_root_, name, default=0) if name else 0
+        for name in (of_critic, f"{group}.scheduler.warmup_updates")
+    ]
+    if not all(isinstance(value, int) for value in (*found, *less)) or min(found) < 1:
+        return 1
+    (steps, prompts, generations, batch, num_epochs), (alone, warmup) = found, less
+    return max((steps - alone) * (prompts * generations // batch) * num_epochs, warmup + 1)
+
+
+OmegaConf.register_new_resolver("updates_of_run", _updates_of_run, replace=True)
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

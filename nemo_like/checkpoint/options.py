@@ -25,7 +25,7 @@ class CheckpointingConfig:
     resume_if_exists: Annotated[
         bool, Key("a run of the same logger.run_name continues from its latest checkpoint", True)
     ]
-    checkpoint_dir: Annotated[str | None, Key("null: RUN_DIR/checkpoints", None)]
+    checkpoint_dir: Annotated[str | None, Key("null: RUN_DIR/checkpoints", None, is_path=True)]
     save_period: Annotated[
         int,
         Key("save every so many steps; 0: only after the last step and when asked to stop", 20, at_least=0),

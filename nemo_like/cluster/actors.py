@@ -232,12 +232,15 @@ class _AsyncShell(_Shell):
 
 
 def runtime_env(variables: Mapping[str, str]) -> dict[str, Any]:
-    """Return Ray's description of a process that has these environment variables.
+    """Return Ray's description of a process that has these environment variables, and that finds the modules
+    on this process's PYTHONPATH after those on its own.
 
     Ray starts such a process by a shell, to which it gives the interpreter's path unquoted: a path with a
     space would be taken for a command and an argument, and Ray would try again for ever.
     """
     described: dict[str, Any] = {"env_vars": dict(variables)}
+    if path := os.environ.get("PYTHONPATH"):
+        described["env_vars"]["PYTHONPATH"] = f"${{PYTHONPATH}}{os.pathsep}{path}"
     if (quoted := shlex.quote(sys.executable)) != sys.executable:
         described["py_executable"] = quoted
     return described

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,12 +10,18 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 
+# Hydra's grammar has no ~ in a value; a shell leaves it there, since what is before it names no variable.
+_PATH_FROM_HOME = re.compile(r"""([^=]+=)(~[^,"'\[\]{}()]*)""")
+
 
 def parse(text: str, loader: ConfigLoader | None = None) -> Override:
-    """Read an argument. ``loader`` finds the names of a pattern such as key=glob(*).
+    """Read an argument. ``loader`` finds the names of a pattern such as key=glob(*). A value may be a path
+    that begins with ``~``.
 
     Raises HydraException when the text does not follow the grammar.
     """
+    if found := _PATH_FROM_HOME.fullmatch(text):
+        text = f'{found[1]}"{found[2]}"'
     return OverridesParser.create(loader).parse_override(text)
 
 

@@ -10,6 +10,7 @@ or an argument.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
@@ -26,7 +27,7 @@ from pydantic import (
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
-from pydantic_core.core_schema import no_info_wrap_validator_function
+from pydantic_core.core_schema import no_info_after_validator_function, no_info_wrap_validator_function
 
 from nemo_like.config.kinds import Kinds
 from nemo_like.config.problems import Problem
@@ -74,7 +75,8 @@ class Key(Leaf):
 
     ``about`` is its sentence, the comment beside it in YAML. ``default`` may be an interpolation. The limits
     hold for numbers; ``below=inf`` asks for a finite number. ``remedy`` ends the message of a number beyond
-    the limits. ``kinds`` has the kinds that a text, or the texts of a list, may name.
+    the limits. ``kinds`` has the kinds that a text, or the texts of a list, may name. ``is_path`` says that
+    the value may be a path, so that ``~`` at its beginning is the user's home.
     """
 
     about: str = ""
@@ -85,12 +87,17 @@ class Key(Leaf):
     below: float | None = None
     remedy: str = ""
     kinds: Kinds | None = None
+    is_path: bool = False
 
     @property
     def limits(self) -> tuple[Ge | Gt | Le | Lt, ...]:
         """The limits, as pydantic takes them."""
         given = {name: getattr(self, name) for name in _LIMITS}
         return tuple(_LIMITS[name](limit) for name, limit in given.items() if limit is not None)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = Leaf.__get_pydantic_core_schema__(self, source, handler)
+        return no_info_after_validator_function(_without_tilde, schema) if self.is_path else schema
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -109,6 +116,17 @@ class Key(Leaf):
         if self.default != MISSING:
             described["default"] = self.default.name if isinstance(self.default, Enum) else self.default
         return {"allOf": [values], **described} if "$ref" in values else {**values, **described}
+
+
+def _without_tilde(value: Any) -> Any:
+    """Return a path, or the paths of a list or of a mapping's values, with the home in the place of ``~``."""
+    if isinstance(value, str) and value.startswith("~"):
+        return os.path.expanduser(value)
+    if isinstance(value, list):
+        return [_without_tilde(path) for path in value]
+    if isinstance(value, dict):
+        return {name: _without_tilde(path) for name, path in value.items()}
+    return value
 
 
 @cache

@@ -33,12 +33,14 @@ from nemo_like.config import fields
 from nemo_like.config.arguments import Arguments, read_arguments
 from nemo_like.config.composition import Composition, SweepSettings, composing
 from nemo_like.config.grammar import Override
+from nemo_like.config.import_path import also_search
 from nemo_like.config.interpolations import KeyPath, full_key, interpolations, texts, values_of_texts
 from nemo_like.config.keys import MISSING
 from nemo_like.config.kind_defaults import fill_kinds
 from nemo_like.config.lists import complete_lists, make_lists, single_groups
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.resolvers import environment_reads, register_resolvers
+from nemo_like.config.search_path import SHIPPED
 from nemo_like.config.secrets import is_masked, masked, reference_of, referring
 from nemo_like.config.sweep_jobs import BASIC, combinations, interval_problems, possible_jobs
 
@@ -54,7 +56,7 @@ def load(path: str | Path, overrides: Sequence[str], root: type[_Root]) -> _Root
 
     Raises ConfigError, which lists the problems found.
     """
-    register_resolvers()
+    _prepare(path)
     with composing(Path(path)) as files:
         arguments = read_arguments(files, overrides, root)
         _raise(arguments.problems)
@@ -80,7 +82,7 @@ def load_sweep(path: str | Path, overrides: Sequence[str], root: type) -> Sweep:
     Raises ConfigError, which lists the problems found. Problems of some combinations only are left to those
     runs.
     """
-    register_resolvers()
+    _prepare(path)
     with composing(Path(path)) as files:
         arguments = read_arguments(files, overrides, root, is_sweep=True)
         _raise(arguments.problems)
@@ -96,6 +98,14 @@ def load_sweep(path: str | Path, overrides: Sequence[str], root: type) -> Sweep:
             jobs=[[*files.search_path, *job] for job in (possible_jobs if chooses else combinations)(swept)],
             jobs_are_examples=chooses,
         )
+
+
+def _prepare(path: str | Path) -> None:
+    """Make interpolations resolvable, and the modules beside a user's own file importable."""
+    register_resolvers()
+    folder = Path(path).absolute().parent
+    if not any(folder.is_relative_to(shipped) for shipped in SHIPPED):
+        also_search(folder)
 
 
 def _params(files: Composition, settings: SweepSettings) -> Iterator[Override]:

@@ -20,8 +20,8 @@ def load_huggingface(cfg: DatasetConfig) -> Sequence[Mapping[str, Any]]:
     ``path`` is a name on the hub, a data file, a directory of data files or one of ``save_to_disk``. Raises
     ValueError for an unknown file ending, split or subset, and else the library's own errors.
     """
-    assert cfg.path is not None and cfg.split is not None, "checked before"
-    records = _with_own_decimals(_loaded(cfg.path, cfg.split, cfg.subset), cfg.answer_key)
+    assert cfg.path is not None, "checked before"
+    records = _with_own_decimals(_loaded(cfg.path, cfg.split or _WHOLE, cfg.subset), cfg.answer_key)
     return records if cfg.images_key is None else _with_files(records, cfg.images_key)
 
 

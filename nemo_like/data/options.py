@@ -39,11 +39,12 @@ class DatasetConfig:
             "jsonl: a file; huggingface: a name on the hub, a local file or directory; "
             "reasoning_gym: a dataset's name.",
             None,
+            is_path=True,
         ),
     ]
     split: Annotated[
         str | None,
-        Key('huggingface: for example "train", or "train[:100]"; jsonl: null is the whole file', None),
+        Key('huggingface: for example "train", or "train[:100]"; null: the whole of a file', None),
     ]
     subset: Annotated[
         str | None,
@@ -115,7 +116,7 @@ class DataConfig:
         Key("tokens; longer prompts are left out. null: what max_total_sequence_length leaves", None),
     ]
     chat_template: Annotated[
-        str | None, Key("a Jinja file in place of the tokenizer's own chat template", None)
+        str | None, Key("a Jinja file in place of the tokenizer's own chat template", None, is_path=True)
     ]
 
 

@@ -131,7 +131,7 @@ class HubOptions:
 class ModelOptions:
     """A sequence-classification checkpoint with one label, whose output is the reward."""
 
-    model_name: Annotated[str, Key("Hugging Face checkpoint directory")]
+    model_name: Annotated[str, Key("Hugging Face checkpoint directory", is_path=True)]
     device: Annotated[
         Device, Key("cuda: each actor has a GPU of its own, which it shares with nothing", Device.cpu)
     ]
@@ -195,5 +195,6 @@ class AgentOptions:
         ),
     ]
     readable_paths: Annotated[
-        list[str], Key("files and folders of the machine that commands in a sandbox may read", [])
+        list[str],
+        Key("files and folders of the machine that commands in a sandbox may read", [], is_path=True),
     ]

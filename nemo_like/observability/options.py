@@ -65,7 +65,7 @@ def _with_loggers(config: type) -> type:
 class LoggerConfig:
     """What a run leaves behind, and what it shows."""
 
-    log_dir: Annotated[str, Key("the run directories are made in it", "runs")]
+    log_dir: Annotated[str, Key("the run directories are made in it", "runs", is_path=True)]
     run_name: Annotated[str | None, Key("null: config name, date and time", None)]
     console: Annotated[
         ConsoleMode, Key("live on a terminal, plain lines elsewhere; or live, plain", ConsoleMode.auto)

@@ -234,7 +234,12 @@ class SchedulerConfig:
     decay_style: Annotated[LRDecayStyle, Key("constant, linear or cosine", LRDecayStyle.constant)]
     decay_updates: Annotated[
         int,
-        Key("the update at which min_lr is reached, warm-up included; unused by constant", 1000, at_least=1),
+        Key(
+            "the update at which min_lr is reached, warm-up included; by default the run's last; unused by "
+            "constant",
+            "${updates_of_run:policy}",
+            at_least=1,
+        ),
     ]
     min_lr: Annotated[float, Key("the learning rate at the end of the decay", 0.0, at_least=0)]
 
@@ -246,7 +251,8 @@ class WorkerGroupConfig:
     label: ClassVar[str]  # the group of these keys
 
     model_name: Annotated[
-        str, Key("Hugging Face checkpoint directory; megatron: Llama, Qwen2, Qwen3 or Qwen3-MoE")
+        str,
+        Key("Hugging Face checkpoint directory; megatron: Llama, Qwen2, Qwen3 or Qwen3-MoE", is_path=True),
     ]
     backend: Annotated[
         str,
@@ -360,10 +366,12 @@ class ValueConfig(TrainedGroupConfig):
         "model_name": Key(
             "or a reward model, whose output layer the critic then starts from; else it starts from 0",
             "${policy.model_name}",
+            is_path=True,
         ),
         "megatron_cfg.router_replay": Key(
             "engines sample with the policy's routers; the critic has its own", False
         ),
+        "scheduler.decay_updates": Key("by default the critic's last", "${updates_of_run:value}"),
         "lora.enabled": Key("the critic's output layer is new, and trains with all of it", False),
         "optimizer.lr": Key("critics usually learn faster than policies", 1e-5),
     }
@@ -411,11 +419,15 @@ class TeacherConfig(WorkerGroupConfig):
     backend and layout than the policy. Keys that are not set have the values of the group policy."""
 
     label: ClassVar[str] = "teacher"
-    otherwise: ClassVar[Mapping[str, Key]] = {"model_name": Key("with the policy's tokenizer")}
+    otherwise: ClassVar[Mapping[str, Key]] = {"model_name": Key("with the policy's tokenizer", is_path=True)}
 
     models: Annotated[
         dict[str, str],
-        Key("of tasks with teachers of their own, for example {math: CHECKPOINT}, by their names in env", {}),
+        Key(
+            "of tasks with teachers of their own, for example {math: CHECKPOINT}, by their names in env",
+            {},
+            is_path=True,
+        ),
     ]
     scored_by: Annotated[
         TeacherScoring,

@@ -222,6 +222,7 @@ def _scan_request(cfg: Config) -> ScanRequest | None:
             cfg=source,
             split="train" if key.startswith("data.train") else "validation",
             environments=judging_environments(cfg, source.env),
+            num_drawn=_num_drawn(cfg, source),
         )
         if is_here(source) and not _is_made_here(source) and not _is_made_elsewhere(cfg, source):
             sources.append(to_scan)
@@ -237,6 +238,17 @@ def _scan_request(cfg: Config) -> ScanRequest | None:
         max_prompt_tokens=max_prompt_tokens(cfg),
         time_s=_SCAN_TIME_S,
     )
+
+
+def _num_drawn(cfg: Config, source: DatasetConfig) -> float:
+    """Return how many prompts the run's steps draw from a source of training on average; 0 for others.
+
+    Steps that sample again (``grpo.use_dynamic_sampling``) draw more.
+    """
+    if not any(source is one for one in cfg.data.train):
+        return 0
+    share = source.weight / sum(one.weight for one in cfg.data.train)
+    return cfg.grpo.max_num_steps * cfg.grpo.num_prompts_per_step * share
 
 
 def _is_made_here(source: DatasetConfig) -> bool:

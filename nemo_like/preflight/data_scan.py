@@ -44,6 +44,7 @@ class SourceToScan:
     cfg: DatasetConfig
     split: Split
     environments: Mapping[str, EnvConfig]  # by name
+    num_drawn: float = 0  # prompts that the run's steps draw from it, at least; 0 for a validation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +239,9 @@ class _Scan:
             text += f", of {self.longest:,} prompt tokens at most"
         if self.num_too_long:
             text += f"; {self.num_too_long:,} of more than {self.max_prompt_tokens:,} are left out"
+        if self.is_whole and self.source.num_drawn and (num_kept := self.num_read - self.num_too_long):
+            epochs = self.source.num_drawn / num_kept
+            text += f"; the run's steps draw {self.source.num_drawn:,.0f}, which is {_short(epochs)} epochs"
         yield Note(NoteStatus.checked, text, tuple(self.too_long))
         yield from self.conversations.notes if self.conversations is not None else ()
         if not self.is_whole and not self.problems:
@@ -245,6 +249,10 @@ class _Scan:
                 NoteStatus.not_checked,
                 f"{key}: the problems of {name} after these, for which there was no time",
             )
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.2g}"
 
 
 def _task_prompts(source: SourceToScan) -> Iterator[tuple[str, TaskPrompt]]:

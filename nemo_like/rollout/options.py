@@ -31,7 +31,11 @@ class RolloutConfig:
     ]
     replay: Annotated[
         str | None,
-        Key("another run's RUN_DIR/recorded: train from its rollouts, without generation engines", None),
+        Key(
+            "another run's RUN_DIR/recorded: train from its rollouts, without generation engines",
+            None,
+            is_path=True,
+        ),
     ]
     generate_only: Annotated[
         bool, Key("sample and reward, but train nothing: there are no policy workers", False)
@@ -64,7 +68,11 @@ class RolloutConfig:
     ]
     follow_journal: Annotated[
         str | None,
-        Key("another run's RUN_DIR: do things in the order of its journal, with the same metrics", None),
+        Key(
+            "another run's RUN_DIR: do things in the order of its journal, with the same metrics",
+            None,
+            is_path=True,
+        ),
     ]
 
 

@@ -24,9 +24,14 @@ def _is_here(cfg: DatasetConfig) -> bool:
     return path.exists() or may_be_on_hub
 
 
+def _lacks_split(cfg: DatasetConfig) -> bool:
+    """Return whether a source names no part, though what it reads may have several; a file has one."""
+    return cfg.split is None and cfg.path is not None and Path(cfg.path).suffix not in FILE_READERS
+
+
 def _rules(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
     yield from missing_path(key, cfg, _MISSING)
-    if cfg.split is None:
+    if _lacks_split(cfg):
         rule = f"must be set for {key}.kind={cfg.kind}"
         yield Problem(key=f"{key}.split=null", rule=rule, remedy='for example "train"')
     if cfg.subset is not None and cfg.path is not None and Path(cfg.path).suffix in FILE_READERS:
@@ -40,12 +45,14 @@ def problems(cfg: DatasetConfig, split: Split, environments: EnvironmentData | N
     from nemo_like.data.records import RecordDataset, RecordFields, checked_dataset
 
     needed_path(cfg, split)
-    if cfg.split is None:
+    if _lacks_split(cfg):
         raise ValueError(f"data.{split}.split is null; kind={cfg.kind} needs one, for example train")
     records = load_huggingface(cfg)
     return checked_dataset(
         RecordDataset(
-            records, RecordFields.of(cfg), lambda index: f"{cfg.path} [{cfg.split}], record {index}"
+            records,
+            RecordFields.of(cfg),
+            lambda index: f"{cfg.path} [{cfg.split or 'whole'}], record {index}",
         ),
         cfg,
     )

@@ -15,14 +15,37 @@ from nemo_like.data.source_kind import SourceKind, needed_path
 _MISSING = 'give a file with one object per line, {"prompt": ..., "answer": ...}'
 
 
+_OTHER_FILES = (".csv", ".tsv", ".parquet", ".arrow")
+
+
 def _is_here(cfg: DatasetConfig) -> bool:
     return cfg.path is None or Path(cfg.path).is_file()
 
 
 def _rules(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
     yield from missing_path(key, cfg, _MISSING)
-    if cfg.path is not None and _is_here(cfg):
+    if cfg.path is None:
+        return
+    if what := _what_else(Path(cfg.path)):
+        remedy = f"set {key}.kind=huggingface, which reads such {what}s"
+        rule = f"is a {what}, where kind=jsonl needs one JSON object per line"
+        yield Problem(key=f"{key}.path={cfg.path}", rule=rule, remedy=remedy)
+    elif _is_here(cfg):
         yield from _json_lines(key, cfg, Path(cfg.path))
+
+
+def _what_else(path: Path) -> str | None:
+    """Return what a path leads to that has no lines of JSON objects; None when it may have some."""
+    if path.is_dir():
+        return "folder"
+    if path.suffix in _OTHER_FILES:
+        return f"{path.suffix} file"
+    if path.is_file():
+        with path.open(encoding="utf-8-sig", errors="replace") as file:
+            first_line = next((line.lstrip() for line in file if line.strip()), "")
+        if first_line.startswith("["):
+            return "JSON list"
+    return None
 
 
 def _json_lines(key: str, cfg: DatasetConfig, path: Path) -> Iterator[Problem]:

@@ -43,7 +43,11 @@ class CodeOptions:
     ]
     readable_paths: Annotated[
         list[str],
-        Key("files and folders of the machine that programs may read, besides Python's own and /usr", []),
+        Key(
+            "files and folders of the machine that programs may read, besides Python's own and /usr",
+            [],
+            is_path=True,
+        ),
     ]
 
 

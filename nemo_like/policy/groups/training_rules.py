@@ -52,7 +52,10 @@ def learning_rate_problems(name: str, group: TrainedGroupConfig, total: int) -> 
         yield Problem(
             key=key,
             rule=f"reaches a learning rate of 0 before the last of {total} updates",
-            remedy=f"set it to {total}, or {name}.scheduler.min_lr above 0",
+            remedy=(
+                f"set it to {total}, or to ${{updates_of_run:{name}}}, which follows grpo.max_num_steps; or "
+                f"{name}.scheduler.min_lr above 0"
+            ),
         )
 
 

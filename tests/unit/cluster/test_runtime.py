@@ -48,6 +48,7 @@ def test_a_ray_that_asks_for_a_token_is_told_from_one_that_is_not_there() -> Non
 def test_ray_is_given_a_quoted_path_where_a_shell_would_split_the_interpreters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(sys, "executable", "/opt/env/bin/python")
     assert runtime_env({"A": "1"}) == {"env_vars": {"A": "1"}}
     monkeypatch.setattr(sys, "executable", "/opt/my env/bin/python")
@@ -55,3 +56,11 @@ def test_ray_is_given_a_quoted_path_where_a_shell_would_split_the_interpreters(
         "env_vars": {"A": "1"},
         "py_executable": "'/opt/my env/bin/python'",
     }
+
+
+def test_a_process_finds_modules_where_the_starting_process_finds_them_after_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/opt/env/bin/python")
+    monkeypatch.setenv("PYTHONPATH", "/mine:/yours")
+    assert runtime_env({}) == {"env_vars": {"PYTHONPATH": "${PYTHONPATH}:/mine:/yours"}}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from operator import attrgetter
 from pathlib import Path
@@ -13,6 +15,7 @@ from omegaconf import OmegaConf
 from nemo_like.algorithms.options import KLType
 from nemo_like.config.arguments import read_arguments
 from nemo_like.config.composition import composing
+from nemo_like.config.import_path import load_by_path
 from nemo_like.config.loader import to_dict, to_yaml
 from nemo_like.config.problems import ConfigError
 from nemo_like.config.search_path import lists_from_text
@@ -221,6 +224,73 @@ def test_later_arguments_win() -> None:
 
 def test_a_tilde_makes_an_optional_key_null_again() -> None:
     assert load_config(DEMO, ["loss_fn.ratio_clip_c=3", "~loss_fn.ratio_clip_c"]).loss_fn.ratio_clip_c is None
+
+
+@pytest.mark.parametrize(
+    "text", ["policy.model_name=~/model", "policy.model_name='~/model'", 'policy={model_name: "~/model"}']
+)
+def test_a_path_may_begin_with_a_tilde(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert load_config(DEMO, [text]).policy.model_name == "/home/ada/model"
+
+
+def test_paths_of_a_file_of_a_list_and_of_a_mapping_may_begin_with_a_tilde(
+    monkeypatch: pytest.MonkeyPatch, write: Write
+) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    text = "{defaults: [grpo_arithmetic_cpu], teacher: {model_name: /t, models: {a: ~/a, b: /b}}, data: {train: [{path: ~/c}]}}"
+    cfg = load_config(write("mine.yaml", text.replace("[grpo", "[teacher: default, grpo")))
+    assert cfg.teacher is not None and cfg.teacher.models == {"a": "/home/ada/a", "b": "/b"}
+    assert cfg.data.train[0].path == "/home/ada/c"
+
+
+def test_a_text_that_is_no_path_keeps_its_tilde() -> None:
+    assert load_config(DEMO, ["logger.wandb.notes='~/x'"]).logger.wandb.notes == "~/x"
+
+
+def test_modules_beside_a_configuration_are_found_here_and_by_processes(
+    monkeypatch: pytest.MonkeyPatch, write: Write, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.setenv("PYTHONPATH", "/other")
+    path = write("mine.yaml", "defaults: grpo_arithmetic_cpu")
+    load_config(path)
+    assert os.environ["PYTHONPATH"] == "/other"  # it has none
+    write("some_reward_of_mine.py", "def reward(turn): return 1.0")
+    load_config(path)
+    load_config(path)
+    assert (os.environ["PYTHONPATH"], sys.path[-1]) == (f"/other:{tmp_path}", str(tmp_path))
+    assert load_by_path("some_reward_of_mine:reward")(None) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "updates"),
+    [
+        ([], 1024 * 5 // 128),
+        (["grpo.num_epochs_per_rollout=2"], 80),
+        (["policy.scheduler.warmup_updates=50"], 51),  # the run ends in the warm-up
+        (["policy.train_global_batch_size=0"], 1),  # refused elsewhere
+        (["policy.scheduler.decay_updates=7"], 7),
+    ],
+)
+def test_a_schedule_ends_with_the_run(write: Write, arguments: list[str], updates: int) -> None:
+    text = "{defaults: [grpo_arithmetic_cpu], policy: {scheduler: {warmup_updates: 0, decay_updates: %s}}}"
+    path = write("mine.yaml", text % '"${updates_of_run:policy}"')
+    cfg = load_config(path, ["grpo.max_num_steps=5", *arguments])
+    assert cfg.policy.scheduler.decay_updates == updates
+
+
+def test_the_schedules_of_policy_and_critic_end_with_their_own_last_update(write: Write) -> None:
+    text = (
+        "{defaults: [ppo_arithmetic_cpu], policy: {scheduler: {decay_updates: '${updates_of_run:policy}'}}}"
+    )
+    path = write("mine.yaml", text)
+    cfg = load_config(
+        path, ["grpo.max_num_steps=10", "value.warmup_steps=4", "value.num_epochs_per_rollout=2"]
+    )
+    assert cfg.value is not None
+    assert cfg.policy.scheduler.decay_updates == 6 * 1024 // cfg.policy.train_global_batch_size
+    assert cfg.value.scheduler.decay_updates == 10 * 1024 // cfg.value.train_global_batch_size * 2
 
 
 def test_a_tilde_with_another_value_than_the_current_one_is_refused() -> None:

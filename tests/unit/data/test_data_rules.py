@@ -64,6 +64,31 @@ def test_files_must_be_here_unless_the_run_will_be_elsewhere(
     assert list(data_problems(cfg.data, must_be_here=False)) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "what"), [("a.csv", ".csv file"), ("a.json", "JSON list"), ("folder", "folder")]
+)
+def test_what_has_no_json_lines_names_the_kind_that_reads_it(
+    demo: Demo, tmp_path: Path, name: str, what: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "a.csv").write_text("prompt,answer\n1+1=,2\n")
+    (tmp_path / "a.json").write_text('\n [{"prompt": "1+1=", "answer": "2"}]')
+    (problem, *_) = data_problems(demo(f"data.train={{kind: jsonl, path: {tmp_path}/{name}}}").data)
+    assert str(problem) == (
+        f"data.train.path={tmp_path}/{name} is a {what}, where kind=jsonl needs one JSON object per line; "
+        f"set data.train.kind=huggingface, which reads such {what}s"
+    )
+
+
+def test_a_file_needs_no_split_and_a_folder_does(demo: Demo, tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("prompt,answer\n1+1=,2\n")
+    assert (
+        list(data_problems(demo(f"data.train={{kind: huggingface, path: {tmp_path}/rows.csv}}").data)) == []
+    )
+    (problem,) = data_problems(demo(f"data.train={{kind: huggingface, path: {tmp_path}}}").data)
+    assert str(problem).startswith("data.train.split=null must be set")
+
+
 def test_a_file_has_no_subset(demo: Demo, tmp_path: Path) -> None:
     (tmp_path / "rows.parquet").touch()
     source = f"kind: huggingface, split: train, subset: main, path: {tmp_path}/rows.parquet"

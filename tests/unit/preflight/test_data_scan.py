@@ -36,6 +36,7 @@ def look(demo: Callable[..., Config], tmp_path: Path, tokenizer: str) -> Callabl
         time_s: float = 60.0,
         with_tokenizer: bool = True,
         env: Any = None,
+        num_drawn: float = 0,
     ) -> ScanReport:
         path = tmp_path / "problems.jsonl"
         path.write_bytes(b"".join(_line(record) + b"\n" for record in records))
@@ -43,7 +44,11 @@ def look(demo: Callable[..., Config], tmp_path: Path, tokenizer: str) -> Callabl
         cfg = demo(*one_source, *arguments)
         sources = tuple(
             SourceToScan(
-                key=key, cfg=source, split="train", environments={source.env: env or cfg.env[source.env]}
+                key=key,
+                cfg=source,
+                split="train",
+                environments={source.env: env or cfg.env[source.env]},
+                num_drawn=num_drawn,
             )
             for key, source in data_sources(cfg.data)
             if key.startswith("data.train")
@@ -83,6 +88,14 @@ def test_good_records_are_counted_with_their_longest_prompt(look: Look, tmp_path
     assert [str(note) for note in report.notes] == [
         f"checked      data.train: all 2 problems of {tmp_path}/problems.jsonl, of 6 prompt tokens at most"
     ]
+
+
+def test_it_is_said_how_often_the_run_goes_through_the_problems(look: Look) -> None:
+    records = [GOOD, GOOD, GOOD, GOOD, {"prompt": "1" * 29, "answer": "2"}]  # the last is left out
+    (note,) = look(records, num_drawn=10).notes
+    assert str(note).endswith("are left out; the run's steps draw 10, which is 2.5 epochs")
+    (note,) = look(records, num_drawn=10_240).notes
+    assert str(note).endswith("draw 10,240, which is 2,560 epochs")
 
 
 @pytest.mark.parametrize(

@@ -198,7 +198,8 @@ def test_a_schedule_that_ends_before_the_run_is_refused(demo: Demo) -> None:
     (problem,) = problems(demo("grpo.max_num_steps=100"))
     assert problem == (
         "policy.scheduler.decay_updates=640 reaches a learning rate of 0 before the last of 800 updates; "
-        "set it to 800, or policy.scheduler.min_lr above 0"
+        "set it to 800, or to ${updates_of_run:policy}, which follows grpo.max_num_steps; or "
+        "policy.scheduler.min_lr above 0"
     )
     validate(demo("grpo.max_num_steps=100", "policy.scheduler.min_lr=1e-5"))
     validate(demo("grpo.max_num_steps=100", "policy.scheduler.decay_style=constant"))

@@ -265,7 +265,8 @@ def test_the_estimator_and_its_critic_need_each_other(demo: Demo) -> None:
                 "value.scheduler.warmup_updates=0",
             ],
             "value.scheduler.decay_updates=10 reaches a learning rate of 0 before the last of 640 updates; "
-            "set it to 640, or value.scheduler.min_lr above 0",
+            "set it to 640, or to ${updates_of_run:value}, which follows grpo.max_num_steps; or "
+            "value.scheduler.min_lr above 0",
         ),
         (
             ["grpo.use_leave_one_out_baseline=true", "grpo.normalize_rewards=false"],
