@@ -57,7 +57,7 @@ class Config:
 
 
 def _updates_of_run(group: str, *, _root_: DictConfig) -> int:
-    """Return how many updates a run makes of ``policy`` or ``value``: the interpolation ${updates_of_run:GROUP}.
+    """Return how many updates of ``policy`` or ``value`` a run makes: ${updates_of_run:GROUP}.
 
     It is more where a run ends in its warm-up, so that a decay could begin after it; and 1 where a key that
     counts them has no value or is no positive number, of which other checks speak.

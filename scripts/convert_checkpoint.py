@@ -43,6 +43,7 @@ def main() -> int:
     source = options.source.resolve()
     is_run = (source / CONFIG_FILE).is_file()
     try:
+        check_is_there(options.source)
         config = options.config or (source if is_run else run_of(options.source)) / CONFIG_FILE
         cfg = load_config(str(config), options.overrides)
         checkpoint = read_checkpoint(latest(source, cfg) if is_run else source)
@@ -68,13 +69,18 @@ def parse() -> argparse.Namespace:
     return parser.parse_intermixed_args()
 
 
+def check_is_there(source: Path) -> None:
+    """Raise CheckpointError, which names the steps that there are, when ``source`` is no directory."""
+    if not source.is_dir():
+        above = source.resolve().parent
+        there = ", ".join(path.name for path in checkpoint_paths(above))
+        has = f"{above} has {there}" if there else "name a run directory, or a step_N in its checkpoints"
+        raise CheckpointError(f"{source} is no directory; {has}")
+
+
 def run_of(step: Path) -> Path:
     """Return the run directory above the checkpoint ``step``. Raises CheckpointError when there is none."""
     above = step.resolve().parent
-    if not step.is_dir():
-        there = ", ".join(path.name for path in checkpoint_paths(above))
-        has = f"{above} has {there}" if there else "name a run directory, or a step_N in its checkpoints"
-        raise CheckpointError(f"{step} is no directory; {has}")
     if not (above.parent / CONFIG_FILE).is_file():
         raise CheckpointError(
             f"{step} is neither a run directory ({CONFIG_FILE}) nor a step_N in the checkpoints of one; "

@@ -71,6 +71,13 @@ ESTIMATOR_KINDS = Kinds(
     "estimator",
     "nemo_like.algorithms.estimator_kind:EstimatorKind",
     of_function="nemo_like.algorithms.estimator_kind:own_estimator",
+    otherwise_called={
+        "ppo": "gae, with a critic: - value: default in the defaults",
+        "dapo": "grpo, with grpo.use_dynamic_sampling=true and loss_fn.ratio_clip_max=0.28",
+        "dr_grpo": "grpo, with grpo.normalize_rewards=false",
+        "reinforce++": "reinforce_plus_plus",
+        "remax": "not here, since it decodes greedily beside sampling; rloo has a baseline without that",
+    },
 )
 FILTER_KINDS = Kinds(
     "nemo_like.algorithms.filter_kinds",
@@ -309,6 +316,15 @@ LOSS_KINDS = Kinds(
     "nemo_like.algorithms.loss_kind:LossKind",
     of_function="nemo_like.algorithms.loss_kind:own_loss",
     earlier="nemo_like.algorithms.earlier_losses:EARLIER",
+    otherwise_called={
+        "grpo": "policy_gradient, whose ratio is clipped",
+        "ppo": "policy_gradient, whose ratio is clipped, with grpo.adv_estimator.name=gae",
+        "vanilla": "policy_gradient, whose ratio is clipped",
+        "dapo": "policy_gradient, with loss_fn.ratio_clip_max=0.28 and grpo.use_dynamic_sampling=true",
+        "dr_grpo": "policy_gradient, with loss_fn.sequence_length_normalizer, grpo.normalize_rewards=false",
+        "dpo": "not here: it learns from pairs of given responses, and a run samples its own",
+        "sft": "not here: it learns from given responses, and a run samples its own",
+    },
 )
 
 

@@ -199,9 +199,17 @@ def _refuse_choice(argument: Override, files: Composition, root: type, is_sweep:
             if each not in options:
                 close = get_close_matches(str(each), options, n=1, cutoff=0.6)
                 remedy = f"did you mean {close[0]}?" if close else f"there are {', '.join(options)}"
+                remedy = _meant(group, str(each), root) or remedy
                 rule = f"must be a configuration of the group {group}"
                 problems.append(Problem(key=f"{group}={each}", rule=rule, remedy=remedy, where=where))
     return problems
+
+
+def _meant(group: str, name: str, root: type) -> str:
+    """Return what is written for a kind that the field calls ``name``; empty for a name that it has not."""
+    annotation = fields.find(root, group)
+    kinds = fields.kinds_of(annotation) if fields.is_group(annotation) else None
+    return kinds.meant(name) if kinds else ""
 
 
 def _unnamed_entries(files: Composition, root: type) -> Iterator[Problem]:

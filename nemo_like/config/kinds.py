@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache
 from typing import Any
@@ -44,7 +44,7 @@ class Kinds:
     With ``of_function``, a user's own kind may also be a plain function: ``of_function`` is the import path
     of what makes a ``KIND`` from the function's path without importing the function. A user's object must
     then be called ``KIND``. ``earlier`` is the import path of the ``EarlierKeys`` that these kinds have
-    replaced.
+    replaced. ``otherwise_called`` maps names that the field has for a thing to what is written here instead.
     """
 
     package: str
@@ -54,6 +54,7 @@ class Kinds:
     has_keys: bool = True
     of_function: str = ""
     earlier: str = ""
+    otherwise_called: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def names(self) -> tuple[str, ...]:
         """Return the names of the shipped kinds, in alphabetical order."""
@@ -112,9 +113,14 @@ class Kinds:
                     key=f"{key}={name}", rule=f"cannot be loaded: {reason}", remedy="", where=where
                 )
             close = get_close_matches(name.lower(), self.names(), n=1, cutoff=0.7)
-            remedy = f"did you mean {close[0]}?" if close else ""
+            remedy = self.meant(name) or (f"did you mean {close[0]}?" if close else "")
             return Problem(key=f"{key}={name!r}", rule=self._rule(), remedy=remedy, where=where)
         return None
+
+    def meant(self, name: str) -> str:
+        """Return what is written here for a name that the field has; empty for other names."""
+        word = name.lower().replace("-", "_")
+        return f"{name} is {self.otherwise_called[word]}" if word in self.otherwise_called else ""
 
     def _rule(self) -> str:
         own = "package.module:function" if self.of_function else "package.module:KIND"

@@ -238,8 +238,11 @@ def test_paths_of_a_file_of_a_list_and_of_a_mapping_may_begin_with_a_tilde(
     monkeypatch: pytest.MonkeyPatch, write: Write
 ) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
-    text = "{defaults: [grpo_arithmetic_cpu], teacher: {model_name: /t, models: {a: ~/a, b: /b}}, data: {train: [{path: ~/c}]}}"
-    cfg = load_config(write("mine.yaml", text.replace("[grpo", "[teacher: default, grpo")))
+    teacher = "{model_name: /t, models: {a: ~/a, b: /b}}"
+    data = "{train: [{path: ~/c}]}"
+    defaults = "[teacher: default, grpo_arithmetic_cpu]"
+    text = f"{{defaults: {defaults}, teacher: {teacher}, data: {data}}}"
+    cfg = load_config(write("mine.yaml", text))
     assert cfg.teacher is not None and cfg.teacher.models == {"a": "/home/ada/a", "b": "/b"}
     assert cfg.data.train[0].path == "/home/ada/c"
 
@@ -625,6 +628,21 @@ def test_a_name_of_three_letters_is_taken_for_one_at_most_one_letter_away(name: 
     for argument in (f"loss_fn={name}", f"loss_fn.kind={name}"):
         told = problems(DEMO, argument)
         assert told.endswith(f"did you mean {suggested}?") if suggested else "did you mean" not in told
+
+
+@pytest.mark.parametrize(
+    ("argument", "told"),
+    [
+        ("loss_fn=grpo", "; grpo is policy_gradient, whose ratio is clipped"),
+        ("loss_fn.kind=DAPO", "; DAPO is policy_gradient, with loss_fn.ratio_clip_max=0.28 and grpo.use"),
+        ("loss_fn.kind=dr-grpo", "; dr-grpo is policy_gradient, with loss_fn.sequence_length_normalizer"),
+        ("grpo.adv_estimator.name=reinforce++", "; reinforce++ is reinforce_plus_plus"),
+        ("grpo.adv_estimator.name=ppo", "; ppo is gae, with a critic"),
+    ],
+)
+def test_a_name_of_the_field_is_told_its_name_here(argument: str, told: str) -> None:
+    message = problems(DEMO, argument)
+    assert told in message and "did you mean" not in message
 
 
 def test_a_file_that_builds_on_none_is_told_one_thing(write: Write) -> None:
