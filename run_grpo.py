@@ -38,6 +38,7 @@ from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.plan import format_plan, make_plan
 from nemo_like.plan.run_models import run_models
 from nemo_like.preflight.checks import Preflight, preflight
+from nemo_like.preflight.downloads import with_downloaded, with_downloads
 from nemo_like.rules.rules import validate
 
 _EXAMPLES = """\
@@ -85,6 +86,7 @@ def _main(options: argparse.Namespace) -> int:
         if options.dry_run:
             print(_plan(cfg))
             return exit_codes.FINISHED
+        cfg = with_downloads(cfg)
         _check(cfg, Machine.this)
     except KeyboardInterrupt:
         return exit_codes.INTERRUPTED
@@ -120,6 +122,7 @@ def _check(cfg: Config, machine: Machine) -> Preflight:
 
 def _plan(cfg: Config) -> str:
     """Return the plan of a run as text, whatever this machine can run. Raises ConfigError."""
+    cfg = with_downloaded(cfg)
     checked = _check(cfg, Machine.another)
     plan = make_plan(cfg, run_models(cfg), bytes_per_token(checked.columns))
     return "\n".join([format_plan(plan), "", *(printable(str(note)) for note in checked.notes)])

@@ -34,6 +34,7 @@ from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.plan.evaluation_plan import as_evaluation, format_evaluation_plan
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.preflight.checks import preflight
+from nemo_like.preflight.downloads import with_downloaded, with_downloads
 from nemo_like.rules.rules import validate
 
 
@@ -60,6 +61,7 @@ def _main(options: argparse.Namespace) -> int:
         if options.cfg:
             print(to_yaml(cfg), end="")
             return exit_codes.FINISHED
+        cfg = with_downloaded(cfg) if options.dry_run else with_downloads(cfg)
         validate(cfg, machine)
         checked = preflight(cfg, machine, partial(print, file=sys.stderr))
     except KeyboardInterrupt:
@@ -90,9 +92,11 @@ def _overrides(options: argparse.Namespace, checkpoint: EvaluatedCheckpoint | No
     """Return the arguments for the configuration; those of the command line come last."""
     overrides = ["+evaluation=default"]
     if checkpoint is not None:
-        # What still has to be converted has the shape of what it was trained from.
         if (checkpoint.model / "config.json").is_file():
             overrides.append(f"policy.model_name='{checkpoint.model.absolute()}'")
+        elif checkpoint.source is None:
+            overrides.append(f"policy.model_name='{checkpoint.model}'")
+        # What still has to be converted has the shape of what it was trained from.
         overrides.append(f"evaluation.step={checkpoint.step}")
     if options.endpoint is not None:
         overrides += [f"evaluation.base_url='{options.endpoint}'", f"evaluation.model='{options.model}'"]

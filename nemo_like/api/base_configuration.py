@@ -8,9 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from nemo_like.config.keys import keys
-from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.problems import ConfigError
 from nemo_like.config.search_path import find_configuration
 from nemo_like.configuration import Config, load_config
+from nemo_like.models.hub_models import NotOnHub, hub_checkpoint, is_hub_name
 from nemo_like.models.model_info import read_model_info
 from nemo_like.plan.machine_rules import present_gpus
 from nemo_like.policy.options import PolicyConfig
@@ -21,7 +22,6 @@ REWARD_ENVIRONMENT = "reward"  # the name in ``env`` of the environment that ask
 _KEPT_STEPS = 10
 _NO_VALIDATION = ("grpo.val_period=0", "grpo.val_at_start=false", "grpo.val_at_end=false")
 _CONTEXT_LENGTH = "max_total_sequence_length"
-_MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +87,16 @@ def local_model(model: str | Path) -> str:
     A name on the Hugging Face hub is downloaded, unless the hub's cache on this machine has it. Raises
     ConfigError when there is no such checkpoint.
     """
-    path, remedy = Path(model), "give a checkpoint's directory, or OWNER/NAME on the hub"
-    if path.is_dir():
-        return str(path.absolute())
-    if path.is_absolute() or len(path.parts) > 2 or path.parts[:1] in [("..",), ("~",)]:  # no name on the hub
+    name, remedy = str(model), "give a checkpoint's directory, or OWNER/NAME on the hub"
+    if Path(model).is_dir():
+        return str(Path(model).absolute())
+    if not is_hub_name(name):
         raise ConfigError.of(f"model={model}", "is not a directory", remedy)
-    from huggingface_hub import snapshot_download
-
     try:
-        return snapshot_download(str(model), allow_patterns=[*_MODEL_FILES])
-    except (OSError, ValueError) as error:  # the hub's own errors are of these classes
-        reason = " ".join(str(error).split())
-        problem = Problem(
-            key=f"model={model}",
-            rule=f"is no directory, and does not come from the Hugging Face hub: {reason}",
-            remedy=remedy,
-        )
-        raise ConfigError([problem]) from error
+        return hub_checkpoint(name)
+    except NotOnHub as error:
+        rule = f"is no directory, and does not come from the Hugging Face hub: {error}"
+        raise ConfigError.of(f"model={model}", rule, remedy) from error
 
 
 def _source(name: str, path: Path) -> str:

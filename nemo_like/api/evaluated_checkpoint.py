@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nemo_like.checkpoint.store import checkpoint_paths
 from nemo_like.config.resolved import read_resolved
+from nemo_like.models.hub_models import is_hub_name
 
 _STEP = re.compile(r"step_(\d+)")
 
@@ -17,7 +18,7 @@ _STEP = re.compile(r"step_(\d+)")
 class EvaluatedCheckpoint:
     """A checkpoint to evaluate. When ``source`` is not None, it must first be converted to ``model``."""
 
-    model: Path  # a Hugging Face directory
+    model: Path  # a Hugging Face directory, or a name on the hub
     step: int  # of the run that trained it; 0 where that is unknown
     source: Path | None = None
 
@@ -26,8 +27,11 @@ def evaluated_checkpoint(path: Path) -> EvaluatedCheckpoint:
     """Find the checkpoint in ``path``.
 
     In a run directory it is ``final_hf``, or the latest saved checkpoint if that is of a later step, which is
-    then converted to RUN_DIR/hf_step_N once. Raises ValueError when there is none, saying what is there.
+    then converted to RUN_DIR/hf_step_N once. Raises ValueError when there is none, saying what is there. What
+    may be a name on the Hugging Face hub is not looked for.
     """
+    if is_hub_name(str(path)):
+        return EvaluatedCheckpoint(path, 0)
     if (path / "config.json").is_file():
         return EvaluatedCheckpoint(path, _exported_step(path) or 0)
     if found := _STEP.fullmatch(path.name):

@@ -131,7 +131,7 @@ class HubOptions:
 class ModelOptions:
     """A sequence-classification checkpoint with one label, whose output is the reward."""
 
-    model_name: Annotated[str, Key("Hugging Face checkpoint directory", is_path=True)]
+    model_name: Annotated[str, Key("a checkpoint's directory, or its name on the hub", is_path=True)]
     device: Annotated[
         Device, Key("cuda: each actor has a GPU of its own, which it shares with nothing", Device.cpu)
     ]

@@ -252,7 +252,11 @@ class WorkerGroupConfig:
 
     model_name: Annotated[
         str,
-        Key("Hugging Face checkpoint directory; megatron: Llama, Qwen2, Qwen3 or Qwen3-MoE", is_path=True),
+        Key(
+            "a checkpoint's directory, or its name on the Hugging Face hub; megatron: Llama, Qwen2, Qwen3 or "
+            "Qwen3-MoE",
+            is_path=True,
+        ),
     ]
     backend: Annotated[
         str,

@@ -22,7 +22,7 @@ from nemo_like.environments.own_reward import WeightedRewards
 from nemo_like.plan.memory_timetable import memory_problems
 from nemo_like.plan.run_models import run_models
 from nemo_like.policy.options import Device
-from tests.unit.config.checkpoints import DEMO, REPOSITORY, write_checkpoint
+from tests.unit.config.checkpoints import DEMO, REPOSITORY, hub_snapshot, write_checkpoint
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}]
 FILES = InputFiles(Path("/in/reward.pickle"), Path("/in/train.jsonl"), Path("/in/held out.parquet"))
@@ -175,10 +175,7 @@ def test_a_model_that_is_nowhere_is_refused(monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_a_model_of_the_hub_comes_from_its_cache(tmp_path: Path) -> None:
     """As the hub's library lays it out, in a process that has no network."""
-    repository = tmp_path / "models--Somebody--tiny"
-    (repository / "refs").mkdir(parents=True)
-    (repository / "refs" / "main").write_text("abc")
-    (repository / "snapshots" / "abc").mkdir(parents=True)
+    snapshot = hub_snapshot(tmp_path, "Somebody/tiny")
     program = "from nemo_like.api.base_configuration import local_model; print(local_model('Somebody/tiny'))"
     told = subprocess.run(
         [sys.executable, "-c", program],
@@ -188,7 +185,7 @@ def test_a_model_of_the_hub_comes_from_its_cache(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert told.stdout.strip() == str(repository / "snapshots" / "abc")
+    assert told.stdout.strip() == str(snapshot)
 
 
 def test_a_run_needs_the_main_thread(checkpoint: Path) -> None:

@@ -39,3 +39,14 @@ def write_checkpoint(directory: Path, **changes: object) -> Path:
     for name in ("model.safetensors", "tokenizer.json", "tokenizer_config.json"):
         (directory / name).touch()
     return directory
+
+
+def hub_snapshot(cache: Path, name: str) -> Path:
+    """Make the folder of a checkpoint OWNER/NAME in a cache of the Hugging Face hub, as its library lays it
+    out, and return it."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("abc")
+    snapshot = repository / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    return snapshot

@@ -145,6 +145,14 @@ def test_a_hugging_face_directory_has_step_0_unless_it_names_one(tmp_path: Path)
     assert evaluated_checkpoint(run / "final_hf").step == 0
 
 
+def test_a_name_on_the_hub_is_left_to_what_downloads_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = Path("Qwen/Qwen3-8B")
+    assert evaluated_checkpoint(name) == EvaluatedCheckpoint(name, 0)
+
+
 def test_what_is_no_checkpoint_says_what_would_be(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"is neither a Hugging Face checkpoint .*; it is no directory"):
         evaluated_checkpoint(tmp_path / "nowhere")
