@@ -107,9 +107,10 @@ def _source(name: str, path: Path) -> str:
 
 
 def _context_length(model: str) -> Iterator[str]:
-    """Yield the argument that shortens samples to the positions of a model that has fewer than the default.
+    """Yield the arguments that shorten samples to the positions of a model that has fewer than the default,
+    and responses to half of them, as the default is.
 
-    A larger model keeps the default, which the memory of a step is planned for.
+    A larger model keeps the defaults, which the memory of a step is planned for.
     """
     try:
         positions = read_model_info(model, None).max_position_embeddings
@@ -117,6 +118,7 @@ def _context_length(model: str) -> Iterator[str]:
         return
     if positions < keys(PolicyConfig)[_CONTEXT_LENGTH][1].default:
         yield f"policy.{_CONTEXT_LENGTH}={positions}"
+        yield f"generation.max_new_tokens={max(1, positions // 2)}"
 
 
 def _is_for_gpus() -> bool:

@@ -69,7 +69,7 @@ def test_every_cell_of_the_notebook_runs_also_after_an_interrupt(arithmetic_mode
     assert [*interrupted.metrics["train/loss"].dropna().index][:1] == [1]
     assert [*first.metrics["train/loss"].dropna().index] == [1, 2]
     assert [*first.metrics["validation/accuracy"].dropna().index] == [0, 2]
-    assert [*further.metrics["train/env/reward/reward/digits"].index] == [1]
+    assert [*further.metrics["train/env/reward/reward/right_digits"].index] == [1]
     given = (further.run_directory / "config.yaml").read_text()
     assert f"model_name: {first.model_path}\n" in given  # it begins where the first one ended
 

@@ -101,13 +101,15 @@ def test_the_configuration_names_the_programs_objects() -> None:
     assert (cfg.rollout.dump_period, cfg.rollout.dump_validation) == (3, True)
 
 
-@pytest.mark.parametrize(("positions", "expected"), [(256, 256), (1024, 1024), (40960, 1024)])
+@pytest.mark.parametrize(
+    ("positions", "expected", "new"), [(256, 256, 128), (1024, 1024, 512), (40960, 1024, 512)]
+)
 def test_samples_are_no_longer_than_the_model_has_positions(
-    positions: int, expected: int, tmp_path: Path
+    positions: int, expected: int, new: int, tmp_path: Path
 ) -> None:
     model = str(write_checkpoint(tmp_path / "model", max_position_embeddings=positions))
     cfg = ProgramArguments(3, None, ()).configuration(model, FILES)
-    assert cfg.policy.max_total_sequence_length == expected
+    assert (cfg.policy.max_total_sequence_length, cfg.generation.max_new_tokens) == (expected, new)
     given = ("policy.max_total_sequence_length=2048",)
     cfg = ProgramArguments(3, None, given).configuration(model, FILES)
     assert cfg.policy.max_total_sequence_length == 2048  # which the rules refuse, where it is too much
