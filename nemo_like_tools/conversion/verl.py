@@ -50,6 +50,11 @@ def recomputes(value: Any, theirs: Theirs, strategy: str = f"{_ACTOR}.strategy")
     return LEFT_OUT if theirs(strategy) == "megatron" else bool(value)
 
 
+def clip_of_megatron(value: Any, theirs: Theirs, strategy: str = f"{_ACTOR}.strategy") -> Any:
+    """Return the limit of the gradient's norm, which this key has only for the backend megatron."""
+    return value if theirs(strategy) == "megatron" else LEFT_OUT
+
+
 def sequence_parallel(value: Any, theirs: Theirs, megatron: str) -> bool:
     """Return whether sequences are divided along with the tensors."""
     return bool(value) and int(theirs(f"{megatron}.tensor_model_parallel_size", 1)) > 1
