@@ -1,280 +1,203 @@
-"""Reads the arguments that a shell script gives to verl's trainer, without running the script.
+"""Reads the arguments that a shell script gives to a trainer, without starting any program.
 
-Variables and arrays that the script sets to plain values are put in, also by ``${NAME:-default}`` and
-``$((arithmetic))``. What only a shell can know is named: the output of a command, a variable of the
-environment, one that is set under a condition. ``$HOME`` stays a mark, HOME.
+A restricted bash runs the script with an empty search path, so that variables, arrays, conditions and loops
+mean what they mean to a shell, and every program is a name that is not found. What bash hands to such a name
+is read; nothing is written, and nothing leaves the folder of the script. The values that stay unknown are
+named: the output of a program, and a variable that the script reads and does not set. ``$HOME`` stays a
+mark, HOME.
 """
 
 from __future__ import annotations
 
-import ast
-import operator
+import os
 import re
-from collections.abc import Iterator
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import dropwhile
 from pathlib import Path
 
 from nemo_like.config.problems import ConfigError
 
 # Stands for the home directory; Hydra's grammar allows no "~" in a bare value.
 HOME = "@HOME@"
-_CALL = re.compile(r"(?:\w+\.)+main_\w+|(?:.*/)?main_\w+\.py")
-_REDIRECTION = re.compile(r"\d*(?:>&\d|(?:&>>?|>>|>|<<<|<(?!<))[ \t]*)")
-_HERE = re.compile(r"<<-?[ \t]*['\"]?(\w+)['\"]?[^\n]*\n(?:.*\n)*?[ \t]*\1[ \t]*(?:\n|$)")
-_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_REFERENCE = re.compile(r"([A-Za-z_]\w*|[@*#?!$]|\d+)(\[[@*]\])?(?:(:?[-=])(.*))?", re.DOTALL)
-_BLANK, _SEPARATORS = " \t\r", "\n;&|()"
-_OPENING, _CLOSING = ("if", "for", "while", "until", "case", "select", "{"), ("fi", "done", "esac", "}")
-_BEFORE_A_COMMAND = ("if", "then", "else", "elif", "do", "while", "until", "!", "{", "exec", "eval")
-_DECLARING = ("export", "declare", "local", "readonly", "typeset")
-_ARITHMETIC = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
-}  # fmt: skip
-
-
-class _Unknown(Exception):
-    """A value that only running the script would tell. The text says which."""
-
-
-# The words of variables by name; one whose value cannot be known has an _Unknown.
-_Scope = dict[str, list[str] | _Unknown]
+_TIMEOUT_S = 20
+_CALL = re.compile(
+    r"(?:\w+\.)+main_\w+|(?:.*/)?main_\w+\.py|(?:.*/)?\w*(?:grpo|ppo)\w*\.py|trl\.scripts\.grpo"
+)
+# What a word has instead of a text that is unknown: the command, or the name of the variable.
+_OUTPUT, _UNSET = re.compile(r"@OUTPUT:([^@]*)@"), re.compile(r"@UNSET:(\w+)@")
+_BLANK = "\x1f"  # stands for a blank in the command of _OUTPUT, so that it stays one word
+_END = "\x1e"  # ends a call
+_PREAMBLE = r"""
+trap '' PIPE
+command_not_found_handle() {
+    [[ $1 == python* && $2 == -c && $3 == import* && $3 != *print* ]] && return 1
+    case " $* " in *main_[a-z]*|*" trl "*|*trl.scripts*|*grpo*.py*|*ppo*.py*)
+        printf '%s\0' "$@" $'\x1e' >&FD ;;
+    esac
+    local IFS=$'\x1f'
+    printf '@OUTPUT:%s@' "${*//[ @]/$'\x1f'}" || :
+}
+cd() { :; }; source() { :; }; .() { :; }; exec() { "$@"; }; kill() { :; }
+sleep() { :; }; ulimit() { :; }; mkdir() { :; }; tee() { :; }; nproc() { printf 1; }
+dirname() { [[ $1 == */* ]] && printf '%s' "${1%/*}" || printf .; }
+basename() { local name=${1##*/}; printf '%s' "${name%"$2"}"; }
+"""
+_WORD = r"""(?:"(?:\\.|[^"\\])*"|'[^']*'|\$\([^)]*\)|[^\s;|&<>()"'])+"""
+# What stays as it is, then what a restricted shell refuses: output into files, here-documents, search paths.
+_PARTS = re.compile(
+    rf"""
+    (?P<kept> \(\(.*?\)\) | \[\[.*?\]\] | "(?:\\.|[^"\\])*" | '[^']*' | (?:^|(?<=\s))\#[^\n]* | \\. | <<< )
+    | (?P<document> <<-?[ \t]*['"]?(\w+)['"]?[^\n]*\n(?:.*\n)*?[ \t]*\3[ \t]*(?:\n|\Z) )
+    | (?:(?<=\s)\d|&)?>>?\|?[ \t]*(?:>\([^)]*\)|(?![&(]){_WORD})
+    | ^[ \t]*(?:export[ \t]+)?(?:PATH|SHELL|ENV|BASH_ENV)=\S*[ \t]*$
+    | (?:^|(?<=\s))[\w./~${{}}-]*/(?=(?:python[\d.]*|torchrun|accelerate|trl)\s)
+    """,
+    re.VERBOSE | re.MULTILINE,
+)
+_READ = re.compile(r"\$\{?([A-Za-z_]\w*)(:?[-+=])?")
+_SET = re.compile(
+    r"(?:^|[\s;(])(?:for\s+|read\s+|local\s+|declare\s+)?([A-Za-z_]\w*)(?:\+?=|\s+in\s)", re.MULTILINE
+)
+_CONDITION = re.compile(r"^\s*(?:if|elif|case|while|until)\b[^\n]*|\[\[? [^\n]*", re.MULTILINE)
+_ARGUMENT = re.compile(r"[+~]*[A-Za-z_][\w.@/]*=")
+_LAUNCHING = ("num_processes", "num_machines", "nproc_per_node", "nnodes")
+_BASHS_OWN = re.compile(
+    r"BASH\w*|RANDOM|SECONDS|PWD|OLDPWD|HOME|UID|EUID|PPID|OSTYPE|HOSTNAME|LINENO|IFS|PATH|SHELL"
+)
 
 
 @dataclass(slots=True)
 class Script:
-    """The call of a trainer in a script: its key=value arguments, the name of its configuration, and the
-    words whose value cannot be known, by their text with the reason."""
+    """The call of a trainer in a script.
 
+    ``program`` is the module or file that is called. ``arguments`` are its ``key=value`` words, ``options``
+    its ``--name value …`` words by name, with "_" for "-"; ``launcher`` has those of the program that starts
+    it, such as torchrun. ``unknown`` has the words whose value is not known, by their text, with the reason.
+    """
+
+    program: str
     arguments: list[str] = field(default_factory=list)
-    config_name: str = ""
+    options: dict[str, list[str]] = field(default_factory=dict)
+    launcher: dict[str, list[str]] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
 
 
 def read_script(path: Path) -> Script:
-    """Return the arguments of the one call of a trainer, ``python3 -m verl.trainer.main_ppo …``.
+    """Return the one call of a trainer, such as ``python3 -m verl.trainer.main_ppo …``.
 
-    Raises ConfigError when the script has no such call, or several.
+    Raises ConfigError when the script has no such call, or several, or cannot be run through.
     """
     try:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError.of(str(path), f"cannot be read: {error}") from error
-    scope: _Scope = {"HOME": [HOME]}
-    calls: list[Script] = []
-    depth = 0
-    for command in _commands(text):
-        depth += (command[0] in _OPENING) - (command[0] in _CLOSING)
-        words = list(dropwhile(_BEFORE_A_COMMAND.__contains__, command))
-        if all(_ASSIGNMENT.fullmatch(word) for word in words) or words[0] in _DECLARING:
-            for word in words:
-                _assign(word, scope, is_certain=depth == 0)
-        elif call := _call(words, scope):
-            calls.append(call)
+    unset = _unset(text)
+    deciding = "\n".join(_CONDITION.findall(text))
+    plain = _PARTS.sub(lambda part: part["kept"] or "\n" * bool(part["document"]), text)
+    said, commands = _run(path, plain, unset)
+    calls = [call for command in commands if (call := read_call(command))]
     if len(calls) != 1:
         rule = f"has {len(calls) or 'no'} calls of a trainer such as python3 -m verl.trainer.main_ppo"
+        rule += f" where bash ends with: {said}" if said and not calls else ""
         remedy = "keep the one call in a copy" if calls else "give the script with the call, or a YAML file"
+        remedy = (
+            "put NAME=VALUE of what the script needs before the command" if said and not calls else remedy
+        )
         raise ConfigError.of(str(path), rule, remedy)
+    for name in unset:
+        if re.search(rf"\$\{{?{name}\b", deciding):
+            calls[0].unknown[f"${name}"] = "the script decides by it and does not set it"
     return calls[0]
 
 
-def _commands(text: str) -> Iterator[list[str]]:
-    """Yield the words of each command, with their quotes and variables as they are written."""
-    words: list[str] = []
-    at = 0
-    while at < len(text):
-        if (here := _HERE.match(text, at)) or (here := _REDIRECTION.match(text, at)):
-            is_file = here.re is _REDIRECTION and not here[0][-1].isdigit()
-            at = _end_of_word(text, here.end()) if is_file else here.end()
-        elif text[at] in _SEPARATORS:
-            if words:
-                yield words
-            words, at = [], at + 1
-        elif text[at] in _BLANK or _is_comment(text, at):
-            at = _after(text, at)
-        else:
-            end = _end_of_word(text, at)
-            words.append(text[at:end])
-            at = end
-    if words:
-        yield words
+def read_call(words: Sequence[str]) -> Script | None:
+    """Return the call of a trainer in the words of a command; None when they have none."""
+    for index, word in enumerate(words):
+        is_trl = word == "trl" and words[index + 1 : index + 2] == ["grpo"]
+        if is_trl or _CALL.fullmatch(word):
+            found = script_of(word, words[index + 1 + is_trl :])
+            started = script_of("", words[:index]).options
+            found.launcher = {name: values for name, values in started.items() if name in _LAUNCHING}
+            return found
+    return None
 
 
-def _is_comment(text: str, at: int) -> bool:
-    return text[at] == "#" and (at == 0 or text[at - 1] in f"{_BLANK}{_SEPARATORS}")
-
-
-def _end_of_word(text: str, at: int) -> int:
-    start = at
-    while at < len(text) and text[at] not in f"{_BLANK}\n;&|)<>":
-        if text[at] != "(":
-            at = _after(text, at)
-        elif at > start and text[at - 1] == "=":
-            at = _closed(text, at + 1, "(", ")")
-        else:
-            break
-    return at
-
-
-def _after(text: str, at: int) -> int:
-    """Return the place after one character, or after the quoted text, expansion or comment that begins."""
-    rest = text[at : at + 2]
-    if rest[0] == "\\":
-        return min(at + 2, len(text))
-    if rest[0] == '"':
-        at += 1
-        while at < len(text) and text[at] != '"':
-            at = _after(text, at) if text[at] in "\\$`" else at + 1
-        return min(at + 1, len(text))
-    if rest[0] in "'`":
-        return (text.find(rest[0], at + 1) + 1) or len(text)
-    if rest in ("$(", "${"):
-        return _closed(text, at + 2, rest[1], ")" if rest[1] == "(" else "}")
-    if rest[0] == "$" and (name := re.compile(r"[A-Za-z_]\w*|[@*#?!$\d]").match(text, at + 1)):
-        return name.end()
-    if _is_comment(text, at):
-        end = text.find("\n", at)
-        return len(text) if end < 0 else end
-    return at + 1
-
-
-def _closed(text: str, at: int, opening: str, closing: str) -> int:
-    """Return the place after the bracket that closes the one before ``at``."""
-    depth = 1
-    while at < len(text) and depth:
-        depth += (text[at] == opening) - (text[at] == closing)
-        at = _after(text, at)
-    return at
-
-
-def _assign(word: str, scope: _Scope, *, is_certain: bool) -> None:
-    match = _ASSIGNMENT.fullmatch(word)
-    if match is None:
-        return
-    name, is_appended, text = match[1], bool(match[2]), match[3]
-    before = scope.get(name, []) if is_appended else []
-    try:
-        if not is_certain:
-            raise _Unknown(f"${name}, which the script sets under a condition")
-        if isinstance(before, _Unknown):
-            raise before
-        if text.startswith("("):
-            words = [each for line in _commands(text[1:-1]) for each in line]
-            scope[name] = [*before, *(part for each in words for part in _expanded(each, scope))]
-        else:
-            whole = "".join(before) + " ".join(_expanded(text, scope, splits=False))
-            scope[name] = [f"{HOME}{whole[1:]}" if whole.startswith("~/") else whole]
-    except _Unknown as error:
-        scope[name] = error
-
-
-def _call(words: list[str], scope: _Scope) -> Script | None:
-    """Return a call of a trainer in a command, or None when the command is something else."""
-    parts: list[str | _Unknown] = []
-    unknown: dict[str, str] = {}
+def script_of(program: str, words: Sequence[str]) -> Script:
+    """Return the call of a program with these words after its name."""
+    found = Script(program)
+    values: list[str] | None = None
     for word in words:
-        try:
-            parts += _expanded(word, scope)
-        except _Unknown as error:
-            unknown[word] = str(error)
-    start = next((at for at, part in enumerate(parts) if _CALL.fullmatch(str(part))), None)
-    if start is None:
-        return None
-    script = Script(unknown={word: why for word, why in unknown.items() if "=" in word or "$" in word[:2]})
-    given = iter(map(str, parts[start + 1 :]))
-    for part in given:
-        option, equals, value = part.partition("=")
-        if option in ("--config-name", "--config-path", "-cn", "-cp"):
-            value = value if equals else next(given, "")
-            script.config_name = value if option in ("--config-name", "-cn") else script.config_name
-        elif (equals and not part.startswith("-")) or part.startswith("~"):
-            script.arguments.append(part)
-    return script
-
-
-def _expanded(word: str, scope: _Scope, *, splits: bool = True) -> list[str]:
-    """Return the words that the shell makes of a word: one, none, or several of an array.
-
-    With ``splits``, the value of a variable outside of quotes is divided at its blanks.
-    """
-    found = [""]
-    for unit in _units(word):
-        if unit[0] == '"':
-            parts = [""]
-            for inner in _units(unit[1:-1], quotes="\\$`"):
-                _append(parts, _value(inner, scope) if _is_expansion(inner) else [_bare(inner)])
-        elif _is_expansion(unit):
-            parts = _value(unit, scope)
-            parts = [each for part in parts for each in part.split()] if splits else parts
+        if why := _unknown(word):
+            is_value = values is not None and "=" not in word
+            found.unknown[_readable(f"--{[*found.options][-1]}={word}" if is_value else word)] = why
+        elif word.startswith("--") and len(word) > 2:
+            name, equals, value = word[2:].partition("=")
+            values = found.options.setdefault(name.replace("-", "_"), [])
+            values += [value] if equals else []
+        elif values is None or _ARGUMENT.match(word):
+            found.arguments.append(word)
         else:
-            parts = [unit[1:-1] if unit[0] == "'" else _bare(unit)]
-        _append(found, parts)
-    return [text for text in found if text]
+            values.append(word)
+    return found
 
 
-def _append(found: list[str], parts: list[str]) -> None:
-    """Continue the last of the words found with the first part; further parts are further words."""
-    found[-1] += "".join(parts[:1])
-    found += parts[1:]
+def _unknown(word: str) -> str:
+    """Return why the value of a word is not known; empty when it is known."""
+    if output := _OUTPUT.search(word):
+        return f"$({output[1].replace(_BLANK, ' ')}), the output of a command"
+    if unset := _UNSET.search(word):
+        return f"${unset[1]}, which the script does not set"
+    return ""
 
 
-def _units(text: str, quotes: str = "\\$`\"'") -> Iterator[str]:
-    """Yield the characters of a text; one of ``quotes`` begins a longer unit."""
-    at = 0
-    while at < len(text):
-        end = _after(text, at) if text[at] in quotes else at + 1
-        yield text[at:end]
-        at = end
+def _readable(word: str) -> str:
+    """Return a word as the script may have it, with the commands and variables whose value is not known."""
+    word = _OUTPUT.sub(lambda output: f"$({output[1].replace(_BLANK, ' ')})", word)
+    return _UNSET.sub(r"$\1", word)
 
 
-def _is_expansion(unit: str) -> bool:
-    return len(unit) > 1 and unit[0] in "$`"
+def _unset(text: str) -> list[str]:
+    """Return the variables that a script reads, without a default, and neither it nor the shell sets."""
+    has_default = {name for name, operator in _READ.findall(text) if operator}
+    is_set = set(_SET.findall(text)) | has_default | os.environ.keys()
+    names = dict.fromkeys(name for name, _ in _READ.findall(text))
+    return [name for name in names if name not in is_set and not _BASHS_OWN.fullmatch(name)]
 
 
-def _bare(unit: str) -> str:
-    """Return a unit without the backslash that protects a character from the shell."""
-    return unit[1:] if unit[0] == "\\" and unit[1:] in ("\\", '"', "$", "`", "'", " ") else unit
+def _run(path: Path, text: str, unset: Sequence[str]) -> tuple[str, list[list[str]]]:
+    """Return what bash said last of a script, and the words of the commands that may call a trainer."""
+    bash = shutil.which("bash")
+    if bash is None:
+        raise ConfigError.of(str(path), "needs bash, which is not here", "give the key=value arguments alone")
+    environment = {name: os.environ[name] for name, _ in _READ.findall(text) if name in os.environ}
+    environment |= {name: f"@UNSET:{name}@" for name in unset}
+    environment |= {"HOME": HOME, "PATH": os.devnull}
+    with tempfile.TemporaryFile() as found, tempfile.NamedTemporaryFile("w", suffix=".sh") as script:
+        script.write(f"{_PREAMBLE.replace('FD', str(found.fileno()))}\n{text}")
+        script.flush()
+        try:
+            done = subprocess.run(
+                [bash, "-r", script.name], check=False,
+                cwd=path.resolve().parent, env=environment, pass_fds=(found.fileno(),), timeout=_TIMEOUT_S,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as error:
+            rule = f"has not ended after {_TIMEOUT_S} s in a shell that starts no programs"
+            raise ConfigError.of(str(path), rule, "keep the one call in a copy") from error
+        found.seek(0)
+        words = found.read().decode(errors="replace")
+    lines = [line for line in done.stderr.decode(errors="replace").splitlines() if not line.startswith("+")]
+    return (re.sub(r"^\S+: line \d+: ", "", lines[-1]) if lines else ""), list(_commands(words.split("\0")))
 
 
-def _value(unit: str, scope: _Scope) -> list[str]:
-    """Return the words for which an expansion stands. Raises _Unknown when only a shell can tell."""
-    if unit.startswith("$((") and unit.endswith("))"):
-        return [str(_computed(unit[3:-2], scope))]
-    if unit.startswith(("$(", "`")):
-        raise _Unknown(f"{unit}, the output of a command")
-    reference = _REFERENCE.fullmatch(unit[2:-1] if unit.startswith("${") else unit[1:])
-    if reference is None:
-        raise _Unknown(f"{unit}, which only a shell expands")
-    name, _, kind, default = reference.groups()
-    if name in ("@", "*"):
-        return []
-    value = scope.get(name)
-    if kind and kind.endswith(("-", "=")) and (value is None or value in ([], [""])):
-        return [" ".join(_expanded(default, scope, splits=False))]
-    if isinstance(value, _Unknown):
-        raise value
-    if value is None:
-        raise _Unknown(f"{unit}, which the script does not set")
-    return list(value) if reference[2] else value[:1]
-
-
-def _computed(text: str, scope: _Scope) -> int:
-    """Return the value of an arithmetic expression of whole numbers and variables."""
-
-    def of(node: ast.AST) -> int:
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            return node.value
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-            return -of(node.operand)
-        if isinstance(node, ast.BinOp) and type(node.op) in _ARITHMETIC:
-            return int(_ARITHMETIC[type(node.op)](of(node.left), of(node.right)))
-        if isinstance(node, ast.Name):
-            return of(ast.parse("".join(_value(f"${node.id}", scope)), mode="eval").body)
-        raise _Unknown(f"$(({text})), which is no arithmetic of whole numbers")
-
-    try:
-        plain = re.sub(r"\$\{?(\w+)\}?", r"\1", text).strip()
-        return of(ast.parse(plain, mode="eval").body)
-    except (SyntaxError, ZeroDivisionError, RecursionError) as error:
-        raise _Unknown(f"$(({text})), which is no arithmetic of whole numbers") from error
+def _commands(words: Sequence[str]) -> Iterator[list[str]]:
+    command: list[str] = []
+    for word in words:
+        if word == _END:
+            yield command
+            command = []
+        else:
+            command.append(word)

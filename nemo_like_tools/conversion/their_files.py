@@ -2,12 +2,14 @@
 
 A file whose ``defaults`` are paths builds on those files (NeMo-RL). A file whose ``defaults`` have groups is
 composed by Hydra (verl). A file without ``defaults`` holds everything, such as the output of verl's ``--cfg
-job``. Of a shell script the arguments of its call of verl's trainer are read.
+job``; one with TRL's arguments is completed by TRL's defaults. Of a shell script the call of a trainer is
+read, which may name such a file.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,41 +19,38 @@ import hydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from yaml import safe_load
 
 from nemo_like.config.composition import HYDRA_VERSION
 from nemo_like.config.grammar import parse
 from nemo_like.config.other_frameworks import table_of
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.resolvers import register_resolvers
-from nemo_like.config.search_path import near_files
-from nemo_like_tools.conversion.shell_script import HOME, Script, read_script
+from nemo_like_tools.conversion.inheritance import BY_DEFAULT, Origins, inherited, load, tree_of
+from nemo_like_tools.conversion.shell_script import HOME, Script, read_script, script_of
 from nemo_like_tools.conversion.values import Theirs
 
-_OVERRIDE = "_override_"
 _ENGINE = "model_engine"  # verl's group that chooses the backend
+# Arguments of torchrun that accelerate calls otherwise, in whose names the table of TRL has them.
+_LAUNCHERS = {"nproc_per_node": "num_processes", "nnodes": "num_machines"}
 
 
 def read_theirs(path: Path, arguments: Sequence[str]) -> tuple[Theirs, list[Problem]]:
-    """Return the configuration of a file with ``key=value`` arguments applied, and problems of unresolvable
-    values.
+    """Return the configuration of a file with arguments applied, and problems of unresolvable values.
 
-    The configuration lacks these values. Raises ConfigError when the file or an argument cannot be read.
+    Arguments are ``key=value``, or TRL's ``--key value``. The configuration lacks the values with a problem.
+    Raises ConfigError when the file or an argument cannot be read.
     """
     problems: list[Problem] = []
-    defaults: Mapping[str, Any] = {}
+    origins = Origins()
+    given = script_of("", arguments)
     with _resolvers():
-        if path.suffix == ".sh":
-            script = read_script(path)
-            defaults = _defaults(script, arguments)
-            arguments = _with_script(script, path, arguments, problems)
-            cfg = _guarded(path, lambda: _with_arguments(_tree(defaults), arguments))
-        else:
-            cfg = _guarded(path, lambda: _composed(path, arguments))
+        script = read_script(path) if path.suffix == ".sh" else None
+        if script is not None:
+            problems += _unknown(script, path, given)
+        cfg = _guarded(path, lambda: _tree(path, script, given, origins))
         tree = dict(_resolved(cfg, "", str(path), problems))
-    given = [f"{_key(argument)}." for argument in arguments]
-    assumed = [key for key in defaults if not f"{key}.".startswith(tuple(given))]
-    return Theirs(tree, lambda name: _text(name, path), assumed, _rows), problems
+    return Theirs(tree, lambda name: _text(name, path), origins, _rows), problems
 
 
 @contextmanager
@@ -65,54 +64,119 @@ def _resolvers() -> Iterator[None]:
         OmegaConf.clear_resolver("max")
 
 
-def _composed(path: Path, arguments: Sequence[str]) -> DictConfig:
-    cfg = _load(path)
+def _tree(path: Path, script: Script | None, given: Script, origins: Origins) -> DictConfig:
+    """Return the configuration of a YAML file, or of a script's call, with all arguments applied."""
+    calls = [given] if script is None else [script, given]
+    arguments = [argument for call in calls for argument in call.arguments]
+    options = {
+        _LAUNCHERS.get(name, name): values
+        for call in calls
+        for name, values in (*call.launcher.items(), *call.options.items())
+    }
+    if script is not None and "main_" in script.program:
+        cfg = _defaults("verl", _defaults_of_verl(script, given), OmegaConf.create(), origins)
+    else:
+        file = path if script is None else _configuration(script, path, options)
+        if file is None:
+            cfg = OmegaConf.create()
+        elif _is_hydras(cfg := load(file)):
+            with hydra.initialize_config_dir(os.path.abspath(file.parent), version_base=HYDRA_VERSION):
+                return hydra.compose(file.stem, arguments)
+        else:
+            cfg = inherited(file, origins)
+        cfg = _completed(cfg, options, origins, is_call=file is None)
+    origins.add("", map(_key, arguments))
+    return _with_arguments(cfg, arguments)
+
+
+def _is_hydras(cfg: DictConfig) -> bool:
+    """Return whether a file's ``defaults`` are Hydra's, not names of files."""
     entries = cfg.get("defaults")
-    is_hydras = OmegaConf.is_list(entries) and any(
-        OmegaConf.is_dict(entry) or entry == "_self_" for entry in entries
+    return bool(
+        OmegaConf.is_list(entries) and any(OmegaConf.is_dict(one) or one == "_self_" for one in entries)
     )
-    if is_hydras:
-        with hydra.initialize_config_dir(os.path.abspath(path.parent), version_base=HYDRA_VERSION):
-            return hydra.compose(path.stem, list(arguments))
-    return _with_arguments(_inherited(path, ()), arguments)
 
 
-def _defaults(script: Script, arguments: Sequence[str]) -> Mapping[str, Any]:
+def _configuration(script: Script, path: Path, options: dict[str, list[str]]) -> Path | None:
+    """Return the file that a call names by ``--config``; None when it names none."""
+    names = options.pop("config", [])
+    if not names:
+        return None
+    name = Path(names[-1].replace(HOME, "~")).expanduser()
+    folders = [path.resolve().parent, *path.resolve().parents]
+    return next((folder / name for folder in folders if (folder / name).is_file()), folders[0] / name)
+
+
+def _completed(
+    cfg: DictConfig, options: Mapping[str, list[str]], origins: Origins, *, is_call: bool
+) -> DictConfig:
+    """Return a configuration of TRL with its options, over TRL's defaults; any other one as it is.
+
+    A call that names neither a file nor an option of TRL has the defaults of NeMo-RL.
+    """
+    trl = table_of("trl")
+    if any(key in trl.keys for key in (*cfg, *options)):
+        cfg = _defaults("trl", trl.defaults, cfg, origins)
+        for name, values in options.items():
+            items = [_scalar(text) for text in values]
+            OmegaConf.update(
+                cfg, name, items if len(items) > 1 else items[0] if items else True, force_add=True
+            )
+        origins.add("", options)
+        return cfg
+    if options:
+        name = next(iter(options))
+        raise ConfigError.of(f"--{name}", "is no argument of a framework that is known", "write KEY=VALUE")
+    return _defaults("nemo_rl", table_of("nemo_rl").defaults, cfg, origins) if is_call else cfg
+
+
+def _defaults(name: str, values: Mapping[str, Any], cfg: DictConfig, origins: Origins) -> DictConfig:
+    """Return a configuration over the defaults of a framework."""
+    origins.layers.insert(0, (BY_DEFAULT, list(values)))
+    merged = OmegaConf.merge(tree_of(values), cfg)
+    assert isinstance(merged, DictConfig)
+    return merged
+
+
+def _scalar(text: str) -> Any:
+    """Return the value of a word of a command line."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    is_yaml = text[:1] in ("[", "{") or text.lower() in ("true", "false")
+    return safe_load(text) if is_yaml else text
+
+
+def _defaults_of_verl(script: Script, given: Script) -> Mapping[str, Any]:
     """Return verl's defaults for a script, which may choose a configuration for Megatron.
 
     A key that the script sets to something that cannot be known has none.
     """
     defaults = dict(table_of("verl").defaults)
-    chosen = {script.config_name.partition("_")[2].partition("_")[0]}
-    chosen |= {text.partition("=")[2] for text in (*script.arguments, *arguments) if _key(text) == _ENGINE}
+    chosen = {name.partition("_")[2].partition("_")[0] for name in script.options.get("config_name", ())}
+    words = (*script.arguments, *given.arguments)
+    chosen |= {text.partition("=")[2] for text in words if _key(text) == _ENGINE}
     if "megatron" in chosen:
         defaults["actor_rollout_ref.actor.strategy"] = "megatron"
     unknown = {_key(word) for word in script.unknown}
     return {key: value for key, value in defaults.items() if key not in unknown}
 
 
-def _tree(values: Mapping[str, Any]) -> DictConfig:
-    """Return values by full key as a tree."""
-    cfg = OmegaConf.create()
-    for key, value in values.items():
-        OmegaConf.update(cfg, key, value)
-    return cfg
-
-
-def _with_script(script: Script, path: Path, arguments: Sequence[str], problems: list[Problem]) -> list[str]:
-    """Return the arguments of a script's call with those given after them, as the script's ``$@`` has them.
-
-    Adds a problem for each argument of the script whose value cannot be known and that is not given.
-    """
-    given = {_key(text) for text in arguments}
+def _unknown(script: Script, path: Path, given: Script) -> Iterator[Problem]:
+    """Yield a problem for each argument of a script whose value cannot be known and that is not given."""
+    is_given = {*map(_key, given.arguments), *(f"--{name}" for name in given.options)}
     for word, why in script.unknown.items():
         key = _key(word)
-        if "=" in word and key in given:
+        if key in is_given:
             continue
         rule = f"cannot be known without running the script: {why}"
-        remedy = f"add the argument {key}=VALUE" if "=" in word else "add its key=value arguments"
-        problems.append(Problem(key=word, rule=rule, remedy=remedy, where=str(path)))
-    return [*script.arguments, *arguments]
+        value = f"{key} VALUE" if word.startswith("--") else f"{key}=VALUE"
+        remedy = f"add the argument {value}" if "=" in word else "add its key=value arguments"
+        if re.fullmatch(r"\$\w+", word):
+            remedy = f"put {word[1:]}=VALUE before the command"
+        yield Problem(key=word, rule=rule, remedy=remedy, where=str(path))
 
 
 def _key(argument: str) -> str:
@@ -129,48 +193,6 @@ def _guarded(path: Path, compose: Callable[[], DictConfig]) -> DictConfig:
         rule = f"cannot be composed: {' '.join(str(error).split())}"
         remedy = "give the whole configuration, which their launcher prints with --cfg job, as one file"
         raise ConfigError.of(str(path), rule, remedy) from error
-
-
-def _load(path: Path) -> DictConfig:
-    if not path.is_file():
-        remedy = near_files(path.name, path.parent)
-        raise ConfigError.of(str(path), "is not a file", remedy)
-    try:
-        cfg = OmegaConf.load(path)
-    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError, OSError) as error:
-        rule = f"is not valid YAML: {' '.join(str(error).split())}"
-        raise ConfigError.of(str(path), rule) from error
-    if not isinstance(cfg, DictConfig):
-        raise ConfigError.of(str(path), "must be a mapping of keys, not a list")
-    return cfg
-
-
-def _inherited(path: Path, before: tuple[Path, ...]) -> DictConfig:
-    """Return a file merged over the files that its defaults name by paths."""
-    if path in before:
-        rule = f"is reached from itself by its defaults: {' -> '.join(map(str, (*before, path)))}"
-        raise ConfigError.of(str(path), rule, "break the circle")
-    cfg = _load(path)
-    names = cfg.pop("defaults", None) or []
-    merged = OmegaConf.create({})
-    for name in [names] if isinstance(names, str) else names:
-        parent = _inherited((path.parent / str(name)).resolve(), (*before, path))
-        merged = _merged(merged, parent)
-    return _merged(merged, cfg)
-
-
-def _merged(below: DictConfig, above: DictConfig) -> DictConfig:
-    """Merge ``above`` over ``below``; a group of ``above`` with ``_override_`` replaces that of ``below``."""
-    for name in list(above):
-        if OmegaConf.is_missing(above, name) or OmegaConf.is_interpolation(above, name):
-            continue
-        group = above[name]
-        if isinstance(group, DictConfig) and group.get(_OVERRIDE):
-            group.pop(_OVERRIDE)
-            below.pop(name, None)
-    merged = OmegaConf.merge(below, above)
-    assert isinstance(merged, DictConfig)
-    return merged
 
 
 def _with_arguments(cfg: DictConfig, arguments: Sequence[str]) -> DictConfig:

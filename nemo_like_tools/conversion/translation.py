@@ -20,6 +20,7 @@ from nemo_like.config.other_frameworks import Always, Entry, Framework, Missing,
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.configuration import Config
 from nemo_like_tools.conversion import nemo_rl, nemo_rl_data, values, verl
+from nemo_like_tools.conversion.inheritance import BY_DEFAULT
 from nemo_like_tools.conversion.values import LeftOut, Noted, Theirs, Untranslatable
 
 # By the name that --from takes.
@@ -91,14 +92,16 @@ def convert_configuration(framework: Framework, theirs: Theirs, where: str) -> C
     _without_other_losses(found)
     origins = {origin for setting in found.settings.values() for origin in setting.origin.split(", ")}
     found.assumed = {
-        key: theirs(key) for key in framework.defaults if _origin(key, theirs) in origins - {key}
+        key: theirs(key)
+        for key in framework.defaults
+        if theirs.origin(key) == BY_DEFAULT and _origin(key, theirs) in origins
     }
     return found
 
 
 def _origin(key: str, theirs: Theirs) -> str:
     """Return what a comment says of the key behind a value."""
-    return f"{key} by default" if key in theirs.assumed else key
+    return f"{key} {theirs.origin(key)}".rstrip()
 
 
 def _choices() -> str:

@@ -7,7 +7,7 @@ another key says it or nothing asks for it; or Noted. It may raise Untranslatabl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from shlex import quote
 from typing import Any, Final, NamedTuple
@@ -35,18 +35,19 @@ class Theirs:
     """A configuration of another framework, as a tree of plain values without interpolations.
 
     ``texts`` returns the text of a file that the configuration names, and None when there is no such file.
-    ``assumed`` are the full keys that nobody set and that have their framework's defaults. ``rows`` returns
-    the number of problems in a data file, and None when the file is not here or cannot be counted.
+    ``origin`` says of a full key who set it: "by default", "in FILE" of a file on which the named one builds,
+    or nothing. ``rows`` returns the number of problems in a data file, and None when the file is not here or
+    cannot be counted.
     """
 
     def __init__(
         self,
         tree: Mapping[str, Any],
         texts: Callable[[str], str | None] = lambda name: None,
-        assumed: Collection[str] = (),
+        origin: Callable[[str], str] = lambda key: "",
         rows: Callable[[str], int | None] = lambda name: None,
     ) -> None:
-        self.tree, self.texts, self.assumed, self.rows = tree, texts, frozenset(assumed), rows
+        self.tree, self.texts, self.origin, self.rows = tree, texts, origin, rows
 
     def __call__(self, key: str, default: Any = None) -> Any:
         """Return the value of a full key; ``default`` when the key is missing or null."""

@@ -52,7 +52,7 @@ MODE=1 python3 -m verl.trainer.main_ppo --config-name='ppo_megatron_trainer' \\
         "actor_rollout_ref.model.path=Some/Model-1B",
         'trainer.logger=["console","wandb"]',
     ]
-    assert found.config_name == "ppo_megatron_trainer"
+    assert found.options == {"config_name": ["ppo_megatron_trainer"]}
     assert not found.unknown
 
 
@@ -78,6 +78,67 @@ python3 -m verl.trainer.main_ppo "${DATA[@]}" $more
     ]
 
 
+def test_conditions_loops_and_functions_mean_what_they_mean_to_a_shell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = """set -euo pipefail
+DEVICE=${DEVICE:-$(python3 -c 'import torch_npu' 2>/dev/null && echo npu || echo gpu)}
+case "$DEVICE" in
+    gpu) tp=2; EXTRA=(data.seed=3) ;;
+    *) echo "no $DEVICE" >&2; exit 1 ;;
+esac
+if (( NODES > 1 )); then EXTRA+=(trainer.nnodes=$NODES); fi
+files=""
+for name in a b; do files+="$name.parquet,"; done
+length() { echo $(( $1 * 1024 )); }
+mkdir -p "$HOME/logs" && cd "$HOME"
+LAUNCH=(uv run /opt/venv/bin/python3)
+"${LAUNCH[@]}" -m verl.trainer.main_ppo data.train_files="[${files%,}]" \\
+    data.max_prompt_length=$(length 2) actor_rollout_ref.rollout.tensor_model_parallel_size=$tp \\
+    "${EXTRA[@]}" >"$HOME/logs/run.log" 2>&1
+"""
+    monkeypatch.setenv("NODES", "2")
+    assert script(tmp_path, text).arguments == [
+        "data.train_files=[a.parquet,b.parquet]",
+        "data.max_prompt_length=2048",
+        "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+        "data.seed=3",
+        "trainer.nnodes=2",
+    ]
+
+
+def test_a_script_starts_no_program_and_writes_no_file(tmp_path: Path) -> None:
+    text = f"""touch {tmp_path}/touched
+echo x > {tmp_path}/written
+/bin/touch {tmp_path}/called || true
+exec 3>{tmp_path}/opened || true
+python3 -m verl.trainer.main_ppo data.seed=1
+"""
+    assert script(tmp_path, text).arguments == ["data.seed=1"]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.sh"]
+
+
+def test_a_script_that_stops_before_the_call_says_why(tmp_path: Path) -> None:
+    stop = '[ -n "${MODEL:-}" ] || { echo "no model" >&2; exit 1; }'
+    with pytest.raises(ConfigError, match="bash ends with: no model; put NAME=VALUE of what"):
+        script(tmp_path, f"{stop}\npython3 -m verl.trainer.main_ppo data.seed=1\n")
+
+
+def test_the_launcher_and_the_options_of_a_call_are_read(tmp_path: Path) -> None:
+    text = """accelerate launch --num-processes 4 --mixed_precision bf16 examples/my_grpo.py \\
+    --model_name_or_path Some/Model-1B --reward_funcs a b --learning-rate=1e-6 --use_vllm
+"""
+    found = script(tmp_path, text)
+    assert found.program == "examples/my_grpo.py"
+    assert found.launcher == {"num_processes": ["4"]}
+    assert found.options == {
+        "model_name_or_path": ["Some/Model-1B"],
+        "reward_funcs": ["a", "b"],
+        "learning_rate": ["1e-6"],
+        "use_vllm": [],
+    }
+
+
 UNKNOWN = """if [ "$N" -gt 4 ]; then tp=4; else tp=2; fi
 name="run-$(date +%s)"
 OPTIONS=($(cat options.txt))
@@ -92,7 +153,11 @@ def test_what_only_a_shell_can_tell_is_named_with_a_remedy(tmp_path: Path) -> No
     assert theirs("trainer.nnodes") is None
     assert "trainer.nnodes=$NODES" in problems
     assert "$NODES, which the script does not set; add the argument trainer.nnodes=VALUE" in problems
-    assert "$tp, which the script sets under a condition" in problems
+    assert (
+        "$N cannot be known without running the script: the script decides by it and does not set it"
+        in problems
+    )
+    assert "put N=VALUE before the command" in problems
     assert "$(date +%s), the output of a command" in problems
     assert "$(cat options.txt), the output of a command; add its key=value arguments" in problems
 
