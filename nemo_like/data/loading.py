@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from nemo_like.data.nested_fields import NoField, holder_of
 from nemo_like.data.options import DatasetConfig
 from nemo_like.data.sources import FILE_READERS
 from nemo_like.data.splits import chosen_rows, only_name
@@ -43,11 +45,17 @@ def _with_own_decimals(records: Any, key: str) -> Any:
     0.10000000149011612."""
     import datasets
 
-    feature = records.features.get(key)
-    if getattr(feature, "dtype", None) not in ("float16", "float32"):
+    features = deepcopy(records.features)
+    try:
+        holder, name = holder_of(features, key)
+    except NoField:
         return records
-    as_text = records.cast_column(key, datasets.Value("string"))
-    return as_text.cast_column(key, datasets.Value("float64"))
+    if getattr(holder[name], "dtype", None) not in ("float16", "float32"):
+        return records
+    for kind in ("string", "float64"):
+        cast(dict[str, Any], holder)[name] = datasets.Value(kind)
+        records = records.cast(features)
+    return records
 
 
 def _loaded(path: str, split: str, subset: str | None) -> Any:

@@ -53,7 +53,10 @@ class DatasetConfig:
     prompt_key: Annotated[
         str, Key("jsonl, huggingface: the field with the prompt, text or a list of messages", "prompt")
     ]
-    answer_key: Annotated[str, Key("jsonl, huggingface: the field with the reference answer", "answer")]
+    answer_key: Annotated[
+        str,
+        Key("jsonl, huggingface: the field with the reference answer; a dot leads into a mapping", "answer"),
+    ]
     images_key: Annotated[
         str | None,
         Key(

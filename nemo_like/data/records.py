@@ -17,6 +17,7 @@ from nemo_like.data.image_marks import with_marks, with_parts_as_marks
 from nemo_like.data.images import Picture, pictures_of
 from nemo_like.data.interface import Message, Prompt, TaskPrompt
 from nemo_like.data.messages import BadMessage, conversation_of, without_missing_arguments
+from nemo_like.data.nested_fields import NoField, holder_of
 from nemo_like.data.options import DatasetConfig
 from nemo_like.data.source_kind import source_kind_of
 from nemo_like.data.splits import chosen_rows, is_name, only_name
@@ -60,6 +61,8 @@ def checked_dataset(dataset: RecordDataset, cfg: DatasetConfig) -> RecordDataset
 @dataclass(frozen=True, slots=True)
 class RecordFields:
     """The names of the fields that hold the prompt and the reference answer.
+
+    A dot in such a name leads into a mapping, which then stays in ``data`` whole.
 
     The prompt is text, or a list of ``{"role": ..., "content": ...}`` messages, whose content is text or,
     with images, a list of parts; all further fields of a message are kept. All other fields of a record,
@@ -138,11 +141,13 @@ class RecordFields:
 
 
 def _field(record: Mapping[str, Any], key: str, config_key: str, where: str) -> Any:
-    if key not in record:
-        raise ValueError(
-            f"{where}: no field {key!r} (data.*.{config_key}); it has {', '.join(map(repr, sorted(record)))}"
-        )
-    return record[key]
+    try:
+        holder, name = holder_of(record, key)
+    except NoField as error:
+        there = ", ".join(map(repr, error.names))
+        rule = f"no field {key!r} (data.*.{config_key}); {error.owner} has {there}"
+        raise ValueError(f"{where}: {rule}") from error
+    return holder[name]
 
 
 def jsonl_records(path: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -13,14 +13,14 @@ _KNOWN = {
     "OpenMathInstruct-2": ("nvidia/OpenMathInstruct-2", "train_1M", "problem", "expected_answer"),
     "DeepScaler": ("agentica-org/DeepScaleR-Preview-Dataset", "train", "problem", "answer"),
     "AIME2024": ("HuggingFaceH4/aime_2024", "train", "problem", "answer"),
+    "DAPOMath17K": ("BytedTsinghua-SIA/DAPO-Math-17k", "train", "prompt", "reward_model.ground_truth"),
+    "DAPOMathAIME2024": ("BytedTsinghua-SIA/AIME-2024", "train", "prompt", "reward_model.ground_truth"),
     "AIME2026": ("MathArena/aime_2026", "train", "problem", "answer"),
 }
 # Data sets whose fields must be changed before they can be read here.
 _TO_PREPARE = {
     "gsm8k": ("openai/gsm8k", "the answer is what follows #### in the field answer"),
     "GSM8K": ("openai/gsm8k", "the answer is what follows #### in the field answer"),
-    "DAPOMath17K": ("BytedTsinghua-SIA/DAPO-Math-17k", "the answer is reward_model.ground_truth"),
-    "DAPOMathAIME2024": ("BytedTsinghua-SIA/AIME-2024", "the answer is reward_model.ground_truth"),
 }
 _RENAMED = {"input_key": "prompt_key", "output_key": "answer_key", "split": "split"}
 

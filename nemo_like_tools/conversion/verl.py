@@ -17,6 +17,7 @@ _DIVISIONS = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "con
 _KL_KINDS = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 _KL_KINDS |= {f"{name}+": kind for name, kind in _KL_KINDS.items()}
 _BY_SAMPLE = ("gspo", "sapo")  # losses that verl averages per sample, whatever loss_agg_mode says
+_ANSWER = "reward_model.ground_truth"  # where verl's files have the reference answer
 _WHITENING = ("gae", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 _REWARD = "rewards come from environments; choose one of configs/env, see docs/how_to/environments.md"
 
@@ -211,13 +212,9 @@ def files(value: Any, theirs: Theirs) -> Any:
         name = {"name": PurePath(file).parent.name} if stems.count(stem) > 1 else {}
         is_json = PurePath(file).suffix in (".jsonl", ".json")
         reader = {"kind": "jsonl"} if is_json else {"kind": "huggingface", "split": "train"}
-        keys = {"prompt_key": str(theirs("data.prompt_key", "prompt")), "answer_key": "answer"}
+        keys = {"prompt_key": str(theirs("data.prompt_key", "prompt")), "answer_key": _ANSWER}
         sources.append({**name, **reader, "path": path(file, theirs), **keys})
-    note = (
-        "the reference answer lies in reward_model.ground_truth; write it into a field answer, for example "
-        'by datasets: .map(lambda row: {"answer": row["reward_model"]["ground_truth"]}).to_parquet(FILE)'
-    )
-    return Noted(sources if len(sources) > 1 else sources[0], note)
+    return sources if len(sources) > 1 else sources[0]
 
 
 def epochs(value: Any, theirs: Theirs) -> Any:

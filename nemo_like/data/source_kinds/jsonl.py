@@ -9,6 +9,7 @@ from pathlib import Path
 from nemo_like.config.problems import Problem
 from nemo_like.data.data_rules import missing_path
 from nemo_like.data.interface import EnvironmentData, PromptDataset, Split, TaskPrompt
+from nemo_like.data.nested_fields import NoField, holder_of
 from nemo_like.data.options import DatasetConfig
 from nemo_like.data.source_kind import SourceKind, needed_path
 
@@ -59,8 +60,11 @@ def _json_lines(key: str, cfg: DatasetConfig, path: Path) -> Iterator[Problem]:
         return  # the scan of all records says later what is wrong, and where
     named = [("prompt_key", cfg.prompt_key), ("answer_key", cfg.answer_key)]
     for name, field in [*named, *(("columns", field) for field in cfg.columns)]:
-        if field not in record:
-            rule = f"is not a field of {path}, whose first record has {', '.join(sorted(record))}"
+        try:
+            holder_of(record, field)
+        except NoField as error:
+            whose = "whose first record" if error.owner == "it" else f"in whose first record {error.owner}"
+            rule = f"is not a field of {path}, {whose} has {', '.join(error.names)}"
             yield Problem(key=f"{key}.{name}={field}", rule=rule, remedy="name one of them")
 
 

@@ -336,3 +336,50 @@ def test_a_saved_dataset_has_no_subsets(tmp_path):
     datasets.Dataset.from_list(numbered()).save_to_disk(tmp_path / "saved")
     with pytest.raises(ValueError, match=r"subset='main': .* has no subsets"):
         build_dataset(config("huggingface", tmp_path / "saved", split="train", subset="main"), "train")
+
+
+NESTED = [
+    {
+        "prompt": [{"role": "user", "content": "1+1"}],
+        "reward_model": {"style": "rule", "ground_truth": answer},
+        "extra_info": {"index": index},
+    }
+    for index, answer in enumerate(["2", "3"])
+]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_key_with_dots_names_a_field_inside_a_mapping(tmp_path, ending):
+    path, keys = tmp_path / f"rows.{ending}", {"prompt_key": "prompt"}
+    if ending == "jsonl":
+        kind, path = "jsonl", write_jsonl(path, NESTED)
+    else:
+        kind = "huggingface"
+        datasets.Dataset.from_list(NESTED).to_parquet(path)
+    source = config(kind, path, "train", answer_key="reward_model.ground_truth", **keys)
+    first = build_dataset(source, "train")[0]
+    assert (first.prompt, first.answer) == ((Message(role="user", content="1+1"),), "2")
+    assert first.data == {"reward_model": NESTED[0]["reward_model"], "extra_info": {"index": 0}}
+    wrong = config(kind, path, "train", answer_key="reward_model.truth", **keys)
+    rule = r"no field 'reward_model.truth' \(data.\*.answer_key\); 'reward_model' has 'ground_truth', 'style'"
+    with pytest.raises(ValueError, match=rule):
+        build_dataset(wrong, "train")
+    elsewhere = config(kind, path, "train", answer_key="rewards.truth", **keys)
+    with pytest.raises(ValueError, match="it has 'extra_info', 'prompt', 'reward_model'"):
+        build_dataset(elsewhere, "train")
+
+
+def test_a_field_whose_own_name_has_dots_comes_first(tmp_path):
+    record = {"question": "1+1", "a.b": "2", "a": {"b": "3"}}
+    path = write_jsonl(tmp_path / "rows.jsonl", [record])
+    assert build_dataset(config("jsonl", path, answer_key="a.b"), "train")[0].answer == "2"
+
+
+def test_short_floats_inside_a_mapping_are_answers_by_their_own_decimals(tmp_path):
+    inner = {"truth": datasets.Value("float32"), "style": datasets.Value("string")}
+    features = datasets.Features({"question": datasets.Value("string"), "reward": inner})
+    rows = [{"question": "?", "reward": {"truth": value, "style": "x"}} for value in ANSWERS]
+    datasets.Dataset.from_list(rows, features=features).to_parquet(tmp_path / "rows.parquet")
+    source = config("huggingface", tmp_path / "rows.parquet", split="train", answer_key="reward.truth")
+    dataset = build_dataset(source, "train")
+    assert [dataset[index].answer for index in range(len(dataset))] == list(ANSWERS.values())
