@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
-from nemo_like.models.model_info import read_model_info, shipped_shape
+from nemo_like.models.model_info import planned_shape, read_model_info
 from nemo_like.observability.printable import accept_all_characters
 from nemo_like_tools.scale_plan import tables
 from nemo_like_tools.scale_plan.hardware import GPUS, Assumptions, GpuDataSheet
@@ -115,7 +115,7 @@ def planned_step(
     cfg: Config, num_gpus: int, scaling: Scaling, gpu: GpuDataSheet, assumptions: Assumptions
 ) -> StepCost | LayoutError:
     """Return a recipe's step on ``num_gpus`` GPUs, or why there is none."""
-    shape = shipped_shape(cfg.policy.model_name) or cfg.policy.model_name
+    shape = planned_shape(cfg.policy.model_name) or cfg.policy.model_name
     model = read_model_info(str(shape), cfg.policy.backend)
     try:
         return step_cost(scaled(cfg, model, num_gpus, scaling, assumptions), gpu, assumptions)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nemo_like.batch.columns import Column, Layout
 from nemo_like.batch.recordings import ROUTED_EXPERTS
-from nemo_like.models.model_info import ModelInfo, read_model_info, shipped_shape
+from nemo_like.models.model_info import ModelInfo, planned_shape, read_model_info
 from nemo_like.policy.options import PolicyConfig
 
 _MOST_IN_UINT8 = 255
@@ -41,5 +41,5 @@ def replayed_columns(policy: PolicyConfig) -> tuple[Column, ...]:
         return ()
     # A plan for another machine knows a model by its shipped sizes.
     path = Path(policy.model_name)
-    directory = path if path.is_dir() else shipped_shape(policy.model_name) or path
+    directory = path if path.is_dir() else planned_shape(policy.model_name) or path
     return (routed_experts_column(read_model_info(str(directory), policy.backend)),)

@@ -136,12 +136,23 @@ class ModelInfo:
         return replace(counts, dense_ffn=max(0, rest // self.num_layers))
 
 
-def shipped_shape(model_name: str) -> Path | None:
-    """Return the shipped directory with the sizes of the model of this name; None when there is none.
+def is_here(model_name: str) -> bool:
+    """Return whether a model's directory is on this machine with more than its config.json."""
+    return Path(model_name).is_dir() and not _has_sizes_alone(Path(model_name))
 
+
+def _has_sizes_alone(path: Path) -> bool:
+    has_more = any(path.glob("*.safetensors")) or any(path.glob("tokenizer*"))
+    return (path / "config.json").is_file() and not has_more
+
+
+def planned_shape(model_name: str) -> Path | None:
+    """Return a directory with the sizes of a model that is not here; None when there is none.
+
+    It is the model's own directory where that has config.json alone, or else the shipped one for its name.
     With it a run can be planned on a machine that does not have the model.
     """
-    shape = _SHAPES / Path(model_name).name
+    shape = Path(model_name) if Path(model_name).is_dir() else _SHAPES / Path(model_name).name
     return shape if (shape / "config.json").is_file() else None
 
 
@@ -151,7 +162,7 @@ def model_of(group: WorkerGroupConfig) -> ModelInfo:
     Without the model's directory, the shipped sizes of its name are read. Raises ConfigError when there are
     none.
     """
-    shape = None if Path(group.model_name).is_dir() else shipped_shape(group.model_name)
+    shape = None if is_here(group.model_name) else planned_shape(group.model_name)
     model = read_model_info(str(shape or group.model_name), group.backend)
     return _as_critic(model) if isinstance(group, ValueConfig) else model
 

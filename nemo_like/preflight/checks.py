@@ -33,7 +33,8 @@ from nemo_like.environments.hub_rules import has_interpreter
 from nemo_like.environments.registry import kind_of, reward_model
 from nemo_like.environments.shared_options import ModelOptions
 from nemo_like.generation.speculation import ARGUMENT
-from nemo_like.models.model_info import model_of, shipped_shape
+from nemo_like.models.model_info import is_here as is_model_here
+from nemo_like.models.model_info import model_of, planned_shape
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.roles import worker_groups
 from nemo_like.policy.backends.backend_kind import Library, backend_kind_of
@@ -177,7 +178,7 @@ def _checks(cfg: Config, machine: Machine, declared: list[Declaration]) -> Itera
     lora, name = cfg.policy.lora, cfg.policy.model_name
     adapter_problem = backend_kind_of(cfg.policy).adapter_problem
     if adapter_problem is not None and lora.enabled and not cfg.rollout.generate_only:
-        directory = name if Path(name).is_dir() else str(shipped_shape(name))
+        directory = name if is_model_here(name) else str(planned_shape(name))
         start = partial(ChildCall, adapter_problem, directory, lora, timeout_s=_IMPORT_TIME_S)
         yield _Check(start, partial(_conclude_adapters, name, lora))
 
@@ -185,7 +186,7 @@ def _checks(cfg: Config, machine: Machine, declared: list[Declaration]) -> Itera
 def _argument_checks(cfg: Config, machine: Machine) -> Iterator[_Check]:
     """Yield the checks of the arguments that are passed on to vLLM and to the trainer's library."""
     is_like_this = machine is Machine.this or cfg.policy.device is Device.cpu
-    is_here = is_like_this and Path(cfg.policy.model_name).is_dir()
+    is_here = is_like_this and is_model_here(cfg.policy.model_name)
     for passed in passed_to_engines(cfg.generation):
         asked = (engine_argument_problem, cfg, passed, is_here)
         start = partial(ChildCall, *asked, timeout_s=_IMPORT_TIME_S)
@@ -193,7 +194,7 @@ def _argument_checks(cfg: Config, machine: Machine) -> Iterator[_Check]:
     for role, group in worker_groups(cfg).items():
         for passed in passed_to_workers(role.group, group):
             is_of_transformers = passed.library is Library.transformers
-            if is_of_transformers and not Path(group.model_name).is_dir():
+            if is_of_transformers and not is_model_here(group.model_name):
                 continue
             library = "transformers" if is_of_transformers else "megatron-core"
             start = partial(ChildCall, worker_argument_problem, group, passed, timeout_s=_IMPORT_TIME_S)
@@ -214,7 +215,7 @@ def _scan_request(cfg: Config) -> ScanRequest | None:
     """
     if cfg.rollout.replay is not None:
         return None
-    model = Path(cfg.policy.model_name)
+    model = cfg.policy.model_name
     sources, unread = [], []
     for key, source in data_sources(cfg.data):
         to_scan = SourceToScan(
@@ -226,14 +227,14 @@ def _scan_request(cfg: Config) -> ScanRequest | None:
         )
         if is_here(source) and not _is_made_here(source) and not _is_made_elsewhere(cfg, source):
             sources.append(to_scan)
-        elif model.is_dir() and _begins_messages(cfg, source):
+        elif is_model_here(model) and _begins_messages(cfg, source):
             unread.append(to_scan)
     if not sources and not unread:
         return None
     return ScanRequest(
         sources=tuple(sources),
         unread=tuple(unread),
-        tokenizer=str(model) if model.is_dir() else None,
+        tokenizer=model if is_model_here(model) else None,
         chat_template=cfg.data.chat_template,
         max_prompt_tokens=max_prompt_tokens(cfg),
         time_s=_SCAN_TIME_S,
@@ -356,12 +357,13 @@ def _notes_on_another_machine(cfg: Config, machine: Machine) -> Iterator[Note]:
         "teacher": (cfg.teacher, "not whether it has the policy's vocabulary"),
     }
     for group, (of_group, unknown) in named.items():
-        if of_group is None or Path(name := of_group.model_name).is_dir():
+        if of_group is None or is_model_here(name := of_group.model_name):
             continue
         key = f"{group}.model_name"
-        yield Note(
-            NoteStatus.assumed, f"{key}: {name} is not here; its sizes are those shipped in recipes/shapes"
-        )
+        is_sizes = Path(name).is_dir()
+        how = "has config.json alone" if is_sizes else "is not here"
+        whose = "in it" if is_sizes else "shipped in recipes/shapes"
+        yield Note(NoteStatus.assumed, f"{key}: {name} {how}; its sizes are those {whose}")
         yield Note(NoteStatus.not_checked, f"{key}: weights and tokenizer of {name}, so {unknown}")
     for key, source in data_sources(cfg.data):
         if not is_here(source):

@@ -10,7 +10,7 @@ from nemo_like.configuration import Config
 from nemo_like.generation.engine_rules import engine_layout_problems
 from nemo_like.models.checkpoint_files import how_to_get, missing_files
 from nemo_like.models.end_tokens import EndTokenError, stated_end_ids
-from nemo_like.models.model_info import ModelInfo, read_model_info, shipped_shape
+from nemo_like.models.model_info import ModelInfo, is_here, planned_shape, read_model_info
 from nemo_like.plan.host_memory import host_bytes, host_memory_problems
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.memory_timetable import gpu_bytes, memory_problems
@@ -60,9 +60,10 @@ def _model(
     """Yield the problems of a group's checkpoint directory; return the model, or None if it is unreadable."""
     model_name = group.model_name
     key, path = f"{name}.model_name={model_name}", Path(model_name)
-    if path.is_dir():
+    shape = planned_shape(model_name) if machine is Machine.another and not is_here(model_name) else None
+    if shape is None and path.is_dir():
         yield from missing_files(key, path)
-    elif machine is Machine.another and (shape := shipped_shape(model_name)) is not None:
+    elif shape is not None:
         path = shape
     else:
         yield Problem(

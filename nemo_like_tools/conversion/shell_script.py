@@ -14,7 +14,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,7 +63,6 @@ _SET = re.compile(
 )
 _CONDITION = re.compile(r"^\s*(?:if|elif|case|while|until)\b[^\n]*|\[\[? [^\n]*", re.MULTILINE)
 _ARGUMENT = re.compile(r"[+~]*[A-Za-z_][\w.@/]*=")
-_LAUNCHING = ("num_processes", "num_machines", "nproc_per_node", "nnodes")
 _BASHS_OWN = re.compile(
     r"BASH\w*|RANDOM|SECONDS|PWD|OLDPWD|HOME|UID|EUID|PPID|OSTYPE|HOSTNAME|LINENO|IFS|PATH|SHELL"
 )
@@ -119,10 +118,18 @@ def read_call(words: Sequence[str]) -> Script | None:
         is_trl = word == "trl" and words[index + 1 : index + 2] == ["grpo"]
         if is_trl or _CALL.fullmatch(word):
             found = script_of(word, words[index + 1 + is_trl :])
-            started = script_of("", words[:index]).options
-            found.launcher = {name: values for name, values in started.items() if name in _LAUNCHING}
+            found.launcher = _processes(script_of("", words[:index]).options)
             return found
     return None
+
+
+def _processes(options: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return how many processes and machines accelerate or torchrun start, by accelerate's names."""
+    numbers = {name: int(values[-1]) for name, values in options.items() if values and values[-1].isdigit()}
+    machines = numbers.get("num_machines", numbers.get("nnodes"))
+    each = numbers.get("nproc_per_node", 0) * (machines or 1)
+    found = {"num_processes": numbers.get("num_processes") or each, "num_machines": machines}
+    return {name: [str(number)] for name, number in found.items() if number}
 
 
 def script_of(program: str, words: Sequence[str]) -> Script:

@@ -31,8 +31,6 @@ from nemo_like_tools.conversion.shell_script import HOME, Script, read_script, s
 from nemo_like_tools.conversion.values import Theirs
 
 _ENGINE = "model_engine"  # verl's group that chooses the backend
-# Arguments of torchrun that accelerate calls otherwise, in whose names the table of TRL has them.
-_LAUNCHERS = {"nproc_per_node": "num_processes", "nnodes": "num_machines"}
 
 
 def read_theirs(path: Path, arguments: Sequence[str]) -> tuple[Theirs, list[Problem]]:
@@ -68,18 +66,16 @@ def _tree(path: Path, script: Script | None, given: Script, origins: Origins) ->
     """Return the configuration of a YAML file, or of a script's call, with all arguments applied."""
     calls = [given] if script is None else [script, given]
     arguments = [argument for call in calls for argument in call.arguments]
-    options = {
-        _LAUNCHERS.get(name, name): values
-        for call in calls
-        for name, values in (*call.launcher.items(), *call.options.items())
-    }
+    options = {name: values for call in calls for name, values in (call.launcher | call.options).items()}
     if script is not None and "main_" in script.program:
+        _refuse(given.options)
         cfg = _defaults("verl", _defaults_of_verl(script, given), OmegaConf.create(), origins)
     else:
         file = path if script is None else _configuration(script, path, options)
         if file is None:
             cfg = OmegaConf.create()
         elif _is_hydras(cfg := load(file)):
+            _refuse(given.options)
             with hydra.initialize_config_dir(os.path.abspath(file.parent), version_base=HYDRA_VERSION):
                 return hydra.compose(file.stem, arguments)
         else:
@@ -115,7 +111,7 @@ def _completed(
     A call that names neither a file nor an option of TRL has the defaults of NeMo-RL.
     """
     trl = table_of("trl")
-    if any(key in trl.keys for key in (*cfg, *options)):
+    if {*cfg, *options} & trl.keys.keys():
         cfg = _defaults("trl", trl.defaults, cfg, origins)
         for name, values in options.items():
             items = [_scalar(text) for text in values]
@@ -124,10 +120,14 @@ def _completed(
             )
         origins.add("", options)
         return cfg
-    if options:
-        name = next(iter(options))
-        raise ConfigError.of(f"--{name}", "is no argument of a framework that is known", "write KEY=VALUE")
+    _refuse(options)
     return _defaults("nemo_rl", table_of("nemo_rl").defaults, cfg, origins) if is_call else cfg
+
+
+def _refuse(options: Mapping[str, list[str]]) -> None:
+    """Raise ConfigError for an option, which a configuration that is not TRL's does not take."""
+    for name in options:
+        raise ConfigError.of(f"--{name}", "is an argument of TRL alone", "write KEY=VALUE")
 
 
 def _defaults(name: str, values: Mapping[str, Any], cfg: DictConfig, origins: Origins) -> DictConfig:

@@ -19,14 +19,18 @@ from nemo_like.config.keys import keys
 from nemo_like.config.other_frameworks import Always, Entry, Framework, Missing, OurKey, our_keys, table_of
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.configuration import Config
-from nemo_like_tools.conversion import nemo_rl, nemo_rl_data, values, verl
+from nemo_like_tools.conversion import nemo_rl, nemo_rl_data, trl, values, verl
 from nemo_like_tools.conversion.inheritance import BY_DEFAULT
 from nemo_like_tools.conversion.values import LeftOut, Noted, Theirs, Untranslatable
 
 # By the name that --from takes.
-CONVERTIBLE: Mapping[str, Framework] = {name: table_of(name) for name in ("nemo_rl", "verl")}
+CONVERTIBLE: Mapping[str, Framework] = {name: table_of(name) for name in ("nemo_rl", "verl", "trl")}
 # The modules with conversions for one framework, by its name; ``values`` has the others.
-_OWN: Mapping[str, tuple[ModuleType, ...]] = {"NeMo-RL": (nemo_rl, nemo_rl_data), "verl": (verl,)}
+_OWN: Mapping[str, tuple[ModuleType, ...]] = {
+    "NeMo-RL": (nemo_rl, nemo_rl_data),
+    "verl": (verl,),
+    "TRL": (trl,),
+}
 # Keys in their files that belong to Hydra and OmegaConf.
 _INSTRUCTIONS = ("_target_", "_override_", "_self_", "_recursive_")
 
@@ -80,11 +84,11 @@ def convert_configuration(framework: Framework, theirs: Theirs, where: str) -> C
             continue
         entry = _entry(key, framework)
         if entry is None:
-            _unnamed(key, value, framework, where, found)
+            _unnamed(key, value, framework, theirs, where, found)
         elif ends := our_keys(entry):
             for here in ends:
                 _translate(key, value, here, framework, theirs, where, found)
-        elif why := _loss(value, entry):
+        elif theirs.origin(key) != BY_DEFAULT and (why := _loss(value, entry)):
             found.lost.append(_problem(key, value, why, where))
     for key, habit in framework.habits.items():
         found.settings.setdefault(key, Setting(habit.value, f"as {framework.name} does: {habit.why}"))
@@ -162,12 +166,14 @@ def _loss(value: Any, entry: Entry) -> str:
     return ""
 
 
-def _unnamed(key: str, value: Any, framework: Framework, where: str, found: Conversion) -> None:
+def _unnamed(
+    key: str, value: Any, framework: Framework, theirs: Theirs, where: str, found: Conversion
+) -> None:
     """Keep a key that is not in the table if it exists here with the same meaning; else report it lost."""
     annotation = fields.find(Config, key) if framework.shares_names else None
     is_nothing = value == {} or (value is None and not fields.is_optional(annotation))
     if annotation is not None and not is_nothing:
-        _set(key, value, key, key, where, found)
+        _set(key, value, _origin(key, theirs), key, where, found)
     elif annotation is None and value not in (None, {}, [], "???"):
         why = f"is in no table of {framework.name}'s keys; --dry-run shows whether the plan is yours"
         found.lost.append(_problem(key, value, why, where))

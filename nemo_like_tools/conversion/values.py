@@ -170,4 +170,4 @@ def model_directory(value: Any, theirs: Theirs) -> Any:
         return path(name, theirs)
     directory = f"models/{PurePath(name).name}"
     download = f"hf download {quote(name)} --local-dir {quote(directory)}"
-    return Noted(directory, f"a model is a directory here: {download}")
+    return Noted(directory, f"a model is a directory here: {download} (for a plan its config.json is enough)")

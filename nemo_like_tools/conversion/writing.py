@@ -26,6 +26,8 @@ def conversion_yaml(conversion: Conversion, framework: str, source: str = "a con
     defaults = [_BASE]
     if estimator is not None and estimator.value == "gae":
         defaults.append("value: default")
+    for key in [key for key in settings if key.startswith("env.") and key.endswith(".kind")]:
+        defaults.append(f"env@{key.removesuffix('.kind')}: {settings.pop(key).value}")
     if backend is not None and backend.value == "fsdp":
         defaults.append("override policy: fsdp")
     base = _base()

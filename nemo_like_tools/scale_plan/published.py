@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from nemo_like.models.model_info import ModelInfo, read_model_info, shipped_shape
+from nemo_like.models.model_info import ModelInfo, planned_shape, read_model_info
 from nemo_like_tools.scale_plan.hardware import GPUS, Assumptions, GpuDataSheet
 from nemo_like_tools.scale_plan.lengths import Lengths
 from nemo_like_tools.scale_plan.recipe_workload import TrainLayout, Workload
@@ -72,7 +72,7 @@ class PublishedTraining:
 
 def shape(name: str) -> ModelInfo:
     """Return the sizes of a model whose config.json is shipped with the recipes or with the script."""
-    return read_model_info(str(shipped_shape(name) or _SHAPES / name), "megatron")
+    return read_model_info(str(planned_shape(name) or _SHAPES / name), "megatron")
 
 
 def published_steps(assumptions: Assumptions) -> list[PublishedStep]:

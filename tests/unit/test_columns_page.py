@@ -13,7 +13,7 @@ from nemo_like.batch.routed_experts import routed_experts_column
 from nemo_like.configuration import load_config
 from nemo_like.environments.feedback import checked
 from nemo_like.environments.interface import Turn
-from nemo_like.models.model_info import read_model_info, shipped_shape
+from nemo_like.models.model_info import planned_shape, read_model_info
 from tests.functional import own_columns
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ PAGE = (ROOT / "docs" / "reference" / "columns.md").read_text(encoding="utf-8")
 ROWS = re.findall(
     r"^\| `(\w+)` \| ((?:per_token|per_sample|ragged|objects)[^|]*) \|(.*)$", PAGE, re.MULTILINE
 )
-MIXTURE = read_model_info(str(shipped_shape("Qwen3-30B-A3B")), "megatron")
+MIXTURE = read_model_info(str(planned_shape("Qwen3-30B-A3B")), "megatron")
 DECLARED = [
     *(value for value in vars(columns).values() if isinstance(value, Column)),
     *teacher_topk_columns(2),

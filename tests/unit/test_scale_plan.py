@@ -13,7 +13,7 @@ import pytest
 
 from nemo_like.configuration import load_config
 from nemo_like.models.model_arithmetic import forward_flops_per_token, weights_read
-from nemo_like.models.model_info import ModelInfo, read_model_info, shipped_shape
+from nemo_like.models.model_info import ModelInfo, planned_shape, read_model_info
 from nemo_like.policy.groups.layout import policy_world_size
 from nemo_like_tools.scale_plan.generation import decode, decode_step, kv_tokens, slowest_engine_lengths
 from nemo_like_tools.scale_plan.hardware import GPUS, Assumptions, GpuDataSheet
@@ -372,7 +372,7 @@ def test_a_step_off_waits_for_the_slower_side_only() -> None:
 )
 def test_the_shapes_of_published_models_have_their_sizes(name: str, billions: float, active: float) -> None:
     counts = shape(name).parameters
-    assert shipped_shape(name) is None  # no recipe names it
+    assert planned_shape(name) is None  # no recipe names it
     assert counts.total / 1e9 == pytest.approx(billions, rel=0.01)
     assert counts.active / 1e9 == pytest.approx(active, rel=0.02)
 
@@ -425,6 +425,6 @@ def test_arguments_that_mean_nothing_are_refused(
 def test_recipes_models_are_those_whose_shapes_are_shipped() -> None:
     for path in plan_scale.DEFAULT_CONFIGS:
         cfg = load_config(path)
-        directory = shipped_shape(cfg.policy.model_name)
+        directory = planned_shape(cfg.policy.model_name)
         assert directory is not None
         assert read_model_info(str(directory), "megatron").num_parameters > 1e9

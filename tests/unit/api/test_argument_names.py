@@ -58,7 +58,8 @@ def answer(**arguments: Any) -> str:
         ({"n_samples_per_prompt": 4}, "give overrides={'grpo.num_generations_per_prompt': 4}"),  # OpenRLHF's
         ({"vaidation": []}, "vaidation is no argument; did you mean validation?"),
         ({"reward_func": len}, "reward_func is no argument; did you mean reward?"),
-        ({"seed": 3}, "seed is no argument; did you mean overrides={'grpo.seed': 3}?"),
+        ({"seed": 3}, "seed is grpo.seed here; give overrides={'grpo.seed': 3}"),
+        ({"val_at_start": 1}, "is no argument; did you mean overrides={'grpo.val_at_start': 1}?"),
         ({"foo": 3}, "foo is no argument; there are model, reward, train, num_steps, "),
     ],
 )

@@ -8,9 +8,9 @@ import pytest
 from nemo_like.batch.columns import Layout
 from nemo_like.batch.routed_experts import replayed_columns, routed_experts_column
 from nemo_like.configuration import Config
-from nemo_like.models.model_info import read_model_info, shipped_shape
+from nemo_like.models.model_info import planned_shape, read_model_info
 
-SHAPE = read_model_info(str(shipped_shape("Qwen3-30B-A3B")), "megatron")
+SHAPE = read_model_info(str(planned_shape("Qwen3-30B-A3B")), "megatron")
 
 
 @pytest.mark.parametrize(("num_experts", "dtype"), [(8, "uint8"), (255, "uint8"), (256, "int16")])

@@ -15,7 +15,7 @@ from pyarrow import parquet
 from nemo_like.config.other_frameworks import our_keys
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import load_config
-from nemo_like_tools.conversion import nemo_rl, nemo_rl_data, values, verl
+from nemo_like_tools.conversion import nemo_rl, nemo_rl_data, trl, values, verl
 from nemo_like_tools.conversion.their_files import read_theirs
 from nemo_like_tools.conversion.translation import (
     CONVERTIBLE,
@@ -486,8 +486,17 @@ def test_without_a_model_the_loader_names_it(tmp_path: Path, text: str) -> None:
         ("a: [1", [], "is not valid YAML"),
         ("- 1", [], "must be a mapping of keys"),
         ("x: 1", [], "has no key that is known of another framework"),
-        ("grpo: {seed: 1}", ["--from", "trl"], "is not a framework whose configurations can be converted"),
+        (
+            "grpo: {seed: 1}",
+            ["--from", "openrlhf"],
+            "is not a framework whose configurations can be converted",
+        ),
         ("grpo: {seed: 1}", ["grpo.seed=1,2"], "sets several values"),
+        (
+            "grpo: {seed: 1}",
+            ["--outptu", "mine.yaml"],
+            "--outptu is an argument of TRL alone; write KEY=VALUE",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_a_message(
@@ -510,7 +519,9 @@ def test_the_script_writes_a_file_that_loads_and_lists_what_it_could_not_transla
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
     assert "ulysses_sequence_parallel_size=2 is missing here" in done.stderr
-    assert f"{output} loads" in done.stderr
+    assert f"{output} loads, and a run would be refused; all the rest is checked:" in done.stderr
+    assert "policy.model_name=/models/seven is not a directory" in done.stderr
+    assert "For a plan without weights put the model's config.json alone into that directory." in done.stderr
     assert "num_prompts_per_step: 128 # data.train_batch_size" in output.read_text()
 
 
@@ -531,7 +542,7 @@ def test_every_conversion_is_named_by_a_table() -> None:
     }
     defined = {
         name
-        for module in (nemo_rl, nemo_rl_data, values, verl)
+        for module in (nemo_rl, nemo_rl_data, trl, values, verl)
         for name, function in vars(module).items()
         if inspect.isfunction(function) and function.__module__ == module.__name__ and name[0] != "_"
     }

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nemo_like.config.problems import ConfigError
-from nemo_like.models.model_info import ModelInfo, has_vision_tower, read_model_info
+from nemo_like.models.model_info import ModelInfo, has_vision_tower, is_here, planned_shape, read_model_info
 from nemo_like.policy.options import BACKEND_KINDS
 
 QWEN3 = {
@@ -171,3 +172,16 @@ def test_an_unknown_vision_tower_is_refused_by_every_backend(tmp_path: Path) -> 
 def test_a_directory_without_config_has_no_vision_tower(tmp_path: Path) -> None:
     assert not has_vision_tower(str(tmp_path))
     assert not has_vision_tower(str(checkpoint(tmp_path)))
+
+
+def test_a_directory_with_config_json_alone_has_the_sizes_for_a_plan_and_is_no_model(tmp_path: Path) -> None:
+    model = tmp_path / "Qwen3-8B"
+    assert not is_here(str(model))
+    shipped = planned_shape(str(model))
+    assert shipped is not None and shipped != model
+    model.mkdir()
+    shutil.copy(shipped / "config.json", model)
+    assert not is_here(str(model))
+    assert planned_shape(str(model)) == model
+    (model / "tokenizer.json").touch()
+    assert is_here(str(model))

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from nemo_like.models.model_info import read_model_info, shipped_shape
+from nemo_like.models.model_info import planned_shape, read_model_info
 from nemo_like.policy.backend_kinds import fsdp
 from nemo_like.policy.backends.backend_kind import BackendKind, axis_size, backend_kind_of, sequence_parts
 from nemo_like.policy.groups.layout import length_multiple, policy_world_size, recomputes_layers
@@ -54,7 +54,7 @@ def test_what_a_backend_refuses_of_models_is_its_own(backend, refuses):
 
 
 def test_memory_is_asked_of_the_kind(demo):
-    model = read_model_info(str(shipped_shape("Qwen3-8B")), "megatron")
+    model = read_model_info(str(planned_shape("Qwen3-8B")), "megatron")
     policy = demo("policy=fsdp", "policy.data_parallel_size=4", "policy.precision=float32").policy
     held = backend_kind_of(policy).held_memory(policy, model, 0)
     assert held.weights == held.gradients == model.num_parameters * 4 // 4

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from nemo_like.configuration import Config
-from nemo_like.models.model_info import shipped_shape
+from nemo_like.models.model_info import planned_shape
 from nemo_like.policy.backend_kinds import megatron
 from nemo_like.preflight.run_warnings import missing_kernels
 
@@ -42,6 +42,6 @@ def test_a_mixture_in_float32_hears_that_its_experts_take_turns(
     demo: Callable[..., Config],
 ) -> None:
     cfg = demo("policy.device=cuda", "policy.precision=float32")
-    cfg.policy.model_name = str(shipped_shape("Qwen3-30B-A3B"))
+    cfg.policy.model_name = str(planned_shape("Qwen3-30B-A3B"))
     _, line = missing_kernels(cfg)
     assert "experts run one after the other" in line
