@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from shlex import quote
 
@@ -92,9 +94,24 @@ def _checked(output: Path) -> list[str]:
     return [f"{output} loads and can be planned: {command}", *(f"  {note}" for note in notes)]
 
 
+def _own_first(words: Sequence[str]) -> list[str]:
+    """Return the words of the command line with this script's options first, and all others after "--"."""
+    own: list[str] = []
+    others: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word in ("-o", "--output", "--from", "--table"):
+            own += [word, *islice(rest, 1)]
+        elif word.partition("=")[0] in ("-h", "--help", "--output", "--from", "--table"):
+            own.append(word)
+        else:
+            others.append(word)
+    return [*own, "--", *others]
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "file",
@@ -107,8 +124,8 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("-o", "--output", type=Path, help="the file to write; else the YAML is printed")
     parser.add_argument("--table", choices=[*CONVERTIBLE], help="print the table of a framework")
-    options, arguments = parser.parse_known_args()
-    options.arguments = arguments
+    parser.add_argument("arguments", nargs="*", metavar="ARGUMENT", help="arguments of its launcher")
+    options = parser.parse_args(_own_first(sys.argv[1:]))
     if options.file is None and options.table is None:
         parser.error("name the file to convert")
     return options

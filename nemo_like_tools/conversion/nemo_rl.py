@@ -49,9 +49,15 @@ def offloads(value: Any, theirs: Theirs) -> bool:
     return bool(theirs("policy.generation.colocated.enabled", True) and not is_on_host)
 
 
+def offloads_optimizer(value: Any, theirs: Theirs) -> bool:
+    """Return whether the optimizer leaves the GPUs, which that of Megatron's adapters need not."""
+    has_adapters = theirs("policy.megatron_cfg.enabled", False) and theirs("policy.megatron_cfg.peft.enabled")
+    return offloads(value, theirs) and not has_adapters
+
+
 def offloads_too(value: Any, theirs: Theirs, group: str = "policy") -> bool:
     """Return whether the optimizer leaves the GPUs: the value says so, or engines share the GPUs."""
-    return bool(value) or offloads(value, _with_policy_from(group, theirs))
+    return bool(value) or offloads_optimizer(value, _with_policy_from(group, theirs))
 
 
 def max_new_tokens(value: Any, theirs: Theirs) -> Any:
@@ -142,7 +148,8 @@ def estimator(value: Any, theirs: Theirs) -> str:
 
 def of_grpo(value: Any, theirs: Theirs, setting: str) -> Any:
     """Return a setting of the estimator grpo, in whose group NeMo-RL repeats it."""
-    if theirs("grpo.adv_estimator.name", "grpo") != "grpo":
+    name = theirs("ppo.adv_estimator.name", theirs("grpo.adv_estimator.name", "grpo"))
+    if name != "grpo":
         return LEFT_OUT
     return bool(theirs(f"grpo.adv_estimator.{setting}", value))
 

@@ -285,9 +285,10 @@ def reward(value: Any, theirs: Theirs, part: str) -> Any:
 def reward_model(value: Any, theirs: Theirs) -> Any:
     """Return the options of the environment that has the reward model."""
     model = model_directory(value, theirs)
+    note = "it judges on the CPU; where a GPU is free for it, set env.quality.options.device=cuda"
     if not isinstance(model, Noted):
-        return {"model_name": model, "device": "cuda", "precision": "bfloat16"}
-    return Noted({"model_name": model.value, "device": "cuda", "precision": "bfloat16"}, model.note)
+        return Noted({"model_name": model}, note)
+    return Noted({"model_name": model.value}, f"{model.note}; {note}")
 
 
 def quantized(value: Any, theirs: Theirs) -> Any:

@@ -12,6 +12,9 @@ from pathlib import PurePath
 from shlex import quote
 from typing import Any, Final, NamedTuple
 
+from nemo_like.policy.backends.backend_kind import Library
+from nemo_like.policy.backends.library_arguments import KEYS, RELIED_ON
+
 
 class Untranslatable(Exception):
     """A value of another framework has no counterpart. The text says why, and what to do instead."""
@@ -106,9 +109,16 @@ def unless_null(value: Any, theirs: Theirs) -> Any:
     return LEFT_OUT if value is None else value
 
 
-def unless_empty(value: Any, theirs: Theirs) -> Any:
-    """Return a mapping; an empty one is left out."""
-    return dict(value) if value else LEFT_OUT
+def engine_arguments(value: Any, theirs: Theirs) -> Any:
+    """Return vLLM's arguments without those that keys here set, or that a run here settles itself."""
+    given = dict(value or {})
+    keys, reasons = KEYS[Library.vllm], RELIED_ON[Library.vllm]
+    left_out = [f"{name} is set by {keys[name]}" for name in given if name in keys]
+    left_out += [f"{name} {reasons[name]}" for name in given if name in reasons]
+    kept = {name: each for name, each in given.items() if name not in keys and name not in reasons}
+    if left_out:
+        return Noted(kept, f"without what has no place here: {'; '.join(left_out)}")
+    return kept or LEFT_OUT
 
 
 def unless_equal(value: Any, theirs: Theirs, key: str) -> Any:
@@ -119,11 +129,6 @@ def unless_equal(value: Any, theirs: Theirs, key: str) -> Any:
 def unless_set(value: Any, theirs: Theirs, key: str) -> Any:
     """Return the value; it is left out when another key, which would win, has a value."""
     return LEFT_OUT if theirs(key) is not None else value
-
-
-def along_with(value: Any, theirs: Theirs, key: str) -> Any:
-    """Return the value; it is left out unless another key is true."""
-    return value if theirs(key, False) else LEFT_OUT
 
 
 def without(value: Any, theirs: Theirs, key: str) -> Any:

@@ -100,6 +100,23 @@ def min_lr_ratio(value: Any, theirs: Theirs, group: str) -> Any:
     return float(value or 0.0) * float(theirs(f"{group}.lr", 1e-6))
 
 
+def tokens(value: Any, theirs: Theirs, key: str) -> Any:
+    """Return a micro-batch's number of tokens, with packing; it holds at least one sample."""
+    if not theirs(key, False):
+        return LEFT_OUT
+    longest = total_length(value, theirs)
+    if int(value) >= longest:
+        return value
+    return Noted(
+        longest, f"a micro-batch holds a whole sample of {longest} tokens, which nothing divides here"
+    )
+
+
+def on_gpus(value: Any, theirs: Theirs) -> bool:
+    """Return whether something leaves the GPUs between phases; what offload_policy keeps out is not there."""
+    return bool(value) and not theirs(f"{_ACTOR}.fsdp_config.offload_policy", False)
+
+
 def total_length(value: Any, theirs: Theirs) -> int:
     """Return the limit on the length of prompt and response together."""
     return int(theirs("data.max_prompt_length", 512)) + int(theirs("data.max_response_length", 512))
@@ -215,6 +232,12 @@ def files(value: Any, theirs: Theirs) -> Any:
         keys = {"prompt_key": str(theirs("data.prompt_key", "prompt")), "answer_key": _ANSWER}
         sources.append({**name, **reader, "path": path(file, theirs), **keys})
     return sources if len(sources) > 1 else sources[0]
+
+
+def images(value: Any, theirs: Theirs) -> Any:
+    """Return the field with images, which verl names for every model, if the model's name has VL."""
+    is_seeing = "vl" in PurePath(str(theirs(f"{_MODEL}.path", ""))).name.lower()
+    return str(value) if is_seeing and value is not None else LEFT_OUT
 
 
 def epochs(value: Any, theirs: Theirs) -> Any:

@@ -1,0 +1,32 @@
+train_files="['$HOME/data/gsm8k/train.parquet']"
+PROJECT=ppo_gsm8k
+
+python3 -m verl.trainer.main_ppo \
+ algorithm.adv_estimator=gae \
+ data.train_files="$train_files" \
+ data.val_files=$HOME/data/gsm8k/test.parquet \
+ data.train_batch_size=512 \
+ data.max_prompt_length=1024 \
+ data.max_response_length=512 \
+ actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct \
+ actor_rollout_ref.actor.optim.lr=1e-6 \
+ actor_rollout_ref.actor.ppo_mini_batch_size=256 \
+ actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8 \
+ actor_rollout_ref.actor.fsdp_config.optimizer_offload=True \
+ actor_rollout_ref.rollout.name=vllm \
+ actor_rollout_ref.rollout.tensor_model_parallel_size=4 \
+ actor_rollout_ref.rollout.gpu_memory_utilization=0.4 \
+ critic.optim.lr=1e-5 \
+ critic.model.path=Qwen/Qwen2.5-7B-Instruct \
+ critic.model.enable_gradient_checkpointing=True \
+ critic.ppo_micro_batch_size_per_gpu=8 \
+ critic.fsdp.optimizer_offload=True \
+ algorithm.kl_ctrl.kl_coef=0.001 \
+ algorithm.use_kl_in_reward=True \
+ algorithm.lam=0.95 \
+ trainer.critic_warmup=5 \
+ trainer.project_name=$PROJECT \
+ trainer.experiment_name="${PROJECT}_$(date +%m%d)" \
+ trainer.logger='["console"]' \
+ trainer.n_gpus_per_node=8 \
+ trainer.total_training_steps=200

@@ -1,0 +1,20 @@
+python3 -m verl.trainer.main_ppo \
+    algorithm.adv_estimator=reinforce_plus_plus_baseline \
+    data.train_files=$HOME/data/chat/train.parquet \
+    data.val_files=$HOME/data/chat/test.parquet \
+    data.train_batch_size=256 \
+    data.max_prompt_length=1024 \
+    data.max_response_length=1024 \
+    actor_rollout_ref.model.path=meta-llama/Llama-3.1-8B-Instruct \
+    actor_rollout_ref.actor.ppo_mini_batch_size=64 \
+    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 \
+    actor_rollout_ref.rollout.name=vllm \
+    actor_rollout_ref.rollout.n=4 \
+    reward_model.enable=True \
+    reward_model.model.path=RLHFlow/Reward-8B \
+    reward_model.micro_batch_size_per_gpu=32 \
+    custom_reward_function.path=rewards/mine.py \
+    custom_reward_function.name=score \
+    trainer.logger=console \
+    trainer.n_gpus_per_node=8 \
+    trainer.total_training_steps=100
