@@ -547,3 +547,24 @@ def test_every_conversion_is_named_by_a_table() -> None:
         if inspect.isfunction(function) and function.__module__ == module.__name__ and name[0] != "_"
     }
     assert defined == named
+
+
+def test_arguments_of_vllm_that_have_no_place_here_are_left_out_with_a_note(tmp_path: Path) -> None:
+    given = "+actor_rollout_ref.rollout.engine_kwargs.vllm={max_num_seqs: 8, kv_cache_dtype: fp8}"
+    found = converted(tmp_path, VERL, given)
+    assert value(found, "generation.vllm_kwargs") == {"kv_cache_dtype": "fp8"}
+    assert "max_num_seqs is set by generation.vllm_cfg.max_num_seqs" in str(found.notes)
+
+
+def test_a_micro_batch_holds_a_whole_sample(tmp_path: Path) -> None:
+    found = converted(tmp_path, VERL, "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=1000")
+    assert value(found, "policy.sequence_packing.train_mb_tokens") == 2000  # 500 of a prompt, 1500 more
+
+
+def test_a_field_of_images_is_for_a_model_that_sees(tmp_path: Path) -> None:
+    text, seeing = (
+        converted(tmp_path, VERL, "+data.image_key=images", f"actor_rollout_ref.model.path=/models/{name}")
+        for name in ("seven", "Seven-VL")
+    )
+    assert value(text, "data.default.images_key") is None
+    assert value(seeing, "data.default.images_key") == "images"
