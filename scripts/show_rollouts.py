@@ -6,7 +6,8 @@ whose reward failed.
     python scripts/show_rollouts.py RUN_DIR --step 12 --group 3      # all answers of one group
     python scripts/show_rollouts.py RUN_DIR --outcome reward_failed  # all answers with this outcome
 
-Needs rollouts/step_N.jsonl, which a run writes with rollout.dump_period=1 (or more).
+Reads rollouts/step_N.jsonl, which has an excerpt of every tenth step, or whole steps with
+rollout.dump_period=1 (or more).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from nemo_like.algorithms.rewards import Outcome
 from nemo_like.observability.printable import accept_all_characters, printable
+from nemo_like.rollout.options import EXCERPT_OF
 from nemo_like_tools.report.sample_files import ReportProblem, sample_lines
 
 Sample = dict[str, Any]
@@ -49,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ReportProblem) as error:
         print(printable(str(error)), file=sys.stderr)
         return 2
+    for line in excerpt_notes(groups):
+        print(line)
     chosen_of: Callable[[Sequence[Sample]], list[Sample]]
     if options.outcome is not None:
         chosen_of = partial(with_outcome, outcome=options.outcome)
@@ -94,6 +98,16 @@ def read_groups(run_dir: Path, step: int | None = None) -> dict[int, list[Sample
             )
         groups.setdefault(sample["group"], []).append(sample)
     return groups
+
+
+def excerpt_notes(groups: Mapping[int, Sequence[Sample]]) -> Iterator[str]:
+    """Yield a line that says so when the samples are an excerpt of their step."""
+    samples = [sample for group in groups.values() for sample in group]
+    if samples and EXCERPT_OF in samples[0]:
+        yield (
+            f"an excerpt: {len(samples)} of the step's {samples[0][EXCERPT_OF]:,} samples; "
+            "rollout.dump_period=1 keeps all of every step\n"
+        )
 
 
 def with_outcome(samples: Sequence[Sample], outcome: str) -> list[Sample]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_like.observability.jsonl import read_metrics
 from nemo_like.observability.run_directory import RunDirectory
+from nemo_like.rollout.options import EXCERPT_OF
 from nemo_like_tools.report.sample_files import SampleFile, sample_files, sample_lines
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 _OF_A_SAMPLE = (
     *("answer", "reward", "rewards", "advantage", "outcome", "failure", "num_response_tokens"),
-    *("source", "index", "group", "generation", "turns"),
+    *("source", "index", "group", "generation", "turns", EXCERPT_OF),
 )
 
 
@@ -49,7 +50,8 @@ class RunResult:
     def samples(self) -> pd.DataFrame:
         """Return the samples that the run kept, a row per sample.
 
-        ``mode`` is training or validation. ``response`` is everything after the prompt, and ``turns`` has its
+        ``excerpt_of`` is the number of samples that the step had, where only some were kept. ``mode`` is
+        training or validation. ``response`` is everything after the prompt, and ``turns`` has its
         parts. The reward is NaN where the sample failed. Raises FileNotFoundError when the run kept no
         samples, and ValueError, which names file and line, for a line that is no sample.
         """

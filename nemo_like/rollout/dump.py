@@ -4,6 +4,7 @@
     dump ──▶ the driver's ledger (tags) + remembered conversations ──▶ rollouts/step_N.jsonl
     a validation ends ──▶ its batch + its conversations ──▶ rollouts/validation_N.jsonl
 
+An excerpt (``excerpt.py``) has the same lines of fewer samples, each with the number that there were.
 Texts stay in the rollout actor; the driver sends tags alone.
 """
 
@@ -27,6 +28,7 @@ from nemo_like.observability.disk import write_whole
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.dumped_tokens import Scores, TokenTexts, dumped_tokens
 from nemo_like.rollout.flatten import sample_value
+from nemo_like.rollout.options import EXCERPT_OF
 from nemo_like.rollout.prompts import PromptOrigin
 
 # Pictures and the experts of every token and layer are large, and tell people nothing.
@@ -69,16 +71,21 @@ class StepSamples:
         step: int,
         ledger: Sequence[KVBatchMeta],
         scores: Mapping[str, Scores] = MappingProxyType({}),
+        *,
+        num_samples: int | None = None,
     ) -> None:
         """Write one line per sample of the ledger, by (group, generation); forget the conversations of this
         step and of earlier ones.
 
-        ``scores`` has the trainer's numbers for a sample's tokens, by sample id. Raises KeyError for a sample
-        that is not remembered.
+        ``scores`` has the trainer's numbers for a sample's tokens, by sample id. Where the step had more than
+        the ledger's samples, ``num_samples``, each line says so. Raises KeyError for a sample that is not
+        remembered.
         """
-        samples = self._samples[step]
+        samples, num_written = self._samples[step], sum(map(len, ledger))
+        is_excerpt = num_samples is not None and num_samples > num_written
+        first = {"step": step, **({EXCERPT_OF: num_samples} if is_excerpt else {})}
         lines = [
-            {"step": step, **self._line(*samples[sample_id], tags, scores.get(sample_id, {}))}
+            {**first, **self._line(*samples[sample_id], tags, scores.get(sample_id, {}))}
             for batch in ledger
             for sample_id, tags in _rows(batch)
         ]
@@ -87,6 +94,12 @@ class StepSamples:
         path.parent.mkdir(exist_ok=True)
         text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         write_whole(path, text.encode(), f"the rollouts in {path.name}")
+
+    def remembered(self, step: int, ledger: Sequence[KVBatchMeta]) -> list[KVBatchMeta]:
+        """Return the samples of the ledger whose conversations are kept."""
+        kept = self._samples[step]
+        rows = [[row for row, name in enumerate(batch.sample_ids) if name in kept] for batch in ledger]
+        return [batch.subset(found) for batch, found in zip(ledger, rows, strict=True) if found]
 
     def _line(
         self, sample: Conversation, origin: PromptOrigin, tags: dict[str, Any], scores: Scores

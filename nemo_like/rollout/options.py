@@ -14,10 +14,34 @@ class RolloutConfig:
     nothing."""
 
     dump_period: Annotated[
-        int, Key("write RUN_DIR/rollouts/step_N.jsonl, for people to read, every so many steps; 0: never", 0)
+        int,
+        Key(
+            "write all samples to RUN_DIR/rollouts/step_N.jsonl, for people to read, every so many steps; "
+            "0: never",
+            0,
+        ),
     ]
     dump_validation: Annotated[
         bool, Key("write RUN_DIR/rollouts/validation_N.jsonl, the same of every validation", False)
+    ]
+    excerpt_period: Annotated[
+        int,
+        Key(
+            "every so many steps, write a few whole groups to RUN_DIR/rollouts/step_N.jsonl, unless "
+            "dump_period writes all; 0: never",
+            10,
+            at_least=0,
+        ),
+    ]
+    excerpt_samples: Annotated[int, Key("the most samples of such a step", 32, at_least=1)]
+    excerpt_validation_samples: Annotated[
+        int,
+        Key(
+            "the most answers of each validation in RUN_DIR/rollouts/validation_N.jsonl, unless "
+            "dump_validation writes all; 0: none",
+            64,
+            at_least=0,
+        ),
     ]
     record: Annotated[bool, Key("keep every training rollout in RUN_DIR/recorded, for a later replay", False)]
     record_times: Annotated[
@@ -78,8 +102,19 @@ class RolloutConfig:
 
 # The folder of a run's directory that has its journal.
 JOURNAL_FOLDER = "journal"
+# The key of a dumped sample that says how many samples its step had, where the file has an excerpt of them.
+EXCERPT_OF = "excerpt_of"
+
+
+def dumps_all_of(step: int, cfg: RolloutConfig) -> bool:
+    """Return whether to dump every sample of training step ``step``."""
+    return cfg.dump_period > 0 and step % cfg.dump_period == 0
 
 
 def dumps_rollouts_of(step: int, cfg: RolloutConfig) -> bool:
-    """Return whether to dump the conversations of training step ``step``."""
-    return cfg.dump_period > 0 and step % cfg.dump_period == 0
+    """Return whether to dump samples of training step ``step``, all of them or an excerpt.
+
+    A replay has no conversations to dump.
+    """
+    has_excerpt = cfg.excerpt_period > 0 and step % cfg.excerpt_period == 0 and cfg.replay is None
+    return has_excerpt or dumps_all_of(step, cfg)

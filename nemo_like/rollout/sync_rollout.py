@@ -54,6 +54,7 @@ from nemo_like.rollout.data_plane_user import DataPlaneUser
 from nemo_like.rollout.dump import StepSamples
 from nemo_like.rollout.dumped_tokens import fetch_scores
 from nemo_like.rollout.engine_load import EngineLoad
+from nemo_like.rollout.excerpt import KeptGroups, excerpt_of
 from nemo_like.rollout.flatten import FlatBatch, flatten
 from nemo_like.rollout.message_log import messages_of
 from nemo_like.rollout.options import dumps_rollouts_of
@@ -252,13 +253,13 @@ class SyncRolloutActor(DataPlaneUser):
             flat = self._flatten(prompts, groups)
         batch = await self._put(flat, rollout.partition)
         metrics = self._metrics(prompts, groups)
-        origins = self._origins(prompts, part.positions)
+        kept = excerpt_of(prompts, self._cfg.rollout).of(batch, groups, part.positions)
         if prompts.mode is RolloutMode.validation:
             self._keep_sample_answers(groups)
-            if self._cfg.rollout.dump_validation:
-                await asyncio.to_thread(self._dump_validation, prompts, batch, groups, origins)
+            if kept.groups:
+                await asyncio.to_thread(self._dump_validation, prompts, kept, len(batch))
         elif dumps_rollouts_of(prompts.step, self._cfg.rollout):
-            self._samples.remember(prompts.step, batch, groups, origins, self._columns)
+            self._remember(self._samples, prompts, kept)
         if ends_training and self._recorder is not None:
             whole = flat if part.is_whole else self._flatten(prompts, loop.groups)
             await asyncio.to_thread(self._recorder.write, prompts, whole, self._metrics(prompts, loop.groups))
@@ -312,20 +313,21 @@ class SyncRolloutActor(DataPlaneUser):
         return self._sample_answers
 
     def _dump(self, step: int, ledger: Sequence[KVBatchMeta]) -> None:
-        scores = fetch_scores(self._data_plane, ledger)
+        kept = self._samples.remembered(step, ledger)
+        scores = fetch_scores(self._data_plane, kept)
         self._data_plane.take_operations()  # not reported: they are no part of a step that dumps nothing
-        self._samples.write(self._rollouts_path / f"step_{step}.jsonl", step, ledger, scores)
+        path, num_samples = self._rollouts_path / f"step_{step}.jsonl", sum(map(len, ledger))
+        self._samples.write(path, step, kept, scores, num_samples=num_samples)
 
-    def _dump_validation(
-        self,
-        prompts: PromptBatch,
-        batch: KVBatchMeta,
-        groups: Sequence[Sequence[Conversation]],
-        origins: Sequence[PromptOrigin],
-    ) -> None:
+    def _dump_validation(self, prompts: PromptBatch, kept: KeptGroups, num_samples: int) -> None:
         samples = StepSamples(self._tokenizer.token_texts)
-        samples.remember(prompts.step, batch, groups, origins, self._columns)
-        samples.write(self._rollouts_path / f"validation_{prompts.step}.jsonl", prompts.step, [batch])
+        self._remember(samples, prompts, kept)
+        path = self._rollouts_path / f"validation_{prompts.step}.jsonl"
+        samples.write(path, prompts.step, [kept.batch], num_samples=num_samples)
+
+    def _remember(self, samples: StepSamples, prompts: PromptBatch, kept: KeptGroups) -> None:
+        origins = self._origins(prompts, kept.positions)
+        samples.remember(prompts.step, kept.batch, kept.groups, origins, self._columns)
 
     @property
     def _times_path(self) -> Path:

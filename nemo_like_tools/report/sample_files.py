@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nemo_like.observability.jsonl import is_metrics
+from nemo_like.rollout.options import EXCERPT_OF
 
 _FILE = re.compile(r"(step|validation)_(\d+)\.jsonl")
 _MODES = {"step": "training", "validation": "validation"}
@@ -32,6 +33,7 @@ _KINDS: Mapping[str, Any] = {
     "num_response_tokens": int | _ABSENT,
     "outcome": str | _ABSENT,
     "failure": str | _ABSENT,
+    EXCERPT_OF: int | _ABSENT,
 }
 _MAX_EXCERPT = 160  # characters of a prompt or of a failure's reason in tables
 

@@ -24,7 +24,7 @@ from nemo_like.batch.columns import (
 from nemo_like.batch.routed_experts import replayed_columns
 from nemo_like.models.model_info import has_vision_tower
 from nemo_like.policy.options import PolicyConfig
-from nemo_like.rollout.options import RolloutConfig, dumps_rollouts_of
+from nemo_like.rollout.options import RolloutConfig, dumps_all_of
 
 
 def scored_columns(loss: LossConfig) -> tuple[Column, ...]:
@@ -40,14 +40,14 @@ def dumped_columns(loss: LossConfig, rollout: RolloutConfig) -> tuple[Column, ..
     """Return the columns that the trainer computes only for dumps of rollouts.
 
     These are the entropies, which come from the same pass as prev_logprobs. A run without this pass, or
-    without dumps, has none.
+    without dumps of all samples, has none: an excerpt is not worth the time of a whole step.
     """
     return (ENTROPIES,) if rollout.dump_period > 0 and scores_prev_logprobs(loss) else ()
 
 
 def scored_in_step(step: int, loss: LossConfig, rollout: RolloutConfig) -> tuple[Column, ...]:
     """Return the columns that the log-prob phase of training step ``step`` writes."""
-    further = dumped_columns(loss, rollout) if dumps_rollouts_of(step, rollout) else ()
+    further = dumped_columns(loss, rollout) if dumps_all_of(step, rollout) else ()
     return (*scored_columns(loss), *further)
 
 

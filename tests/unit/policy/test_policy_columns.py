@@ -52,5 +52,7 @@ def test_entropies_are_computed_in_scored_steps_whose_rollouts_are_dumped(
     loss, rollout = replace(CONFIG, **changes), replace(demo().rollout, dump_period=dump_period)
     scored = {step: scored_in_step(step, loss, rollout) for step in (1, 2, 3, 4)}
     assert [step for step, columns in scored.items() if ENTROPIES in columns] == with_entropies
+    rollout = replace(rollout, excerpt_period=1)  # no excerpt is worth a pass over the whole step
+    assert {step: scored_in_step(step, loss, rollout) for step in (1, 2, 3, 4)} == scored
     declared, _ = policy_declarations(loss, dumped=dumped_columns(loss, rollout))
     assert (ENTROPIES in declared.writes) is bool(with_entropies)

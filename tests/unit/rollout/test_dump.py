@@ -143,6 +143,25 @@ def test_a_step_that_was_never_written_is_forgotten_with_a_later_one(tmp_path: P
         samples.write(tmp_path / "old.jsonl", 3, [old])
 
 
+def test_each_line_of_an_excerpt_says_how_many_samples_there_were(tmp_path: Path) -> None:
+    samples, kept, left_out = StepSamples(texts), batch_of("a", 0, [1.0, 0.0]), batch_of("b", 1, [1.0, 1.0])
+    samples.remember(10, kept, [[conversation(0, "640"), conversation(1, "650")]], [PLACE])
+    ledger = samples.remembered(10, [left_out, KVBatchMeta.concat([left_out, kept])])
+    assert [batch.sample_ids for batch in ledger] == [("a/0", "a/1")]
+    samples.write(tmp_path / "step_10.jsonl", 10, ledger, num_samples=6)
+    lines = read(tmp_path / "step_10.jsonl")
+    assert [(line["group"], line["generation"], line["excerpt_of"]) for line in lines] == [
+        (0, 0, 6), (0, 1, 6)
+    ]  # fmt: skip
+
+
+def test_a_line_of_a_whole_step_says_nothing_of_an_excerpt(tmp_path: Path) -> None:
+    samples, batch = StepSamples(texts), batch_of("a", 0, [1.0])
+    samples.remember(10, batch, [[conversation(0, "640")]], [PLACE])
+    samples.write(tmp_path / "step_10.jsonl", 10, [batch], num_samples=1)
+    assert "excerpt_of" not in read(tmp_path / "step_10.jsonl")[0]
+
+
 class Shape:
     def __repr__(self) -> str:
         return "Shape()"

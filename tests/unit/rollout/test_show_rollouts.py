@@ -83,6 +83,19 @@ def test_the_latest_step_is_shown_unless_another_is_named(
     assert capsys.readouterr().out.startswith("== group 9 (sums)")
 
 
+def test_an_excerpt_is_said_to_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_steps(tmp_path, 10)
+    path = tmp_path / "rollouts" / "step_10.jsonl"
+    line = {**json.loads(path.read_text()), "excerpt_of": 1024}
+    path.write_text(json.dumps(line) + "\n")
+    assert main([str(tmp_path)]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == (
+        "an excerpt: 1 of the step's 1,024 samples; rollout.dump_period=1 keeps all of every step"
+    )
+    assert said[2].startswith("== group 10 (sums)")
+
+
 def test_a_reader_that_has_seen_enough_ends_it_without_an_error(tmp_path: Path) -> None:
     long = {**sample(0, 1.0), "prompt": "1+" * 500_000, "group": 0}  # more than a pipe holds
     (tmp_path / "rollouts").mkdir()
