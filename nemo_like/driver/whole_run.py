@@ -35,6 +35,7 @@ from nemo_like.models.model_info import model_of, read_model_info
 from nemo_like.observability.disk import DiskFull, full_directory, space_for
 from nemo_like.observability.logger import MakeReport, RunLogger
 from nemo_like.observability.run_directory import RunDirectory
+from nemo_like.observability.software import software
 from nemo_like.observability.summary import RunSummary, SampleAnswer
 from nemo_like.plan.plan import checkpoint_bytes, weight_bytes
 
@@ -108,6 +109,7 @@ def _run_and_report(
     ended."""
     resolved = to_yaml(cfg)
     directory.write_config(resolved)
+    directory.write_software(software())
     checkpoints = run_checkpoints(cfg, directory)
     logger = RunLogger(
         cfg.logger,

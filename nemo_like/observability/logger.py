@@ -169,13 +169,14 @@ class RunLogger:
         """
         self.status("writing the results")
         unwritten = self._write_results()
+        # Before the back ends end: the report says how the run ended.
+        self._events.write(EventKind.ended, summary.outcome, exit_code=summary.exit_code)
         problems = self._finish_backends(_FINISH_S)
         self._console.close()
         for line in format_summary(summary, self._progress, self._result_paths()):
             self._console.note(line)
         for problem in (*unwritten, *problems):
             self.warn(problem)
-        self._events.write(EventKind.ended, summary.outcome, exit_code=summary.exit_code)
         if self._events.problem:
             self._console.note(f"warning: {self._events.problem}")
         self._console.note(f"run_dir: {self._directory.path}")
@@ -192,9 +193,9 @@ class RunLogger:
 
         The last line is ``run_dir: PATH``. Another thread than the run's may call this.
         """
+        self._events.write(EventKind.ended, outcome)
         self.close()
         self._console.note(f"The run {outcome}.")
-        self._events.write(EventKind.ended, outcome)
         self._console.note(f"run_dir: {self._directory.path}")
 
     def close(self) -> None:
@@ -245,7 +246,7 @@ class RunLogger:
         return problems
 
     def _draw_learning_curve(self) -> None:
-        if self._points:
+        if self._points and not self._progress.is_evaluation:
             write_learning_curve(self._directory.learning_curve_path, self._points, self._directory.name)
 
     def _result_paths(self) -> dict[str, str]:

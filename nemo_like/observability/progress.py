@@ -97,7 +97,12 @@ class RunProgress:
 
     def numbered(self, step: int) -> str:
         """Return "step 3/80", or "step 3" in a run that does not train."""
-        return f"step {step}/{self.max_num_steps}" if self.max_num_steps else f"step {step}"
+        return f"step {step}" if self.is_evaluation else f"step {step}/{self.max_num_steps}"
+
+    @property
+    def is_evaluation(self) -> bool:
+        """Whether there are no steps: the run only evaluates."""
+        return not self.max_num_steps
 
     @property
     def elapsed_s(self) -> float:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nemo_like.observability.disk import write_whole
 
@@ -53,6 +56,11 @@ class RunDirectory:
     def config_path(self) -> Path:
         """The resolved configuration, with every default filled in."""
         return self.path / "config.yaml"
+
+    @property
+    def software_path(self) -> Path:
+        """The commit, and the versions of Python and packages, with which the latest start was made."""
+        return self.path / "software.json"
 
     @property
     def metrics_path(self) -> Path:
@@ -142,3 +150,6 @@ class RunDirectory:
 
     def write_config(self, resolved_yaml: str) -> None:
         write_whole(self.config_path, resolved_yaml.encode(), "the resolved configuration")
+
+    def write_software(self, software: Mapping[str, Any]) -> None:
+        write_whole(self.software_path, json.dumps(software, indent=1).encode(), "the run's software")

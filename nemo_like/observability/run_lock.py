@@ -119,9 +119,17 @@ def latest_start(directory: Path) -> LatestStart | None:
     of ``LEASE_S``.
     """
     number = _latest_number(directory / "starts")
-    if not number:
-        return None
-    path = directory / "starts" / f"{number}.json"
+    return _as_seen(directory / "starts" / f"{number}.json") if number else None
+
+
+def all_starts(directory: Path) -> list[LatestStart]:
+    """Return the starts of a directory whose files can be understood, the earliest first."""
+    latest = _latest_number(directory / "starts")
+    paths = [directory / "starts" / f"{number}.json" for number in range(1, latest + 1)]
+    return [seen for path in paths if path.is_file() and (seen := _as_seen(path)) is not None]
+
+
+def _as_seen(path: Path) -> LatestStart | None:
     start, last_sign_s = _read(path), path.stat().st_mtime
     if start is None:
         return None

@@ -25,7 +25,7 @@ class SampleAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSummary:
-    """How a run ended; ``outcome`` completes the sentence "the run ..."."""
+    """How a run ended; ``outcome`` completes the sentence "the run ...", or "the evaluation ..."."""
 
     outcome: str  # "finished", "was interrupted", "failed: ..."
     exit_code: int = 0  # of run_grpo.py
@@ -35,9 +35,12 @@ class RunSummary:
 
 def format_summary(summary: RunSummary, progress: RunProgress, paths: Mapping[str, str]) -> list[str]:
     """Return the lines of the summary, without the closing ``run_dir`` line."""
-    steps = f"{progress.step} of {progress.max_num_steps} steps" if progress.max_num_steps else "It ended"
-    lines = ["", f"The run {summary.outcome}. {steps} in {format_duration(progress.elapsed_s)}."]
-    results = _results(progress)
+    took = format_duration(progress.elapsed_s)
+    if progress.is_evaluation:
+        lines, results = ["", f"The evaluation {summary.outcome}. It took {took}."], _failed(progress)
+    else:
+        steps = f"{progress.step} of {progress.max_num_steps} steps"
+        lines, results = ["", f"The run {summary.outcome}. {steps} in {took}."], _results(progress)
     if results:
         lines += ["", *_aligned(results)]
     if summary.sample_answers:
@@ -57,10 +60,14 @@ def _results(progress: RunProgress) -> dict[str, str]:
         results["held-out reward"] = change
     if progress.rewards:
         results["training reward"] = f"{progress.rewards[0]:.3f} -> {progress.rewards[-1]:.3f}"
-    if any(progress.failed_shares.values()):
-        of_parts = (f"{share:.1%} in {part}" for part, share in progress.failed_shares.items())
-        results["failed rewards"] = ", ".join(of_parts)
-    return results
+    return results | _failed(progress)
+
+
+def _failed(progress: RunProgress) -> dict[str, str]:
+    if not any(progress.failed_shares.values()):
+        return {}
+    of_parts = (f"{share:.1%} in {part}" for part, share in progress.failed_shares.items())
+    return {"failed rewards": ", ".join(of_parts)}
 
 
 def _answers(answers: Sequence[SampleAnswer]) -> list[str]:

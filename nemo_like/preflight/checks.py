@@ -35,6 +35,7 @@ from nemo_like.environments.shared_options import ModelOptions
 from nemo_like.generation.speculation import ARGUMENT
 from nemo_like.models.model_info import is_here as is_model_here
 from nemo_like.models.model_info import model_of, planned_shape
+from nemo_like.observability.software import installed_version
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.roles import worker_groups
 from nemo_like.policy.backends.backend_kind import Library, backend_kind_of
@@ -60,7 +61,7 @@ from nemo_like.preflight.notes import Note, NoteStatus
 from nemo_like.preflight.ray_packages import unloadable_ray_packages
 from nemo_like.preflight.run_warnings import missing_kernels, staleness_warnings
 from nemo_like.preflight.taken_arguments import engine_argument_problem, worker_argument_problem
-from nemo_like.preflight.versions import installed_version, untested_versions
+from nemo_like.preflight.versions import untested_versions
 from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_declarations
 from nemo_like.rollout.tasks import judging_environments, max_prompt_tokens, used_environments
 

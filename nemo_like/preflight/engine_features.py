@@ -10,8 +10,8 @@ from pathlib import Path
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
 from nemo_like.generation.speculation import KEY, speculation
+from nemo_like.observability.software import installed_version
 from nemo_like.policy.options import Device
-from nemo_like.preflight.versions import installed_version
 
 _ROUTER_REPLAY = "policy.megatron_cfg.router_replay=true"
 # By device, a file of vLLM, and text in it that shows that engines can return the experts of their routers.

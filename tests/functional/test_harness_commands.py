@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from nemo_like.preflight.versions import package_ranges
+from nemo_like.observability.software import package_ranges
 from tests.functional.own_environments import environment_of, packages_of
 from tests.functional.runs import ROOT, FinishedRun, run_grpo
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.preflight.versions import package_ranges
+from nemo_like.observability.software import package_ranges
 from tests.unit.reach_ins import ReachIn, reach_ins
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from nemo_like.preflight.versions import package_ranges
+from nemo_like.observability.software import package_ranges
 
 FOLDER = Path(__file__).parents[2] / "requirements"
 # vLLM's build for CUDA asks for another version than its build for CPUs.

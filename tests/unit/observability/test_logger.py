@@ -65,10 +65,12 @@ def test_passwords_reach_neither_the_terminal_nor_the_files(directory):
     assert "warning: http://me:***@host said no" in told and "http://me:***@host/x?token=***" in told
 
 
-def make_logger(directory, stream, mode=WandbMode.disabled, **backends):
+def make_logger(
+    directory, stream, mode=WandbMode.disabled, max_num_steps=2, report=ReportRecorder, **backends
+):
     cfg = logger_config(directory, mode, **backends)
     return RunLogger(
-        cfg, directory, resolved_config={}, max_num_steps=2, report=ReportRecorder, stream=stream
+        cfg, directory, resolved_config={}, max_num_steps=max_num_steps, report=report, stream=stream
     )
 
 
@@ -120,6 +122,33 @@ def test_what_the_console_says_is_kept_for_who_watches_from_elsewhere(directory)
     ]
     times = [event.time_s for event in events]
     assert times == sorted(times)
+
+
+def test_the_report_is_written_after_the_word_on_how_the_run_ended(directory):
+    told = []
+
+    class Report:
+        def log(self, step, metrics): ...
+
+        def log_answers(self, step, answers): ...
+
+        def close(self):
+            told.append(directory.events_path.read_text().splitlines()[-1])
+
+    with make_logger(directory, io.StringIO(), report=lambda _: Report()) as logger:
+        logger.finish(RunSummary(outcome="finished"))
+    (last,) = told
+    assert Event.from_json(json.loads(last)).text == "finished"
+
+
+def test_an_evaluation_has_no_curve_of_its_one_point(directory):
+    stream = io.StringIO()
+    with make_logger(directory, stream, max_num_steps=0) as logger:
+        logger.log_validation(80, {"validation/accuracy": 0.5})
+        logger.finish(RunSummary(outcome="finished"))
+    assert not directory.learning_curve_path.exists()
+    assert "The evaluation finished. It took " in stream.getvalue()
+    assert "The run" not in stream.getvalue()
 
 
 def test_the_last_words_of_a_run_whose_ray_is_gone_are_kept_too(directory):

@@ -7,11 +7,11 @@ import pytest
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
+from nemo_like.observability.software import installed_version
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.preflight import ray_packages
 from nemo_like.preflight.checks import preflight
 from nemo_like.preflight.ray_packages import unloadable_ray_packages
-from nemo_like.preflight.versions import installed_version
 
 MODULE = "opentelemetry.exporter.prometheus"
 

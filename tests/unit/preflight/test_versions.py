@@ -11,10 +11,11 @@ import pytest
 from packaging.requirements import Requirement
 
 from nemo_like.configuration import Config
+from nemo_like.observability import software
+from nemo_like.observability.software import package_ranges
 from nemo_like.plan.machine_rules import Machine
-from nemo_like.preflight import versions
 from nemo_like.preflight.checks import preflight
-from nemo_like.preflight.versions import package_ranges, untested_versions
+from nemo_like.preflight.versions import untested_versions
 
 ROOT = Path(__file__).parents[3]
 PINNED = {
@@ -31,7 +32,7 @@ STAND_INS = {
 # Ranges that begin before what is pinned, with a version that vLLM allows and a test of whole runs uses
 # (tests/functional/test_harness_commands.py): packages beside this project may need an older one.
 OLDER = {"openai": "2.25.0"}
-OWN_VERSION = versions.version
+OWN_VERSION = software.version
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise importlib.metadata.PackageNotFoundError(name)
             return found
 
-        monkeypatch.setattr(versions, "version", version)
+        monkeypatch.setattr(software, "version", version)
 
     return pretend
 
