@@ -145,8 +145,9 @@ def _what_if(cfg: Config, options: argparse.Namespace) -> int:
 def _sweep(config: Path, sweep: Sweep) -> int:
     """Run the jobs of a sweep; return the exit code."""
     from nemo_like.sweep.multirun import run_sweep
+    from nemo_like_tools.report.run_page import write_comparison
 
-    return run_sweep(Path(__file__).absolute(), config, sweep)
+    return run_sweep(Path(__file__).absolute(), config, sweep, write_comparison)
 
 
 def _plan_sweep(config: Path, sweep: Sweep) -> int:

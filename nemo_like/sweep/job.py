@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from nemo_like.config.secrets import masked
 from nemo_like.driver.exit_codes import FAILED, FINISHED, INTERRUPTED, PREEMPTED, REFUSED, REWARDS_FAILED
@@ -105,16 +105,29 @@ class Job:
         )
 
 
-def read_results(sweep: Path) -> list[JobResult]:
-    """Return the results below a sweep's directory, in the order of the jobs; warn of a file without one."""
-    found: list[JobResult] = []
+class EndedJob(NamedTuple):
+    """A job of a sweep that has ended, and its run directory."""
+
+    result: JobResult
+    directory: Path
+
+
+def read_results(sweep: Path) -> list[EndedJob]:
+    """Return the jobs below a sweep's directory, in their order; warn of a file without a result."""
+    found: list[EndedJob] = []
     for file in sorted(sweep.rglob(RESULT)):
         result = _result_in(file)
         if result is None:
             warn_on_stderr(f"{file} holds no result of a job; its job is left out of the table")
         else:
-            found.append(result)
-    return sorted(found, key=lambda result: result.number)
+            found.append(EndedJob(result, file.parent))
+    return sorted(found, key=lambda job: job.result.number)
+
+
+def own_arguments(results: Sequence[JobResult]) -> list[str]:
+    """Return, for each job, the arguments that not all jobs have."""
+    shared = set.intersection(*(set(result.arguments) for result in results)) if results else set()
+    return [" ".join(each for each in result.arguments if each not in shared) for result in results]
 
 
 def _result_in(file: Path) -> JobResult | None:

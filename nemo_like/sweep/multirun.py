@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import hydra
@@ -17,19 +17,25 @@ from nemo_like.config.loader import Sweep
 from nemo_like.config.search_path import folders_behind, searching
 from nemo_like.driver.exit_codes import FAILED, FINISHED, INTERRUPTED
 from nemo_like.driver.stopping import sigterm_as_interrupt
+from nemo_like.observability.disk import DiskFull
 from nemo_like.observability.options import shipped_loggers
-from nemo_like.sweep.job import Job, JobResult, read_results
+from nemo_like.observability.printable import warn_on_stderr
+from nemo_like.observability.run_directory import RunDirectory
+from nemo_like.sweep.job import EndedJob, Job, JobResult, own_arguments, read_results
 
 _DEFAULT_METRIC = "validation/accuracy"
+# Writes a page that compares runs, given by their directories with a name for each.
+Compare = Callable[[Mapping[Path, str], Path], None]
 # Hydra writes no files into a job's directory: the run writes its configuration and its log itself.
 _NO_FILES = {"hydra.output_subdir": "null", "hydra/job_logging": "disabled"}
 
 
-def run_sweep(program: Path, config: Path, sweep: Sweep) -> int:
-    """Run the jobs of a sweep, print a table of them, and return an exit code: FINISHED when every job
-    finished.
+def run_sweep(program: Path, config: Path, sweep: Sweep, compare: Compare) -> int:
+    """Run the jobs of a sweep, print a table of them and the path of the page that compares them, and return
+    an exit code: FINISHED when every job finished.
 
-    ``program`` is the script that runs one job, with ``--config`` and the job's arguments.
+    ``program`` is the script that runs one job, with ``--config`` and the job's arguments. ``compare`` writes
+    the page.
     """
     settings = {**_NO_FILES, "hydra.sweep.dir": f"'{sweep.directory}'"}
     given = {argument.partition("=")[0].lstrip("+") for argument in sweep.arguments}
@@ -46,9 +52,33 @@ def run_sweep(program: Path, config: Path, sweep: Sweep) -> int:
         exit_code = FAILED if error.code else FINISHED
     finally:
         sys.argv = arguments
-    results = read_results(Path(sweep.directory))
-    print_table(results, Path(sweep.directory))
+    jobs = read_results(Path(sweep.directory))
+    results = [job.result for job in jobs]
+    print_table(results)
+    _compare(jobs, RunDirectory(Path(sweep.directory)).report_path, compare)
+    _print_path("sweep_dir", sweep.directory)
     return exit_code or (FAILED if any(result.exit_code for result in results) else FINISHED)
+
+
+def _compare(jobs: Sequence[EndedJob], page: Path, compare: Compare) -> None:
+    """Write the page that compares the jobs which wrote a report of their own, and print its path."""
+    labels = [
+        f"{job.result.number} {own}".strip()
+        for job, own in zip(jobs, own_arguments([job.result for job in jobs]), strict=True)
+    ]
+    named = {
+        job.directory: label
+        for job, label in zip(jobs, labels, strict=True)
+        if RunDirectory(job.directory).report_path.is_file()
+    }
+    if not named:
+        return
+    try:
+        compare(named, page)
+    except (ValueError, DiskFull, OSError) as error:
+        warn_on_stderr(f"the page that compares the jobs cannot be written: {error}")
+    else:
+        _print_path("report", page)
 
 
 def _task(program: Path, config: Path) -> Callable[[DictConfig], float | None]:
@@ -84,13 +114,11 @@ def _names(logger: DictConfig, directory: Path) -> list[str]:
     return found
 
 
-def print_table(results: Sequence[JobResult], directory: Path) -> None:
+def print_table(results: Sequence[JobResult]) -> None:
     """Print a line per job: the arguments that not all jobs have, how it ended, and the compared metric."""
-    shared = set.intersection(*(set(result.arguments) for result in results)) if results else set()
     metric = results[0].metric if results else _DEFAULT_METRIC
     table = Table("job", Column("arguments", overflow="fold"), "ended", "steps", metric, "seconds")
-    for result in results:
-        own = " ".join(argument for argument in result.arguments if argument not in shared)
+    for result, own in zip(results, own_arguments(results), strict=True):
         value = "-" if result.value is None else f"{result.value:.4f}"
         row = (str(result.number), own, result.outcome, str(result.steps), value, f"{result.seconds:.0f}")
         table.add_row(*row)
@@ -99,4 +127,7 @@ def print_table(results: Sequence[JobResult], directory: Path) -> None:
         console.width = 160
     console.print(f"\n{len(results)} jobs")
     console.print(table)
-    console.print(f"sweep_dir: {directory}", soft_wrap=True)
+
+
+def _print_path(label: str, path: str | Path) -> None:
+    Console().print(f"{label}: {path}", soft_wrap=True)

@@ -1,15 +1,17 @@
 """Writes the report's page: a template, a style and plain JavaScript from ``assets``, with the runs' data
 compressed.
 
-    RunData.update ──▶ head (curves, rows of all samples) + a shard per dumped file ──▶ one HTML file
+    RunData.update ──▶ head (state, configuration, curves, rows of all samples)
+                       + a shard per dumped file + the scripts that draw curves ──▶ one HTML file
 
-The browser unpacks the head when the page opens, and a shard when one of its samples is opened.
+The browser unpacks the head when the page opens, the scripts when the first curve is in sight, and a shard
+when one of its samples is opened or its responses are searched.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from itertools import count
 from pathlib import Path
@@ -20,6 +22,8 @@ from nemo_like.observability.disk import write_whole
 from nemo_like.observability.metric_meanings import metrics_page, with_meanings
 from nemo_like.observability.progress import STEP_STAGES
 from nemo_like.observability.run_directory import RunDirectory
+from nemo_like_tools.report.chart_library import chart_library
+from nemo_like_tools.report.run_state import evaluated_groups, run_configuration, run_state
 from nemo_like_tools.report.sample_files import (
     ReportProblem,
     SampleFile,
@@ -32,15 +36,34 @@ from nemo_like_tools.report.sample_files import (
 
 # The most that a page holds of each run and mode; beyond it only every second, fourth, ... file is kept.
 MAX_SAMPLES = 20_000
-_MAX_BYTES = 64 << 20
-_SCRIPTS = ("report_data.js", "report_widgets.js", "report_samples.js", "report_views.js")
+MAX_BYTES = 64 << 20
+_SCRIPTS = (
+    *("data", "filters", "search"),
+    *("elements", "links", "table", "smoothing", "charts", "curves"),
+    *("runs", "overview", "tables", "tokens", "sample", "times", "metrics", "configuration", "views"),
+)
+
+
+_ROW = (
+    *("shard", "place", "group", "generation", "problem", "reward", "length", "outcome", "failure"),
+    *("response", "components", "parts"),
+)
 
 
 class RunData:
     """The data of one run in a page. ``update`` reads a file again only when it has changed."""
 
-    def __init__(self, directory: Path, max_samples: int = MAX_SAMPLES) -> None:
-        self._directory, self._max_samples = RunDirectory(directory), max_samples
+    def __init__(
+        self,
+        directory: Path,
+        max_samples: int = MAX_SAMPLES,
+        *,
+        max_bytes: int = MAX_BYTES,
+        name: str | None = None,
+    ) -> None:
+        """Show a run by ``name``, by default that of its directory, with so much of each mode's samples."""
+        self._directory, self._name = RunDirectory(directory), name or directory.name
+        self._max_samples, self._max_bytes = max_samples, max_bytes
         self._shards: dict[SampleFile, tuple[tuple[int, int], Shard]] = {}
         self._num_lines: dict[SampleFile, tuple[tuple[int, int], int]] = {}
         self._left_out: list[SampleFile] = []
@@ -68,6 +91,7 @@ class RunData:
                 samples=[self._count(file) for file in of_mode],
                 sizes=[file.path.stat().st_size for file in of_mode],
                 max_samples=self._max_samples,
+                max_bytes=self._max_bytes,
             )
         self._left_out = [file for file in everything if file not in set(chosen)]
         self._shards = {file: (_state(file), self._shard(file)) for file in sorted(chosen)}
@@ -76,36 +100,49 @@ class RunData:
         """Return everything except the texts and tokens of the samples, ready for JSON."""
         problems: dict[tuple[Any, ...], int] = {}
         failures: dict[tuple[str, str], int] = {}
+        components: dict[tuple[str, ...], int] = {}
         rows = [
             [
                 *(shard, index, row.group, row.generation),
                 problems.setdefault(row.problem, len(problems)),
                 *(_rounded(row.reward), row.length, row.outcome),
                 None if row.failure is None else failures.setdefault(row.failure, len(failures)),
+                row.response,
+                components.setdefault(tuple(name for name, _ in row.rewards), len(components)),
+                [_rounded(value) for _, value in row.rewards],
             ]
             for shard, one in enumerate(self.shards)
             for index, row in enumerate(one.rows)
         ]
-        names = ("shard", "place", "group", "generation", "problem", "reward", "length", "outcome", "failure")
-        columns = zip(*rows, strict=True) if rows else [()] * len(names)
+        columns = zip(*rows, strict=True) if rows else [()] * len(_ROW)
         return {
-            "name": self._directory.name,
+            "name": self._name,
+            "state": run_state(self._directory),
+            "configuration": run_configuration(self._directory),
+            "evaluation": evaluated_groups(self._directory),
             "curves": read_curves(self._directory.metrics_path),
             "shards": [
-                {"mode": one.mode, "step": one.step, "dumped": self._count(file), "shown": len(one.rows)}
+                {
+                    "mode": one.mode,
+                    "step": one.step,
+                    "dumped": self._count(file),
+                    "shown": len(one.rows),
+                    "excerpt_of": one.excerpt_of,
+                }
                 for file, (_, one) in self._shards.items()
             ],
             "left_out": [[file.mode, file.step] for file in self._left_out],
             "problems": list(problems),
             "failures": list(failures),
-            "rows": {name: list(values) for name, values in zip(names, columns, strict=True)},
+            "components": list(components),
+            "rows": {name: list(values) for name, values in zip(_ROW, columns, strict=True)},
         }
 
     def _shard(self, file: SampleFile) -> Shard:
         state = _state(file)
         if file in self._shards and self._shards[file][0] == state:
             return self._shards[file][1]
-        return read_shard(file, max_samples=self._max_samples, max_size=_MAX_BYTES)
+        return read_shard(file, max_samples=self._max_samples, max_size=self._max_bytes)
 
     def _count(self, file: SampleFile) -> int:
         state = _state(file)
@@ -116,7 +153,12 @@ class RunData:
 
 
 def chosen_files(
-    of_mode: Sequence[SampleFile], *, samples: Sequence[int], sizes: Sequence[int], max_samples: int
+    of_mode: Sequence[SampleFile],
+    *,
+    samples: Sequence[int],
+    sizes: Sequence[int],
+    max_samples: int,
+    max_bytes: int = MAX_BYTES,
 ) -> list[SampleFile]:
     """Return the files that a page shows: the first, the latest, and evenly spread ones between, if they fit.
 
@@ -128,9 +170,7 @@ def chosen_files(
         indexes = sorted({*range(0, len(of_mode), stride), len(of_mode) - 1})
         if stride >= 2 * len(of_mode):
             indexes = indexes[-1:]
-        fits = (
-            sum(samples[i] for i in indexes) <= max_samples and sum(sizes[i] for i in indexes) <= _MAX_BYTES
-        )
+        fits = sum(samples[i] for i in indexes) <= max_samples and sum(sizes[i] for i in indexes) <= max_bytes
         if fits or len(indexes) == 1:
             return [of_mode[i] for i in indexes]
     raise AssertionError("strides end with the number of files")
@@ -138,7 +178,7 @@ def chosen_files(
 
 def write_report(path: Path, runs: Sequence[RunData]) -> None:
     """Write the page of runs that are up to date. Raises ReportProblem, DiskFull or OSError."""
-    assets = files(__package__) / "assets"
+    assets, library = files(__package__) / "assets", chart_library()
     heads = [run.head() for run in runs]
     names = {name for head in heads for name in head["curves"]["values"]}
     head = {
@@ -146,8 +186,11 @@ def write_report(path: Path, runs: Sequence[RunData]) -> None:
         "runs": heads,
         "meanings": with_meanings(names),
         "metrics_page": quote(os.path.relpath(metrics_page(), path.absolute().parent)),
+        "library": f"Bokeh {library.version}",
+        "scripts": len(library.packed),
     }
     data = [_data("head", packed(head))]
+    data += [_data(f"script-{number}", script) for number, script in enumerate(library.packed)]
     data += [
         _data(f"shard-{number}-{index}", shard.packed)
         for number, run in enumerate(runs)
@@ -155,14 +198,30 @@ def write_report(path: Path, runs: Sequence[RunData]) -> None:
     ]
     parts = {
         "/*STYLE*/": (assets / "report.css").read_text(encoding="utf-8"),
+        "<!--LICENCE-->": f"<!-- Bokeh draws the curves.\n\n{library.licence}\n-->",
         "<!--DATA-->": "\n".join(data),
-        "/*SCRIPT*/": "\n".join((assets / name).read_text(encoding="utf-8") for name in _SCRIPTS),
+        "/*SCRIPT*/": "\n".join(
+            (assets / f"report_{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS
+        ),
     }
     page = (assets / "report.html").read_text(encoding="utf-8")
     for marker, part in parts.items():
         before, _, after = page.partition(marker)
         page = f"{before}{part}{after}"
     write_whole(path, page.encode(), "the report")
+
+
+def write_comparison(named: Mapping[Path, str], path: Path) -> None:
+    """Write the page of several runs, by their directories with a name for each; together they have as many
+    samples as a page of one run. Raises ReportProblem, DiskFull or OSError."""
+    share = len(named)
+    runs = [
+        RunData(directory, max(1, MAX_SAMPLES // share), max_bytes=MAX_BYTES // share, name=name)
+        for directory, name in named.items()
+    ]
+    for run in runs:
+        run.update()
+    write_report(path, runs)
 
 
 def _data(name: str, contents: str) -> str:

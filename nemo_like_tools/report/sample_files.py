@@ -36,6 +36,7 @@ _KINDS: Mapping[str, Any] = {
     EXCERPT_OF: int | _ABSENT,
 }
 _MAX_EXCERPT = 160  # characters of a prompt or of a failure's reason in tables
+_MAX_RESPONSE = 120  # characters of a response in tables: its beginning and its end
 
 
 class ReportProblem(ValueError):
@@ -61,6 +62,8 @@ class SampleRow:
     length: int | None  # tokens that the policy generated
     outcome: str | None
     failure: tuple[str, str] | None  # its kind, and the beginning of its reason
+    response: str  # what follows the prompt, shortened
+    rewards: tuple[tuple[str, float | None], ...]  # the components of its reward
 
     @classmethod
     def of(cls, sample: Mapping[str, Any]) -> SampleRow:
@@ -74,6 +77,8 @@ class SampleRow:
             length=sample.get("num_response_tokens"),
             outcome=sample.get("outcome"),
             failure=None if reason is None else (sample.get("failure_kind") or "failed", _excerpt(reason)),
+            response=_both_ends(" ".join(turn["content"] for turn in sample["turns"])),
+            rewards=tuple(sample["rewards"].items()),
         )
 
 
@@ -85,6 +90,7 @@ class Shard:
     step: int
     rows: tuple[SampleRow, ...]
     packed: str
+    excerpt_of: int | None = None  # the samples that the step had, where the file has an excerpt of them
 
 
 class JsonLine(NamedTuple):
@@ -109,7 +115,9 @@ def read_shard(file: SampleFile, *, max_samples: int, max_size: int) -> Shard:
     """
     kept = _first_groups(file.path, max_samples, max_size)
     rows = tuple(row for row, _ in kept)
-    return Shard(mode=file.mode, step=file.step, rows=rows, packed=packed([line.value for _, line in kept]))
+    samples = [line.value for _, line in kept]
+    total = samples[0].get(EXCERPT_OF) if samples else None
+    return Shard(mode=file.mode, step=file.step, rows=rows, packed=packed(samples), excerpt_of=total)
 
 
 def _first_groups(path: Path, max_samples: int, max_size: int) -> list[tuple[SampleRow, JsonLine]]:
@@ -195,12 +203,23 @@ def json_lines(path: Path) -> Iterator[JsonLine]:
 
 def packed(value: Any) -> str:
     """Return a value as compressed JSON, in base64, which an HTML page may hold."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
-    return base64.b64encode(gzip.compress(text, compresslevel=6, mtime=0)).decode("ascii")
+    return packed_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+def packed_text(text: str) -> str:
+    """Return a text compressed, in base64."""
+    compressed = gzip.compress(text.encode("utf-8", "replace"), compresslevel=6, mtime=0)
+    return base64.b64encode(compressed).decode("ascii")
 
 
 def _excerpt(text: str) -> str:
     return text if len(text) <= _MAX_EXCERPT else f"{text[: _MAX_EXCERPT - 1]}…"
+
+
+def _both_ends(text: str) -> str:
+    """Return a text on one line, of a long one its beginning and its end."""
+    line, half = " ".join(text.split()), _MAX_RESPONSE // 2
+    return line if len(line) <= _MAX_RESPONSE else f"{line[:half]} … {line[-half:]}"
 
 
 def _short(value: float | None) -> float | None:

@@ -53,6 +53,8 @@ def test_four_jobs_run_and_end_with_a_table(arithmetic_model: str, tmp_path: Pat
         ("3", "fsdp", "refused", "0"),
     ]
     (sweep,) = tmp_path.iterdir()
+    assert f"report: {sweep / 'report.html'}\n" in done.stdout
+    assert (sweep / "report.html").stat().st_size > 100_000
     for number in ("0", "2"):
         last = (sweep / number / "metrics.jsonl").read_text().splitlines()[-1]
         value = json.loads((sweep / number / "job.json").read_text())["value"]

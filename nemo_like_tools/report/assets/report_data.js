@@ -4,15 +4,23 @@ const shardCache = new Map();
 let report = null; // the head: stages, runs
 let samples = []; // one object per row of every run
 
-async function unpack(id) {
+async function unpackText(id) {
   const packed = document.getElementById(id).textContent;
   const bytes = Uint8Array.from(atob(packed), (character) => character.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(stream).text());
+  return new Response(stream).text();
+}
+
+async function unpack(id) {
+  return JSON.parse(await unpackText(id));
+}
+
+function shardName({ run, shard }) {
+  return `shard-${run}-${shard}`;
 }
 
 function shardOf(sample) {
-  const id = `shard-${sample.run}-${sample.shard}`;
+  const id = shardName(sample);
   if (!shardCache.has(id)) shardCache.set(id, unpack(id));
   return shardCache.get(id);
 }
@@ -40,6 +48,8 @@ function rowsOf(run, number) {
       env: problem.env, source: problem.source, index: problem.index,
       reward: rows.reward[i], length: rows.length[i], outcome: rows.outcome[i],
       failure: rows.failure[i] === null ? null : failures[rows.failure[i]],
+      response: rows.response[i],
+      parts: run.components[rows.components[i]].map((name, k) => [name, rows.parts[i][k]]),
     };
   });
 }
@@ -93,25 +103,4 @@ function failuresOf(of) {
     const latest = Math.max(...all.map(({ step }) => step));
     return { run, mode, env, ...failure, count: all.length, latest };
   }).sort((one, other) => other.count - one.count);
-}
-
-const FILTERS = {
-  run: (sample, value) => sample.run === Number(value),
-  mode: (sample, value) => sample.mode === value,
-  env: (sample, value) => sample.env === value,
-  source: (sample, value) => sample.source === value,
-  index: (sample, value) => sample.index === Number(value),
-  outcome: (sample, value) => sample.outcome === value,
-  failure: (sample, value) => (value === "any" ? sample.failure !== null : sample.failure?.kind === value),
-  step: (sample, value) => sample.step === Number(value),
-  min_reward: (sample, value) => sample.reward !== null && sample.reward >= Number(value),
-  max_reward: (sample, value) => sample.reward !== null && sample.reward <= Number(value),
-  min_length: (sample, value) => sample.length >= Number(value),
-  max_length: (sample, value) => sample.length <= Number(value),
-  prompt: (sample, value) => sample.problem.prompt.includes(value),
-};
-
-function filtered(of, query) {
-  const asked = Object.entries(FILTERS).filter(([name]) => query[name]);
-  return of.filter((sample) => asked.every(([name, holds]) => holds(sample, query[name])));
 }

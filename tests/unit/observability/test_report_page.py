@@ -14,8 +14,9 @@ from urllib.parse import unquote
 import pytest
 
 from nemo_like.observability.run_directory import RunDirectory
+from nemo_like_tools.report import run_page
 from nemo_like_tools.report.report_recorder import ReportRecorder
-from nemo_like_tools.report.run_page import RunData, chosen_files, write_report
+from nemo_like_tools.report.run_page import RunData, chosen_files, write_comparison, write_report
 from nemo_like_tools.report.sample_files import ReportProblem, SampleFile, sample_files
 from scripts.report import main
 
@@ -83,8 +84,8 @@ def test_the_head_has_the_curves_and_a_row_for_each_sample(run: Path) -> None:
         },
     }
     assert head["shards"] == [
-        {"mode": "training", "step": 1, "dumped": 3, "shown": 3},
-        {"mode": "validation", "step": 0, "dumped": 1, "shown": 1},
+        {"mode": "training", "step": 1, "dumped": 3, "shown": 3, "excerpt_of": None},
+        {"mode": "validation", "step": 0, "dumped": 1, "shown": 1, "excerpt_of": None},
     ]
     # The validation's problem 0 has the name of training's: they are told apart by the mode of their shard.
     assert head["problems"] == [("pairs", 10, "sums", "0+1="), ("pairs", 13, "sums", "3+1=")]
@@ -99,7 +100,11 @@ def test_the_head_has_the_curves_and_a_row_for_each_sample(run: Path) -> None:
         "length": [3, 3, 3, 3],
         "outcome": ["trained", "trained", "reward_failed", None],
         "failure": [None, None, 0, None],
+        "response": ["</script>", "</script>", "</script>", "</script>"],
+        "components": [0, 0, 0, 0],
+        "parts": [[1.0], [1.0], [1.0], [1.0]],
     }
+    assert head["components"] == [("exact",)]
     assert head["left_out"] == []
 
 
@@ -153,7 +158,61 @@ def test_the_page_says_which_steps_and_samples_are_left_out(run: Path) -> None:
     head = of(run, max_samples=2).head()
     assert head["left_out"] == [["training", 1], ["training", 2]]
     # Of the latest step the first whole groups: sample 1 of group 1 would be one too many.
-    assert head["shards"][0] == {"mode": "training", "step": 3, "dumped": 3, "shown": 1}
+    assert head["shards"][0] == {
+        "mode": "training",
+        "step": 3,
+        "dumped": 3,
+        "shown": 1,
+        "excerpt_of": None,
+    }
+
+
+def test_an_excerpt_says_of_how_many_samples_it_is(run: Path) -> None:
+    write(run, "step_10.jsonl", [sample(0, 0, excerpt_of=1024), sample(0, 1, excerpt_of=1024)])
+    assert [shard["excerpt_of"] for shard in of(run).head()["shards"]] == [None, 1024, None]
+
+
+@pytest.mark.parametrize(
+    ("turns", "shown"),
+    [
+        (["4", " no\n", "5"], "4 no 5"),
+        (["a" * 120], "a" * 120),
+        (["a" * 100 + "b" * 100], "a" * 60 + " … " + "b" * 60),
+    ],
+)
+def test_a_table_has_the_beginning_and_the_end_of_a_response(run: Path, turns: list[str], shown: str) -> None:
+    of_roles = [{"role": "assistant", "content": text} for text in turns]
+    write(run, "step_1.jsonl", [sample(0, 0, turns=of_roles)])
+    assert of(run).head()["rows"]["response"][0] == shown
+
+
+def test_several_runs_share_the_room_of_one(run: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(run_page, "MAX_SAMPLES", 2)
+    for step in (2, 3):
+        write(run, f"step_{step}.jsonl", [sample(0, 0)])
+    page = tmp_path / "sweep.html"
+    write_comparison({run: "0 lr=1"}, page)
+    assert contents(page, "head")["runs"][0]["left_out"] == [["training", 1], ["training", 2]]
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "metrics.jsonl").write_text('{"step": 1, "train/reward": 1.0}\n')
+    write_comparison({run: "0 lr=1", other: "1 lr=2"}, page)
+    runs = contents(page, "head")["runs"]
+    assert [each["name"] for each in runs] == ["0 lr=1", "1 lr=2"]
+    assert [one["step"] for one in runs[0]["shards"]] == [3, 0]
+
+
+def test_the_page_has_the_charts_library_and_its_licence(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    write_report(page, [of(run)])
+    found = re.search(r'id="script-0">([^<]*)</script>', page.read_text())
+    assert found
+    assert b"Bokeh" in gzip.decompress(base64.b64decode(found[1]))
+    licence = re.search(r"<!-- Bokeh draws the curves\.(.*?)-->", page.read_text(), re.DOTALL)
+    assert licence
+    for owner in ("Anaconda, Inc., and Bokeh Contributors", "jQuery Foundation", "numbro.js"):
+        assert owner in licence[1]
+    assert "THIS SOFTWARE IS PROVIDED BY THE COPYRIGHT HOLDERS" in licence[1]
 
 
 def test_a_file_is_read_again_only_when_it_changed(run: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import os
 import re
@@ -33,7 +35,7 @@ class Sweep:
 
     @property
     def results(self) -> list[JobResult]:
-        return read_results(self.directory)
+        return [job.result for job in read_results(self.directory)]
 
     @property
     def arguments(self) -> list[list[str]]:
@@ -83,7 +85,8 @@ def test_every_combination_runs_in_a_directory_of_its_own_and_the_table_has_them
     values = [(result.number, result.value, result.steps) for result in swept.results]
     assert values[:2] + values[4:] == [(0, 3e-4, 4), (1, 1e-3, 4), (4, 3e-4, 4), (5, 1e-3, 4)]
     assert sorted(path.name for path in swept.directory.iterdir() if path.is_dir()) == [*"012345"]
-    assert sorted(path.name for path in (swept.directory / "0").iterdir()) == ["job.json", "metrics.jsonl"]
+    files = sorted(path.name for path in (swept.directory / "0").iterdir())
+    assert files == ["job.json", "metrics.jsonl", "report.html"]
     assert f"seed 4 as {swept.directory.name}-4 of {swept.directory.name}" in swept.output
     rows = re.findall(r"│ (\d) +│ ([^│]+?) +│ finished │ 4 +│ ([\d.]+) ", swept.output)
     assert rows == [
@@ -199,6 +202,22 @@ def test_a_sweep_of_wrong_values_is_refused_before_any_job(resolved_demo: Path) 
         load_sweep(resolved_demo, ["hydra/launcher=nothing", "grpo.seed=1,2"])
 
 
+def test_a_sweep_ends_with_a_page_that_compares_its_runs(swept: Sweep) -> None:
+    page = swept.directory / "report.html"
+    assert f"report: {page}" in swept.output.splitlines()
+    found = re.search(r'<script type="text/plain" id="head">([^<]*)</script>', page.read_text())
+    assert found
+    runs = json.loads(gzip.decompress(base64.b64decode(found[1])))["runs"]
+    # The jobs of seed 2 wrote no report.
+    assert [run["name"] for run in runs] == [
+        "0 grpo.seed=1 policy.optimizer.lr=0.0003",
+        "1 grpo.seed=1 policy.optimizer.lr=0.001",
+        "4 grpo.seed=4 policy.optimizer.lr=0.0003",
+        "5 grpo.seed=4 policy.optimizer.lr=0.001",
+    ]
+    assert [run["curves"]["values"]["validation/accuracy"] for run in runs] == [[3e-4], [1e-3]] * 2
+
+
 def test_hydras_directory_of_a_sweep_is_kept_where_it_is_set(resolved_demo: Path, tmp_path: Path) -> None:
     assert load_sweep(resolved_demo, ["grpo.seed=1,2", "hydra.sweep.dir=/x/y"]).directory == "/x/y"
     directory = load_sweep(resolved_demo, ["grpo.seed=1,2", f"logger.log_dir={tmp_path}"]).directory
@@ -215,5 +234,5 @@ def test_a_damaged_result_costs_its_job_a_line_of_the_table(
         (tmp_path / str(number) / "job.json").write_bytes(content)
     (tmp_path / "4").mkdir()
     (tmp_path / "4" / "job.json").write_text(json.dumps(asdict(whole)))
-    assert read_results(tmp_path) == [whole]
+    assert read_results(tmp_path) == [(whole, tmp_path / "4")]
     assert f"warning: {tmp_path / '2' / 'job.json'} holds no result of a job" in capsys.readouterr().err

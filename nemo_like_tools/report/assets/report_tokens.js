@@ -1,13 +1,10 @@
-// One sample: what it is, its reward, and its turns as text with a colour for each token.
+// The turns of a sample, as text or with a colour for each token.
 
 const NO_COLOUR = "plain text";
 const UNSCORED = "The trainer did not score this sample before training, "
   + "so its tokens have no entropy and no difference of engine and trainer.";
-
-const HIDDEN = new Set([
-  "step", "group", "generation", "prompt", "turns", "tokens", "rewards", "failure", "failure_kind", "answer",
-  "columns", "images",
-]);
+const NO_ENTROPIES = "Of this step an excerpt was kept, for which the trainer computes no entropies; "
+  + "rollout.dump_period has them computed.";
 
 // The colours for which the sample has numbers: name -> {values: per token after the prompt, or null; about}.
 function coloursOf(content) {
@@ -112,8 +109,10 @@ function turns(content) {
     key.replaceChildren(...[shown(low), scale, shown(high), about].map((part) => element("span", {}, part)));
     place.replaceChildren(...turnsAsTokens(content, colours, choice.value));
   }
-  choice.onchange = draw;
-  if (colours.size) choice.value = [...colours.keys()][0];
+  choice.onchange = () => { remember({ colour: choice.value }); draw(); };
+  const { colour } = currentQuery();
+  if (colours.has(colour) || colour === NO_COLOUR) choice.value = colour;
+  else if (colours.size) choice.value = [...colours.keys()][0];
   draw();
   const label = element("label", {}, "colour of tokens", choice);
   return [element("div", { className: "filters" }, label, key), unscored(content), place];
@@ -121,70 +120,8 @@ function turns(content) {
 
 // Says which colours are missing where the trainer gave its tokens no numbers.
 function unscored(content) {
-  if (!content.tokens?.text || content.tokens.prev_logprobs) return null;
-  return element("div", { className: "note", id: "unscored", textContent: UNSCORED });
+  const { text, prev_logprobs: scored, entropies } = content.tokens ?? {};
+  if (!text || entropies || (scored && !content.excerpt_of)) return null;
+  return element("div", { className: "note", id: "unscored", textContent: scored ? NO_ENTROPIES : UNSCORED });
 }
 
-function facts(content) {
-  const known = Object.entries(content).filter(([name]) => !HIDDEN.has(name));
-  return element("div", { className: "facts" }, ...known.map(([name, value]) => (
-    element("div", {}, element("span", { textContent: name }), shown(value)))));
-}
-
-function components(content) {
-  const rows = Object.entries(content.rewards).map(([name, value]) => ({ name, value }));
-  const columns = [
-    column("component of the reward", "2fr", ({ name }) => name),
-    column("value", "1fr", ({ value }) => value),
-  ];
-  return rows.length ? table("components", columns, rows, () => null) : null;
-}
-
-function failureOf(content) {
-  if (content.failure === null) return null;
-  const title = `The reward failed: ${content.failure_kind ?? ""}`;
-  return element("div", { id: "failure" }, element("h2", { className: "bad", textContent: title }),
-    element("pre", { textContent: content.failure }));
-}
-
-// Arrays and objects that columns of the run's own brought, and paths of images.
-function more(content) {
-  const rest = { ...(content.images ? { images: content.images } : {}), ...(content.columns ?? {}) };
-  const names = Object.keys(rest).join(", ");
-  if (!names) return null;
-  return element("details", {}, element("summary", { textContent: `columns: ${names}` }),
-    element("pre", { textContent: JSON.stringify(rest, null, 1) }));
-}
-
-// The address of a sample, which stays the same when the page is written again.
-function addressOfSample({ run, mode, step, group, generation }) {
-  return { view: "sample", run, mode, step, group, generation };
-}
-
-function ofStep(query) {
-  const { run, mode, step } = query;
-  return samples.filter((one) => one.run === Number(run) && one.mode === mode && one.step === Number(step));
-}
-
-function ofGroup(query) {
-  return ofStep(query).filter(({ group }) => group === Number(query.group));
-}
-
-async function sampleView(query) {
-  const group = ofGroup(query);
-  const sample = group.find(({ generation }) => generation === Number(query.generation));
-  if (!sample) return [note("This page has no such sample.")];
-  const content = await contentsOf(sample);
-  const { run, mode, step } = sample;
-  const siblings = group.map((one) => (one === sample
-    ? element("b", { textContent: one.generation }) : link(one.generation, addressOfSample(one))));
-  const path = element("div", { className: "note" }, report.runs[run].name, " › ",
-    link(`${mode} step ${step}`, { view: "step", run, mode, step }), " › ",
-    link(`group ${sample.group}`, { view: "group", run, mode, step, group: sample.group }), " › sample ",
-    ...siblings.flatMap((one) => [one, " "]));
-  return [path, failureOf(content), facts(content), components(content),
-    element("h2", { textContent: "Prompt" }), element("pre", { id: "prompt", textContent: content.prompt }),
-    element("h2", { textContent: "Turns" }), ...turns(content),
-    element("h2", { textContent: "Expected answer" }),
-    element("pre", { id: "answer", textContent: content.answer ?? "" }), more(content)];
-}
