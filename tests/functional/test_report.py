@@ -403,8 +403,11 @@ def test_an_evaluation_has_a_table_of_its_numbers(browser: Browser, tmp_path: Pa
     assert main([str(directory)]) == 0
     browser.open(directory / "report.html", READY)
     assert [row.split("\t") for row in browser.texts("#evaluation tr")] == [
-        ["", "problems", "answers", "not judged", "accuracy"],
-        ["all problems", "4", "8", "1", "0.5 [0.25, 0.75]"],
+        ["", "all problems"],
+        ["accuracy", "0.5 [0.25, 0.75]"],
+        ["problems", "4"],
+        ["answers", "8"],
+        ["not judged", "1"],
     ]
     assert browser.evaluate("document.querySelectorAll('.plot').length") == 0
 

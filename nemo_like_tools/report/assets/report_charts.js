@@ -2,6 +2,7 @@
 
 const MOST_POINTS = 40; // a line of more has no dots
 let library = null; // the promise of Bokeh, once a picture is in sight
+let isAsked = false; // all pictures are to be drawn with the next frame
 const inSight = new IntersectionObserver((seen) => {
   for (const { target, isIntersecting } of seen) {
     target.isInSight = isIntersecting;
@@ -27,12 +28,17 @@ function chart(title, meaning, lines) {
   return element("div", { className: "chart" }, head, plot, said);
 }
 
-// Draws every picture anew, those out of sight later.
+// Draws every picture anew with the next frame, those out of sight later.
 function redrawAll() {
-  for (const plot of document.querySelectorAll(".plot")) {
-    plot.isStale = true;
-    if (plot.isInSight) redraw(plot);
-  }
+  if (isAsked) return;
+  isAsked = true;
+  requestAnimationFrame(() => {
+    isAsked = false;
+    for (const plot of document.querySelectorAll(".plot")) {
+      plot.isStale = true;
+      if (plot.isInSight) redraw(plot);
+    }
+  });
 }
 
 function forgetCharts() {

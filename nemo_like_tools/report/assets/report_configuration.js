@@ -1,7 +1,7 @@
 // The configuration of each run, and how those of several runs differ.
 
 function configurationView(query) {
-  const given = report.runs.map(({ configuration }) => configuration ?? {});
+  const given = report.runs.map((run) => ({ ...run.configuration, ...softwareOf(run) }));
   const keys = [...new Set(given.flatMap(Object.keys))], text = (query.key ?? "").toLowerCase();
   const values = (key) => given.map((of) => (key in of ? JSON.stringify(of[key]) : null));
   const differs = (key) => new Set(values(key)).size > 1;
@@ -21,6 +21,13 @@ function configurationView(query) {
     Object.assign(note(count), { id: "count" }),
     rows.length ? plainTable("configuration", ["key", ...names], rows) : null,
   ];
+}
+
+// The commit and the versions of packages, as keys beside those of the configuration.
+function softwareOf({ state: { software } }) {
+  const { packages = {}, ...rest } = software ?? {};
+  const named = Object.entries(packages).map(([name, version]) => [`packages.${name}`, version]);
+  return Object.fromEntries([...Object.entries(rest), ...named].map(([name, one]) => [`software.${name}`, one]));
 }
 
 function configurationFields(query) {

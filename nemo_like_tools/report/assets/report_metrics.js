@@ -3,7 +3,7 @@
 function metricsView() {
   const rows = Object.keys(report.meanings).map((name) => ({ name }));
   const columns = [
-    column("metric", "2fr", ({ name }) => name),
+    column("metric", "270px", ({ name }) => name),
     ...report.runs.map((run) => (
       column(severalRuns() ? run.name : "latest", "90px", ({ name }) => latestOf(run, name)))),
     column("meaning", "4fr", ({ name }) => meaningOf(name) || null),

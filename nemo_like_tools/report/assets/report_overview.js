@@ -32,10 +32,13 @@ function evaluationOf({ name, evaluation }) {
   const metrics = [...new Set(evaluation.flatMap((group) => Object.keys(group.metrics)))];
   const number = (one) => (one
     ? `${shown(one.value)}${one.interval ? ` [${one.interval.map(shown).join(", ")}]` : ""}` : null);
-  const rows = evaluation.map((group) => [
-    group.by === "all" ? "all problems" : `${group.by} ${group.name || "(none)"}`, group.num_problems,
-    group.num_answers, group.num_failed_rewards, ...metrics.map((metric) => number(group.metrics[metric]))]);
-  const head = ["", "problems", "answers", "not judged", ...metrics];
+  const counts = [["problems", "num_problems"], ["answers", "num_answers"], ["not judged", "num_failed_rewards"]];
+  const rows = [
+    ...metrics.map((metric) => [metric, ...evaluation.map((group) => number(group.metrics[metric]))]),
+    ...counts.map(([name, key]) => [name, ...evaluation.map((group) => group[key])]),
+  ];
+  const head = ["", ...evaluation.map(({ by, name: of }) => (
+    by === "all" ? "all problems" : `${by} ${of || "(none)"}`))];
   return [
     heading(severalRuns() ? `Evaluation: ${name}` : "Evaluation"), plainTable("evaluation", head, rows),
     note("In brackets: the interval that covers the number over all such problems in 95% of evaluations."),
@@ -49,7 +52,7 @@ function singleNumbers() {
   if (!names.length) return [];
   const rows = names.map((name) => ({ name }));
   const columns = [
-    column("metric", "2fr", ({ name }) => name),
+    column("metric", "270px", ({ name }) => name),
     ...report.runs.map((run) => (
       column(severalRuns() ? run.name : "value", "110px", ({ name }) => latestOf(run, name)))),
     column("meaning", "4fr", ({ name }) => meaningOf(name) || null),

@@ -3,6 +3,9 @@
 const severalRuns = () => report.runs.length > 1;
 const runColumn = () => (severalRuns() ? [column("run", "1fr", ({ run }) => report.runs[run].name)] : []);
 
+// Facts for which a table of several runs has no room; how versions differ is beside the configurations.
+const OF_ONE_RUN = ["began", "Python", "packages"];
+
 function statusOf({ state: { status } }) {
   return element("span", { className: `status ${status}`, textContent: status });
 }
@@ -59,7 +62,8 @@ function packagesOf({ state: { software } }) {
 }
 
 function runsHead() {
-  const all = report.runs.flatMap(factsOf).filter(([name, value]) => (value ?? null) !== null && name !== "began");
+  const all = report.runs.flatMap(factsOf).filter(([name, value]) => (
+    (value ?? null) !== null && !OF_ONE_RUN.includes(name)));
   const names = [...new Set(all.map(([name]) => name))];
   const rows = report.runs.map((run, number) => {
     const facts = Object.fromEntries(factsOf(run));

@@ -1,7 +1,7 @@
 // Tables of which only the visible rows exist. What is wider than the window scrolls sideways within the table.
 
 const ROW_HEIGHT = 26, MAX_BODY_HEIGHT = 520, GAP = 8;
-const SMALLEST = { "1fr": 110, "2fr": 150, "3fr": 190, "4fr": 230 }; // px, of columns that grow
+const SMALLEST = { "1fr": 110, "2fr": 130, "3fr": 170, "4fr": 230 }; // px, of columns that grow
 const NARROW = 1000; // px; a narrower window has columns in proportion
 
 const column = (name, width, of) => ({ name, width, of });
