@@ -182,6 +182,25 @@ def test_a_replay_without_engines_trains_exactly_as_the_recorded_run_did(
         }
 
 
+def test_an_excerpt_has_samples_of_a_whole_dump_and_changes_no_metric(
+    recorded: FinishedRun, tmp_path: Path
+) -> None:
+    run = finished(tmp_path, ["rollout.record=true", "rollout.excerpt_period=1", "rollout.excerpt_samples=9"])
+    assert [*map(without_dump, run.records())] == [*map(without_dump, recorded.records())]
+    for step in (1, 2):
+        whole = {(one["group"], one["generation"]): one for one in dumped(recorded, step)}
+        excerpt = dumped(run, step)
+        # Two of 16 groups of four fit: the first, and that in the middle, of the step's first rollout.
+        assert [(one["group"], one["generation"]) for one in excerpt] == [
+            (group, generation) for group in (0, NUM_PROMPTS // 2) for generation in range(NUM_GENERATIONS)
+        ]
+        for one in excerpt:
+            same = whole[one["group"], one["generation"]]
+            same["tokens"].pop("entropies", None)  # which are computed for whole dumps alone
+            assert one.pop("excerpt_of") == len(whole)
+            assert one == same
+
+
 @pytest.mark.slow
 def test_generation_alone_samples_what_the_first_step_of_training_does(
     recorded: FinishedRun, tmp_path: Path
