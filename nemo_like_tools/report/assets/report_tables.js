@@ -26,8 +26,8 @@ function stepsView() {
     });
   });
   const columns = [
-    ...runColumn(), STEP, MODE, column("groups", "80px", ({ groups }) => groups), ...RESULTS,
-    column("excerpt", "90px", ({ excerpt }) => excerpt),
+    ...runColumn(), STEP, MODE, column("excerpt", "84px", ({ excerpt }) => excerpt),
+    column("groups", "70px", ({ groups }) => groups), ...RESULTS,
   ];
   return [
     note("Every step whose samples were kept, all or an excerpt. A click shows its groups."),
