@@ -198,6 +198,20 @@ def test_a_filter_leaves_what_it_says(page: Browser, field: str, value: str, cou
     page.wait(f"document.querySelector('#count').innerText.startsWith('{count} of 112')")
 
 
+def test_a_search_unpacks_the_steps_that_the_other_filters_leave_and_nothing_before(page: Browser) -> None:
+    page.evaluate("responseCache.clear()")
+    go(page, "samples", "#tab-samples")
+    assert page.evaluate("responseCache.size") == 0
+    page.choose("#filter-mode", "validation")
+    page.wait("location.hash.includes('mode=validation')")
+    page.choose("#filter-response", "No, Again")
+    page.wait("document.querySelector('#count').innerText.startsWith('16 of 112')")
+    page.wait("location.hash.includes('response=')")
+    page.wait("responseCache.size > 0")
+    assert page.evaluate("[...responseCache.keys()]") == ["shard-0-3", "shard-0-4"]  # of two validations
+    assert page.text("#progress") == ""
+
+
 def test_problems_show_what_fails_and_what_got_worse(page: Browser) -> None:
     go(page, "problems", "#tab-problems")
     page.choose("#filter-mode", "training")
