@@ -1,6 +1,10 @@
 // One picture with the lines of all runs, drawn by Bokeh when it comes into sight.
 
 const MOST_POINTS = 40; // a line of more has no dots
+const FEW_POINTS = 10; // a line of no more is not smoothed: its average would lag behind all it shows
+const TICK = `
+  const value = Number(tick.toPrecision(6)), size = Math.abs(value);
+  return size >= 1e6 ? value.toExponential() : size >= 1e3 ? value.toLocaleString("en") : String(value);`;
 let library = null; // the promise of Bokeh, once a picture is in sight
 let isAsked = false; // all pictures are to be drawn with the next frame
 const inSight = new IntersectionObserver((seen) => {
@@ -63,11 +67,11 @@ async function redraw(plot) {
   const isSame = plot.view && plot.log === settings.log && plot.drawn.length === lines.length
     && lines.every(({ name }, i) => name === plot.drawn[i].name);
   if (isSame) {
-    lines.forEach((line, i) => update(plot.drawn[i], line, settings));
+    lines.forEach((line, i) => update(plot.drawn[i], line));
     return;
   }
   const figure = figureOf(bokeh, settings), before = [plot.view, plot.place];
-  plot.drawn = lines.map((line) => drawnLine(bokeh, figure, line, settings));
+  plot.drawn = lines.map((line) => drawnLine(bokeh, figure, line));
   plot.log = settings.log;
   plot.place = element("div");
   plot.append(plot.place);
@@ -79,7 +83,8 @@ async function redraw(plot) {
 function shownLines(lines, { smooth, log, hide }) {
   return lines.filter(({ run }) => !hide.has(run)).map((line) => {
     const raw = log ? line.points.filter(([, value]) => value > 0) : line.points;
-    return { ...line, raw, average: smoothed(raw, smooth) };
+    const weight = raw.length > FEW_POINTS ? smooth : 0;
+    return { ...line, raw, smooth: weight, average: smoothed(raw, weight) };
   }).filter(({ raw }) => raw.length);
 }
 
@@ -105,11 +110,12 @@ function figureOf(bokeh, { log }) {
     });
   }
   for (const one of [...figure.xgrid, ...figure.ygrid]) one.grid_line_color = grid;
+  if (!log) for (const axis of figure.yaxis) axis.formatter = new bokeh.CustomJSTickFormatter({ code: TICK });
   figure.on_event("doubletap", () => figure.reset.emit());
   return figure;
 }
 
-function drawnLine(bokeh, figure, line, settings) {
+function drawnLine(bokeh, figure, line) {
   const raw = new bokeh.ColumnDataSource({ data: { x: [], y: [] } });
   const average = new bokeh.ColumnDataSource({ data: { x: [], y: [] } });
   const [x, y, colour] = [{ field: "x" }, { field: "y" }, line.colour];
@@ -118,27 +124,27 @@ function drawnLine(bokeh, figure, line, settings) {
   if (line.raw.length <= MOST_POINTS) {
     drawn.dots = figure.scatter(x, y, { source: raw, size: 5, fill_color: colour, line_color: null });
   }
-  update(drawn, line, settings);
+  update(drawn, line);
   return drawn;
 }
 
-function update(drawn, line, { smooth }) {
+function update(drawn, line) {
   const columns = (points) => ({ x: points.map(([step]) => step), y: points.map(([, value]) => value) });
   drawn.raw.data = columns(line.raw);
   drawn.average.data = columns(line.average);
-  drawn.faint.glyph.line_alpha = smooth ? 0.3 : 0;
-  if (drawn.dots) drawn.dots.glyph.fill_alpha = smooth ? 0.3 : 1;
+  drawn.faint.glyph.line_alpha = line.smooth ? 0.3 : 0;
+  if (drawn.dots) drawn.dots.glyph.fill_alpha = line.smooth ? 0.3 : 1;
 }
 
 // Shows a line at the step nearest to the mouse, and what each run has there.
 function point(plot, event) {
   const frame = plot.view?.frame, lines = plot.shown ?? [];
   if (!frame || !lines.length) return;
-  const box = plot.getBoundingClientRect(), { smooth } = curveSettings();
+  const box = plot.getBoundingClientRect();
   const asked = frame.x_scale.invert(event.clientX - box.left);
   const step = nearest(lines.flatMap(({ raw }) => raw), asked)[0], x = frame.x_scale.compute(step);
   if (x < frame.bbox.left || x > frame.bbox.right) return;
-  const rows = lines.map(({ name, colour, raw, average }) => {
+  const rows = lines.map(({ name, colour, raw, average, smooth }) => {
     const [at, value] = nearest(raw, step), [, mean] = nearest(average, step);
     const values = smooth ? `${shown(value)} (smoothed ${shown(mean)})` : shown(value);
     const text = severalRuns() ? `${name}: ${values}` : values;
