@@ -58,5 +58,5 @@ function filters(query, names) {
     element("label", {}, LABELS[name] ?? name.replace("_", " "), filterField(name, query))));
   const onclick = () => { go({ view: query.view }); };
   return element("div", { className: "filters" }, ...fields,
-    element("button", { textContent: "all", onclick }));
+    element("button", { textContent: "show all", onclick }));
 }
