@@ -124,9 +124,11 @@ def read_arguments(
 def _parsed(texts: Sequence[str], files: Composition, problems: list[Problem]) -> Iterator[Override]:
     for text in texts:
         try:
+            if not text.partition("=")[0]:
+                raise HydraException("no key")
             yield files.parse(text)
         except HydraException:
-            remedy = f"write {_FORMS}, and quote values with special characters"
+            remedy = f"write {_FORMS}, without spaces around =, and quote values with special characters"
             problems.append(Problem(key=_where(text), rule="cannot be read", remedy=remedy))
 
 

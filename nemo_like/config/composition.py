@@ -69,9 +69,8 @@ def composing(path: Path) -> Iterator[Composition]:
     """
     folder, name = path.parent, path.stem if path.suffix in (".yaml", ".yml") else path.name
     if not file_of(folder, name).is_file():
-        raise ConfigError(
-            [Problem(key=str(path), rule="is not a file", remedy=near_files(path.name, folder))]
-        )
+        rule = "is no YAML file (.yaml or .yml)" if path.is_file() else "is not a file"
+        raise ConfigError.of(str(path), rule, near_files(path.name, folder))
     further = folders_behind(file_of(folder, name))
     with searching(further), hydra.initialize_config_dir(os.path.abspath(folder), version_base=HYDRA_VERSION):
         yield Composition(name, [folder, *further])

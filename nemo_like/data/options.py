@@ -14,6 +14,11 @@ SOURCE_KINDS = Kinds(
     "kind of source",
     "nemo_like.data.source_kind:SourceKind",
     has_keys=False,
+    otherwise_called={
+        **dict.fromkeys(("csv", "tsv", "json", "parquet", "arrow"), "huggingface, which reads such files"),
+        "hf": "huggingface",
+        "hub": "huggingface",
+    },
 )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -348,6 +349,13 @@ def _conclude_adapters(model_name: str, lora: LoraConfig, child: ChildCall) -> _
     return [Problem(key="", rule=problem, remedy="")], []
 
 
+def _near(path: Path) -> str:
+    """Return a guess at the file that was meant, where the folder has one of nearly the same name."""
+    there = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = get_close_matches(path.name, there, n=1, cutoff=0.8)
+    return f"; did you mean {path.parent / close[0]}?" if close else ""
+
+
 def _notes_on_another_machine(cfg: Config, machine: Machine) -> Iterator[Note]:
     """Yield notes on what a plan for another machine assumes, or could not check here."""
     if machine is Machine.this:
@@ -368,7 +376,8 @@ def _notes_on_another_machine(cfg: Config, machine: Machine) -> Iterator[Note]:
         yield Note(NoteStatus.not_checked, f"{key}: weights and tokenizer of {name}, so {unknown}")
     for key, source in data_sources(cfg.data):
         if not is_here(source):
-            yield Note(NoteStatus.not_checked, f"{key}: {source.path} is not here")
+            near = _near(Path(str(source.path)))
+            yield Note(NoteStatus.not_checked, f"{key}: {source.path} is not here{near}")
     for env, options in _reward_models(cfg).items():
         if not Path(options.model_name).is_dir():
             text = f"env.{env}.options.model_name: {options.model_name} is not here"

@@ -170,6 +170,10 @@ def test_a_mistyped_config_path_proposes_the_nearest(tmp_path: Path) -> None:
     assert f"did you mean {DEMO}?" in message
 
 
+def test_a_file_that_is_no_yaml_is_not_said_to_be_missing(write: Write) -> None:
+    assert "rows.jsonl is no YAML file (.yaml or .yml)" in problems(write("rows.jsonl", "{}"))
+
+
 def test_a_defaults_entry_of_another_shape_is_refused(write: Write) -> None:
     message = problems(write("top.yaml", "defaults: [{grpo: a, policy: b}]"))
     assert "an entry is a name or path, one group: name, or one group@key: name" in message
@@ -319,7 +323,7 @@ def test_a_sweep_is_refused_without_multirun() -> None:
     assert "hydra.sweeper.n_trials is a setting of Hydra's for several runs; add --multirun" in message
 
 
-@pytest.mark.parametrize("argument", ["grpo.seed", "grpo.seed=[1", "--grpo.seed=3"])
+@pytest.mark.parametrize("argument", ["grpo.seed", "grpo.seed=[1", "--grpo.seed=3", "="])
 def test_an_argument_that_is_no_assignment_says_how_to_write_one(resolved_demo: Path, argument: str) -> None:
     message = problems(resolved_demo, argument)
     assert f"argument {argument!r} cannot be read; write key=value" in message
@@ -638,6 +642,7 @@ def test_a_name_of_three_letters_is_taken_for_one_at_most_one_letter_away(name: 
         ("loss_fn.kind=dr-grpo", "; dr-grpo is policy_gradient, with loss_fn.sequence_length_normalizer"),
         ("grpo.adv_estimator.name=reinforce++", "; reinforce++ is reinforce_plus_plus"),
         ("grpo.adv_estimator.name=ppo", "; ppo is gae, with a critic"),
+        ("data.train.kind=csv", "; csv is huggingface, which reads such files"),
     ],
 )
 def test_a_name_of_the_field_is_told_its_name_here(argument: str, told: str) -> None:

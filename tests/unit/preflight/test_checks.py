@@ -78,6 +78,14 @@ def test_a_replay_reads_no_data(demo: Demo, tmp_path: Path) -> None:
     assert preflight(cfg, Machine.this, say).notes == []
 
 
+def test_a_plan_guesses_at_the_file_that_was_meant(demo: Demo, tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").touch()
+    cfg = demo("data.train.kind=jsonl", f"data.train.path={tmp_path}/trian.jsonl")
+    notes = [str(note) for note in preflight(cfg, Machine.another, say).notes]
+    there = f"data.train: {tmp_path}/trian.jsonl is not here; did you mean {tmp_path}/train.jsonl?"
+    assert f"not checked  {there}" in notes
+
+
 def test_a_plan_says_what_it_could_not_see(demo: Demo) -> None:
     there_is_none = "kind: jsonl, path: no/such.jsonl, env: arithmetic"
     cfg = demo(
