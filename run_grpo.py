@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NoReturn
 
 if find_spec("hydra") is None:
     # This Python lacks the project's packages: go on with that of .venv, which nobody has to activate.
@@ -170,8 +171,15 @@ def _plan_sweep(config: Path, sweep: Sweep) -> int:
     return exit_codes.REFUSED if refused else exit_codes.FINISHED
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors say how this command takes a file and keys."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(f"{message}; write run_grpo.py --config FILE key=value, keys without dashes")
+
+
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="run_grpo.py",
         description=__doc__,
         epilog=_EXAMPLES,

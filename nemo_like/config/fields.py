@@ -388,6 +388,8 @@ def _wrong_type(key: str, annotation: Any, value: Any, where: str) -> Problem:
             remedy = "write it as 'off', with quotes: without them YAML reads a boolean"
     else:
         expected = _type_name(kind)
+        if isinstance(value, str) and (group := item_group(kind)) and "path" in hints(group):
+            remedy = f"write {key}.path={value}"
     if is_optional(annotation):
         expected += " or null"
     return Problem(key=f"{key}={_shown(value)}", rule=f"must be {expected}", remedy=remedy, where=where)

@@ -33,6 +33,10 @@ def load_by_path(path: str) -> Any:
     module_name, colon, name = path.partition(":")
     if not (module_name and colon and name):
         raise ValueError(f"{path!r} is no import path; write package.module:name")
+    if module_name.endswith(".py"):
+        raise ValueError(
+            f"{path!r} names a file; write the module, {module_name[:-3].rpartition('/')[2]}:{name}"
+        )
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

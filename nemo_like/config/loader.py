@@ -251,14 +251,16 @@ def _leaves(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _without_defaults(tree: Mapping[str, Any], arguments: Arguments, path: str) -> list[Problem]:
-    """Return the problem of a file that builds on no other file, and lacks groups that a run needs."""
+    """Return the problem of a file that builds on no other file, or on parts alone, and lacks groups that a
+    run needs."""
     needed = [
         name for name, annotation in fields.hints(arguments.root).items() if fields.is_group(annotation)
     ]
     lacking = [name for name in needed if name not in tree]
-    if not lacking or len({layer.where for layer in arguments.files}) > 1:
+    is_alone = len({layer.where for layer in arguments.files}) == 1
+    if not lacking or not (is_alone or len(lacking) > len(needed) // 2):
         return []
-    rule = f"names no file to build on, and lacks {', '.join(lacking)}"
+    rule = f"names no {'' if is_alone else 'whole '}file to build on, and lacks {', '.join(lacking)}"
     remedy = "put `defaults: [grpo_cpu]` at its top, or another file of configs/, as grpo_gpu"
     return [Problem(key=path, rule=rule, remedy=remedy)]
 

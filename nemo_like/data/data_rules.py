@@ -120,10 +120,12 @@ def _names(section: str, sources: Sequence[DatasetConfig]) -> Iterator[Problem]:
 
 def missing_path(key: str, cfg: DatasetConfig, remedy: str) -> Iterator[Problem]:
     """Yield a problem for a source without the path that its kind needs."""
-    if cfg.path is None:
+    if not cfg.path:
         rule = f"must be set for {key}.kind={cfg.kind}"
         without = f"; {_NO_VALIDATION}" if key == "data.validation" else ""
-        yield Problem(key=f"{key}.path=null", rule=rule, remedy=remedy + without)
+        yield Problem(
+            key=f"{key}.path={'null' if cfg.path is None else ''}", rule=rule, remedy=remedy + without
+        )
 
 
 def _parts(key: str, cfg: DatasetConfig) -> Iterator[Problem]:

@@ -48,5 +48,8 @@ def chosen_rows(split: str, sizes: Mapping[str, int], path: str) -> list[tuple[s
     try:
         parts = ReadInstruction.from_spec(split).to_absolute(dict(sizes))
     except ValueError as error:
-        raise ValueError(f"data.*.split={split!r} cannot be read from {path!r}: {error}") from error
+        raise ValueError(
+            f"data.*.split={split!r} cannot be read from {path!r}: {error}; write train[:100] or "
+            "train[10%:20%] for example"
+        ) from error
     return [(part.splitname, range(part.from_, part.to)) for part in parts]

@@ -112,8 +112,9 @@ class Tokenizer:
         """
         if self._tokenizer.chat_template is None:
             raise ValueError(
-                "the prompt is a list of messages but the tokenizer has no chat template; "
-                "use plain text prompts or a checkpoint of a chat model"
+                "the prompt is a list of messages, which data.*.use_chat_template=true makes of a text too, "
+                "but the tokenizer has no chat template; set it to false for text prompts, name a template "
+                "with data.chat_template, or use a checkpoint of a chat model"
             )
         return self._chat.checked_prompt(prompt, tools)
 

@@ -28,6 +28,12 @@ def engine_layout_problems(
             + ", ".join(map(str, CPU_HEAD_SIZES)),
             remedy="use another model, or policy.device=cuda",
         )
+    if is_used and policy.device is Device.cpu and not generation.vllm_cfg.enforce_eager:
+        yield Problem(
+            key="generation.vllm_cfg.enforce_eager=false",
+            rule="asks for CUDA graphs, which engines have with policy.device=cuda alone",
+            remedy="set it to true",
+        )
     if is_used:
         yield from cache_problems(generation, policy, model)
     key = "generation.vllm_cfg.tensor_parallel_size"

@@ -20,12 +20,12 @@ _OTHER_FILES = (".csv", ".tsv", ".parquet", ".arrow")
 
 
 def _is_here(cfg: DatasetConfig) -> bool:
-    return cfg.path is None or Path(cfg.path).is_file()
+    return not cfg.path or Path(cfg.path).is_file()
 
 
 def _rules(key: str, cfg: DatasetConfig) -> Iterator[Problem]:
     yield from missing_path(key, cfg, _MISSING)
-    if cfg.path is None:
+    if not cfg.path:
         return
     if what := _what_else(Path(cfg.path)):
         remedy = f"set {key}.kind=huggingface, which reads such {what}s"

@@ -110,6 +110,7 @@ function figureOf(bokeh, { log }) {
     });
   }
   for (const one of [...figure.xgrid, ...figure.ygrid]) one.grid_line_color = grid;
+  for (const axis of figure.xaxis) axis.ticker.min_interval = 1; // steps are whole
   if (!log) for (const axis of figure.yaxis) axis.formatter = new bokeh.CustomJSTickFormatter({ code: TICK });
   figure.on_event("doubletap", () => figure.reset.emit());
   return figure;

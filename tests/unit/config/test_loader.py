@@ -602,6 +602,21 @@ def test_a_wrong_value_in_a_file_names_the_file(write: Write) -> None:
     assert f"{path}: policy.optimizer.lr='fast' must be a number" in problems(path)
 
 
+def test_a_source_that_is_a_text_is_told_to_be_a_path() -> None:
+    assert "write data.train.path=train.jsonl" in problems(DEMO, "data.train=train.jsonl")
+
+
+def test_a_file_that_builds_on_parts_alone_is_told_one_thing(write: Write) -> None:
+    path = write("parts.yaml", "defaults: [{env@env.mine: f1}]\ngrpo: {seed: 2}")
+    (problem,) = problems(path).splitlines()[1:]
+    assert problem.startswith(f"  - {path} names no whole file to build on, and lacks loss_fn, policy, ")
+
+
+def test_a_path_to_a_file_is_told_the_module() -> None:
+    with pytest.raises(ValueError, match=r"'rewards/mine.py:loss' names a file; write the module, mine:loss"):
+        load_by_path("rewards/mine.py:loss")
+
+
 def test_off_without_quotes_says_to_quote_it(write: Write) -> None:
     path = write("mine.yaml", f"defaults: {DEMO}\ndebug: {{tripwires: off}}")
     assert "debug.tripwires=False must be one of off, cheap, all; write it as 'off', with quotes" in problems(
@@ -616,7 +631,9 @@ def test_all_problems_are_listed_at_once() -> None:
 
 
 def test_a_key_without_a_value_is_named(write: Write) -> None:
-    path = write("empty.yaml", "defaults: [{grpo: none}]")
+    others = ("loss_fn", "generation", "rollout", "data", "logger", "checkpointing", "cluster", "debug")
+    defaults = ", ".join(f"{{{group}: default}}" for group in others)
+    path = write("empty.yaml", f"defaults: [{{grpo: none}}, {defaults}]")
     write("grpo/none.yaml", "seed: 1")
     message = problems(path)
     assert "grpo.num_prompts_per_step has no value" in message

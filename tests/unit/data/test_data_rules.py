@@ -80,6 +80,11 @@ def test_what_has_no_json_lines_names_the_kind_that_reads_it(
     )
 
 
+def test_an_empty_path_is_a_missing_one(demo: Demo) -> None:
+    (problem,) = data_problems(demo("data.train.kind=jsonl", "data.train.path=''").data)
+    assert str(problem).startswith("data.train.path= must be set for data.train.kind=jsonl; give a file with")
+
+
 def test_a_file_needs_no_split_and_a_folder_does(demo: Demo, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("prompt,answer\n1+1=,2\n")
     assert (

@@ -20,6 +20,14 @@ def problems(cfg: Config) -> list[str]:
     return [str(problem) for problem in checkpoint_problems(cfg)]
 
 
+def test_cuda_graphs_are_refused_on_cpus(demo: Demo) -> None:
+    (problem,) = problems(demo("generation.vllm_cfg.enforce_eager=false"))
+    assert problem == (
+        "generation.vllm_cfg.enforce_eager=false asks for CUDA graphs, which engines have with "
+        "policy.device=cuda alone; set it to true"
+    )
+
+
 def test_a_missing_arithmetic_checkpoint_says_the_command_that_makes_it(demo: Demo) -> None:
     (problem,) = problems(demo("policy.model_name=/nowhere/arithmetic-d2-s7", "grpo.seed=7"))
     assert problem == (
