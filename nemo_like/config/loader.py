@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass, replace
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -265,6 +266,17 @@ def _without_defaults(tree: Mapping[str, Any], arguments: Arguments, path: str) 
     return [Problem(key=path, rule=rule, remedy=remedy)]
 
 
+def _bare_entry(key: str, lacking: Sequence[Problem], entries: Mapping[str, Any], path: str) -> Problem:
+    """Return the problem of an entry that lacks many keys, as when an argument mistypes its name."""
+    group, _, name = key.rpartition(".")
+    close = get_close_matches(name, [one for one in entries if one != name], n=1, cutoff=0.6)
+    remedy = f"add `- {group}@{key}: KIND` to the defaults in {path}"
+    if close:
+        remedy = f"did you mean {group}.{close[0]}? Else {remedy}"
+    rule = f"has no {lacking[0].key} and {len(lacking) - 1} more"
+    return Problem(key=key, rule=rule, remedy=remedy, where=path)
+
+
 def _missing(tree: Any, group: type, prefix: str, path: str) -> Iterator[Problem]:
     for name, annotation in fields.hints(fields.class_of_tree(group, tree)).items():
         key, is_group = f"{prefix}{name}", fields.is_group(annotation)
@@ -288,7 +300,12 @@ def _missing(tree: Any, group: type, prefix: str, path: str) -> Iterator[Problem
                 yield Problem(key=key, rule=rule, remedy=remedy, where=path)
         elif entry := fields.entry_group(annotation):
             for entry_name, keys in tree[name].items():
-                yield from _missing(keys, entry, f"{key}.{entry_name}.", path)
+                lacking = list(_missing(keys, entry, f"{key}.{entry_name}.", path))
+                yield from (
+                    lacking
+                    if len(lacking) <= 3
+                    else [_bare_entry(f"{key}.{entry_name}", lacking, tree[name], path)]
+                )
         else:
             yield from (
                 Problem(

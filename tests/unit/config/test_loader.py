@@ -602,6 +602,12 @@ def test_a_wrong_value_in_a_file_names_the_file(write: Write) -> None:
     assert f"{path}: policy.optimizer.lr='fast' must be a number" in problems(path)
 
 
+def test_a_mistyped_entry_is_told_once_with_the_one_that_was_meant() -> None:
+    (problem,) = problems(DEMO, "env.arithmetics.batch_size=3").splitlines()[1:]
+    assert "env.arithmetics has no env.arithmetics.kind and " in problem
+    assert " more; did you mean env.arithmetic? Else add `- env@env.arithmetics: KIND` to" in problem
+
+
 def test_a_source_that_is_a_text_is_told_to_be_a_path() -> None:
     assert "write data.train.path=train.jsonl" in problems(DEMO, "data.train=train.jsonl")
 
