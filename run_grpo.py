@@ -90,6 +90,7 @@ def _main(options: argparse.Namespace) -> int:
         cfg = with_downloads(cfg)
         _check(cfg, Machine.this)
     except KeyboardInterrupt:
+        print("interrupted before anything started", file=sys.stderr)
         return exit_codes.INTERRUPTED
     except ConfigError as error:
         print(printable(str(error)), file=sys.stderr)

@@ -65,6 +65,7 @@ def _main(options: argparse.Namespace) -> int:
         validate(cfg, machine)
         checked = preflight(cfg, machine, partial(print, file=sys.stderr))
     except KeyboardInterrupt:
+        print("interrupted before anything started", file=sys.stderr)
         return exit_codes.INTERRUPTED
     except (ConfigError, ValueError, OSError) as error:
         print(printable(str(error)), file=sys.stderr)
