@@ -86,7 +86,7 @@ def test_the_terminal_shows_the_run_and_nothing_of_the_libraries(demo: FinishedR
     lines = demo.output.rstrip().splitlines()
     assert lines[-1] == f"run_dir: {demo.run_dir}"
     assert sum(line.startswith("step ") for line in lines) == NUM_STEPS + 2
-    assert len(lines) < NUM_STEPS + 40
+    assert sum("] waiting for " not in line for line in lines) < NUM_STEPS + 40  # a busy machine waits longer
     for noise in ("Traceback", "WARNING", "warning:", "UserWarning", "INFO"):
         assert noise not in demo.output
 
