@@ -175,4 +175,4 @@ def model_directory(value: Any, theirs: Theirs) -> Any:
         return path(name, theirs)
     directory = f"models/{PurePath(name).name}"
     download = f"hf download {quote(name)} --local-dir {quote(directory)}"
-    return Noted(directory, f"a model is a directory here: {download} (for a plan its config.json is enough)")
+    return Noted(directory, f"get it by {download} (for a plan its config.json is enough), or write {name}")
