@@ -13,16 +13,20 @@ from nemo_like.environments.feedback import as_number
 from nemo_like.environments.interface import Environment, Feedback, Turn
 from nemo_like.environments.kinds.custom import CustomOptions
 from nemo_like.environments.kinds.function import FunctionOptions
+from nemo_like.environments.nemo_rl_environment import NemoRlEnvironment, is_of_nemo_rl, load_environment
 from nemo_like.environments.per_turn import PerTurnEnvironment
+from nemo_like.environments.verl_reward import VerlReward, names_of_verl
 
 
 def function(options: FunctionOptions) -> Environment:
     """Make an environment that calls ``function(turn, **arguments)`` for each turn.
 
-    The function may be plain or async; ``feedback_of`` lists what it may return. Raises ValueError when there
-    is no such function.
+    The function may be plain or async; ``feedback_of`` lists what it may return. One with verl's signature is
+    called as verl does. Raises ValueError when there is no such function.
     """
     judge = load_by_path(options.function)
+    if names_of_verl(judge):
+        return VerlReward(judge, options.arguments)
     columns = declared_by(options.function, judge).writes
     return PerTurnEnvironment(partial(_judge, judge, options.arguments), columns)
 
@@ -30,10 +34,13 @@ def function(options: FunctionOptions) -> Environment:
 def custom(options: CustomOptions) -> Environment:
     """Make the environment that ``options.target``, a class or function, returns for its arguments.
 
-    Raises ValueError when there is no such target, and the errors of the target.
+    An environment of NeMo-RL is asked as there. Raises ValueError when there is no such target, and the
+    errors of the target.
     """
-    target = load_by_path(options.target)
+    target = load_environment(options.target)
     environment = target(**options.arguments)
+    if is_of_nemo_rl(environment):
+        return NemoRlEnvironment(environment)
     columns = declared_by(options.target, target, options.arguments).writes
     if columns and not declared_by(options.target, environment).writes:  # a function that makes it has them
         return writes(*columns)(environment)

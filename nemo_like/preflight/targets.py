@@ -19,7 +19,9 @@ from nemo_like.batch.columns import ColumnError, Declaration, declared_by
 from nemo_like.batch.tags import tags_read_by
 from nemo_like.config.import_path import load_by_path
 from nemo_like.configuration import Config
+from nemo_like.environments.nemo_rl_environment import load_environment
 from nemo_like.environments.registry import kind_of, options_of
+from nemo_like.environments.verl_reward import names_of_verl
 from nemo_like.plan.roles import worker_groups
 from nemo_like.policy.backends.backend_kind import backend_kind_of
 from nemo_like.policy.options import BACKEND_KINDS
@@ -114,7 +116,7 @@ def inspected(target: Target) -> Inspected:
     if problem := problem_of(target):
         return Inspected(problem)
     try:
-        found = load_by_path(target.path)
+        found = _loaded(target)
         columns, tags = declared_by(target.part, found, target.arguments), tags_read_by(found)
     except (ColumnError, ValueError) as error:
         return Inspected(str(error))
@@ -128,10 +130,15 @@ def inspected(target: Target) -> Inspected:
     return Inspected(None, columns)
 
 
+def _loaded(target: Target) -> Any:
+    is_environment = target.kind is TargetKind.environment
+    return load_environment(target.path) if is_environment else load_by_path(target.path)
+
+
 def problem_of(target: Target) -> str | None:
     """Import a target without calling it, and return what is wrong with it; None when nothing is found."""
     try:
-        found = load_by_path(target.path)
+        found = _loaded(target)
     except Exception as error:
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         return f"cannot be imported: {reason}"
@@ -143,14 +150,16 @@ def problem_of(target: Target) -> str | None:
         signature = inspect.signature(found)
     except (TypeError, ValueError):
         return None  # written in C: it does not say what it takes
+    of_verl = names_of_verl(found) if target.kind is TargetKind.reward_function else ()
+    positional, by_name = (() if of_verl else target.kind.positional), dict.fromkeys(of_verl)
     try:
-        signature.bind(*target.kind.positional, **target.arguments)
+        signature.bind(*positional, **by_name, **target.arguments)
     except TypeError as error:
         unknown = [name for name in target.arguments if name not in signature.parameters]
         close = get_close_matches(unknown[0], signature.parameters, n=1, cutoff=0.6) if unknown else []
         meant = f"; did you mean {close[0]}?" if close else ""
         given = ", ".join(
-            [*target.kind.positional, *(f"{key}={value!r}" for key, value in target.arguments.items())]
+            [*(of_verl or positional), *(f"{key}={value!r}" for key, value in target.arguments.items())]
         )
         # Users of TRL, and of a notebook, write parameters by name.
         of_turn = target.kind is TargetKind.reward_function and not meant

@@ -304,6 +304,26 @@ def reward_manager(value: Any, theirs: Theirs) -> Any:
     raise Untranslatable(_REWARD)
 
 
+def of_file(value: Any, theirs: Theirs, then: str) -> Any:
+    """Return ``then`` where a file is named."""
+    return then if value else LEFT_OUT
+
+
+def own_reward(value: Any, theirs: Theirs) -> Any:
+    """Return the import path of the function in the file ``value``."""
+    if not value:
+        return LEFT_OUT
+    file, groups = PurePath(str(value)), ("reward.custom_reward_function", "custom_reward_function")
+    name = next((theirs(f"{group}.name") for group in groups if theirs(f"{group}.path")), None)
+    note = f"{file.name} is looked for beside the configuration and in the folders of PYTHONPATH"
+    return Noted(f"{file.stem}:{name or 'compute_score'}", note)
+
+
+def own_arguments(value: Any, theirs: Theirs, group: str) -> Any:
+    """Return the arguments of a function, where its file is named."""
+    return dict(value) if value and theirs(f"{group}.path") else LEFT_OUT
+
+
 def _names(value: Any) -> list[str]:
     """Return the names of one file or several."""
     return [str(each) for each in ([value] if isinstance(value, str) else value)]

@@ -19,7 +19,7 @@ class CustomOptions:
 
 KIND = Kind(
     about="An environment of your own: target(**arguments) implements "
-    "nemo_like.environments.interface.Environment.",
+    "nemo_like.environments.interface.Environment, or is an environment of NeMo-RL.",
     reward="what an environment of yours says",
     example="`{target: my_tasks:Negotiation}`",
     options=CustomOptions,

@@ -21,7 +21,8 @@ class FunctionOptions:
 KIND = Kind(
     about="A function of your own gives the reward: function(turn, **arguments) returns a "
     "number, named numbers, a Feedback, or None for a response that it does not "
-    "judge.",
+    "judge. One with verl's signature, compute_score(data_source, solution_str, "
+    "ground_truth, extra_info), runs as it is.",
     reward="what a function of yours returns",
     example="`{function: my_rewards:brevity, arguments: {limit: 100}}`",
     options=FunctionOptions,

@@ -568,3 +568,19 @@ def test_a_field_of_images_is_for_a_model_that_sees(tmp_path: Path) -> None:
     )
     assert value(text, "data.default.images_key") is None
     assert value(seeing, "data.default.images_key") == "images"
+
+
+def test_a_reward_function_of_verl_becomes_an_environment_that_runs_it() -> None:
+    tree = {
+        "reward": {"custom_reward_function": {"path": "rewards/mine.py", "reward_kwargs": {"bonus": 0.5}}}
+    }
+    settings = convert_configuration(CONVERTIBLE["verl"], Theirs(tree), "theirs.yaml").settings
+    values = {
+        key: each.value for key, each in settings.items() if key.startswith(("env.", "data.default.env"))
+    }
+    assert values == {
+        "env.reward.kind": "function",
+        "env.reward.options.function": "mine:compute_score",
+        "env.reward.options.arguments": {"bonus": 0.5},
+        "data.default.env": "reward",
+    }

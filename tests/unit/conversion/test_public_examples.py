@@ -39,25 +39,24 @@ LOST: dict[str, dict[str, str]] = {
     },
     "verl/reward_model_8b.sh": {
         "reward_model.enable=true": "choose `- env@env.NAME: reward_model`, see docs/how_to/reward_models.md",
-        "custom_reward_function.path=rewards/mine.py": "choose `- env@env.NAME: function`",
     },
     "nemo_rl/dapo_7b.yaml": {
         "grpo.batch_multiplier=3": "raise grpo.dynamic_sampling_max_gen_batches if steps run out of rollouts",
     },
     "nemo_rl/fp8_reward_model.yaml": {
         "data.default.env_name=reward_model": "set data.default.env=reward_model",
-        "env.reward_model.": "name it in data.default.env, see docs/how_to/environments.md",
+        "env.reward_model.": "and name it in data.default.env",
     },
     "nemo_rl/sliding_puzzle.yaml": {
         "grpo.max_rollout_turns=50": "set env.NAME.max_turns",
         "data.default.env_name=sliding_puzzle_game": "set data.default.env=sliding_puzzle_game",
-        "env.sliding_puzzle_game.": "name it in data.default.env, see docs/how_to/environments.md",
+        "env.sliding_puzzle_game.": "and name it in data.default.env",
     },
     "nemo_rl/vision_3b.yaml": {
         "data.train=": "write its problems into JSON lines and name the file in path",
         "data.validation=": "write its problems into JSON lines and name the file in path",
         "data.default.env_name=clevr-cogent": "set data.default.env=clevr-cogent",
-        "env.clevr-cogent.": "name it in data.default.env, see docs/how_to/environments.md",
+        "env.clevr-cogent.": "and name it in data.default.env",
     },
     "trl/mixture_dr_grpo.yaml": {
         "test_split_size=0.01": "hold problems out in a file of their own",
