@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise, product
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, nodes
@@ -130,16 +131,22 @@ class ChatRendering:
                 messages, add_generation_prompt=not is_begun, continue_final_message=is_begun, **template
             )
 
-    def checked_prompt(self, prompt: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text that a response to a prompt continues, as ``render_prompt`` does.
+    def checked_prompt(
+        self,
+        prompt: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        template: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
+        """Return the text that a response to a prompt continues, as ``render_prompt`` does; ``template`` has
+        the template's further arguments.
 
         Raises BadMessage also when the template leaves out the content of a message or a tool call. Each kind
         of message is checked once: kinds differ in role, fields and neighbours.
         """
-        render = partial(self.render_prompt, tools=[*tools] or None)
+        render = partial(self.render_prompt, tools=[*tools] or None, **template)
         text = self._checked(prompt, render, bool(tools))
         if tools and "tools" not in self._unread:
-            is_same = self.render_prompt([message.as_mapping() for message in prompt]) == text
+            is_same = self.render_prompt([message.as_mapping() for message in prompt], **template) == text
             self._unread["tools"] = frozenset({"tools"} if is_same else ())
         return text
 

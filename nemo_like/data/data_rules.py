@@ -69,6 +69,14 @@ def _prompts(key: str, source: DatasetConfig) -> Iterator[Problem]:
             rule=f"must say where the prompt goes: {_PLACE}",
             remedy="",
         )
+    of_kind = source_kind_of(source)
+    has_messages = source.use_chat_template or of_kind.reads_records or of_kind.asks_environment
+    if source.chat_template_kwargs and not has_messages:
+        yield Problem(
+            key=f"{key}.chat_template_kwargs",
+            rule="has arguments of the chat template, and use_chat_template=false makes no conversation",
+            remedy=f"set {key}.use_chat_template=true, or {key}.chat_template_kwargs={{}}",
+        )
     if source.system_prompt is not None and not source.use_chat_template:
         yield Problem(
             key=f"{key}.system_prompt={source.system_prompt!r}",

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nemo_like.data.images import ImageError, Picture
-from nemo_like.data.interface import Encoded, Observation, Prompt, TaskPrompt
+from nemo_like.data.interface import Encoded, Observation, TaskPrompt
 from nemo_like.data.tokenizer import Tokenizer, UnreadablePrompt
 from nemo_like.data.vision import Vision
 
@@ -57,7 +57,7 @@ class PromptEncoder:
         ]
 
     def encode_observation(
-        self, prompt: Prompt, observation: Observation, role: str, last_token_id: int
+        self, asked: TaskPrompt, observation: Observation, role: str, last_token_id: int
     ) -> Encoded:
         """Return the tokens between a response and the next, as ``Tokenizer.encode_observation`` does, and
         the images of the observation; ``failure`` is set when an image cannot be read."""
@@ -65,7 +65,7 @@ class PromptEncoder:
         try:
             if images:
                 text = self._vision_for(images[0]).own_text(text)
-            ids = self.tokenizer.encode_observation(prompt, text, role, last_token_id)
+            ids = self.tokenizer.encode_observation(asked.prompt, text, role, last_token_id, asked.template)
             self._check_marks(ids, len(images), f"the observation {observation.text[:80]!r}")
         except ImageError as error:
             return Encoded((), failure=str(error))
@@ -108,7 +108,8 @@ class PromptEncoder:
             for task_prompt in task_prompts
         ]
         try:
-            ids = self.tokenizer.encode_prompts(prompts, [task_prompt.tools for task_prompt in task_prompts])
+            tools, templates = [each.tools for each in task_prompts], [each.template for each in task_prompts]
+            ids = self.tokenizer.encode_prompts(prompts, tools, templates)
         except UnreadablePrompt as error:
             task_prompt = task_prompts[error.index]
             where = task_prompt.where or f"the problem with the prompt {str(task_prompt.prompt)[:80]!r}"

@@ -47,6 +47,7 @@ class TaskPrompt:
     images: tuple[Picture, ...] = ()  # one for each <image> in the prompt, in this order
     difficulty: str = ""  # the value of data.*.difficulty_key
     tools: tuple[Mapping[str, Any], ...] = ()  # the chat template describes them to the policy
+    template: Mapping[str, Any] = field(default_factory=dict)  # further arguments of the chat template
     where: str = field(
         default="", compare=False
     )  # its origin, for error messages: file and line, or file and record

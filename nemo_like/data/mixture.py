@@ -31,8 +31,9 @@ class TemplatedDataset:
 def templated(
     task_prompt: TaskPrompt, cfg: DatasetConfig, tools: tuple[Mapping[str, Any], ...] = ()
 ) -> TaskPrompt:
-    """Return the prompt in the form that the configuration describes, with its difficulty and its
-    environment's name. Raises ValueError when ``difficulty_key`` names nothing in it.
+    """Return the prompt in the form that the configuration describes, with its difficulty, its
+    environment's name and the chat template's arguments. Raises ValueError when ``difficulty_key`` names
+    nothing in it.
 
     A text prompt replaces {prompt} in ``prompt_template``. With ``use_chat_template`` the text becomes the
     user's message of a conversation, after ``system_prompt`` if there is one. A prompt that is already a list
@@ -45,6 +46,7 @@ def templated(
         env=cfg.env,
         difficulty=difficulty,
         tools=tools,
+        template=cfg.chat_template_kwargs,
     )
 
 

@@ -85,6 +85,14 @@ class DatasetConfig:
     use_chat_template: Annotated[
         bool, Key("a text prompt becomes the user's message of a conversation", False)
     ]
+    chat_template_kwargs: Annotated[
+        dict[str, Any],
+        Key(
+            "arguments of the chat template for its conversations, for example {enable_thinking: false}; "
+            "an agent's requests may overwrite them",
+            {},
+        ),
+    ]
     system_prompt: Annotated[str | None, Key("the first message of that conversation", None)]
     env: Annotated[str, Key("the environment that judges its responses: a key of env", "arithmetic")]
     difficulty_key: Annotated[

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -83,20 +84,27 @@ class Tokenizer:
         return self.encode_prompts([prompt], [tools])[0]
 
     def encode_prompts(
-        self, prompts: Sequence[Prompt], tools: Sequence[Sequence[Mapping[str, Any]]]
+        self,
+        prompts: Sequence[Prompt],
+        tools: Sequence[Sequence[Mapping[str, Any]]],
+        templates: Sequence[Mapping[str, Any]] = (),
     ) -> list[list[int]]:
         """Return the token ids of each prompt, which a response continues; all are encoded together.
 
-        The chat template renders messages, and the tools that the response may call, up to the beginning of
-        the assistant's turn, or, when the prompt ends in a message of the assistant, up to the end of that
-        message's content. A text prompt must describe tools itself; it gets the special tokens that the
-        tokenizer puts before a text, unless it begins with them, and none after it. Raises UnreadablePrompt
-        for messages when the tokenizer has no chat template, or as ``ChatRendering.checked_prompt`` does.
+        The chat template renders messages, with its arguments in ``templates`` and the tools that the
+        response may call, up to the beginning of the assistant's turn, or, when the prompt ends in a message
+        of the assistant, up to the end of that message's content. A text prompt must describe tools itself;
+        it gets the special tokens that the tokenizer puts before a text, unless it begins with them, and none
+        after it. Raises UnreadablePrompt for messages when the tokenizer has no chat template, or as
+        ``ChatRendering.checked_prompt`` does.
         """
         texts = []
-        for index, (prompt, own) in enumerate(zip(prompts, tools, strict=True)):
+        given = templates or [{}] * len(prompts)
+        for index, (prompt, own, template) in enumerate(zip(prompts, tools, given, strict=True)):
             try:
-                texts.append(prompt if isinstance(prompt, str) else self.checked_prompt(prompt, own))
+                texts.append(
+                    prompt if isinstance(prompt, str) else self.checked_prompt(prompt, own, template)
+                )
             except ValueError as error:
                 raise UnreadablePrompt(index, str(error)) from error
         rows: list[list[int]] = self._tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
@@ -105,7 +113,12 @@ class Tokenizer:
             for prompt, row in zip(prompts, rows, strict=True)
         ]
 
-    def checked_prompt(self, prompt: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> str:
+    def checked_prompt(
+        self,
+        prompt: tuple[Message, ...],
+        tools: Sequence[Mapping[str, Any]],
+        template: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """Return the text of a prompt of messages, as ``ChatRendering.checked_prompt`` does.
 
         Raises ValueError also when the tokenizer has no chat template.
@@ -116,7 +129,7 @@ class Tokenizer:
                 "but the tokenizer has no chat template; set it to false for text prompts, name a template "
                 "with data.chat_template, or use a checkpoint of a chat model"
             )
-        return self._chat.checked_prompt(prompt, tools)
+        return self._chat.checked_prompt(prompt, tools, template)
 
     @property
     def has_chat_template(self) -> bool:
@@ -148,19 +161,28 @@ class Tokenizer:
             self._texts[token] = f" {text}" if is_word else text
         return [self._texts[token] for token in token_ids]
 
-    def encode_observation(self, prompt: Prompt, text: str, role: str, last_token_id: int) -> list[int]:
+    def encode_observation(
+        self,
+        prompt: Prompt,
+        text: str,
+        role: str,
+        last_token_id: int,
+        template: Mapping[str, Any] = MappingProxyType({}),
+    ) -> list[int]:
         """Return the token ids between a response, which ends with ``last_token_id``, and the next response.
 
         In a conversation that began with a text prompt, they encode ``text`` alone. In a conversation that
         began with messages, they encode the text that the chat template puts between two responses, which has
-        ``text`` as a message of ``role``. A token with which the response ended is not repeated. Raises
-        template_turns.TurnError when the template cannot render such a message.
+        ``text`` as a message of ``role``, rendered with the arguments in ``template``. A token with which the
+        response ended is not repeated. Raises template_turns.TurnError when the template cannot render such a
+        message.
         """
         if not isinstance(prompt, str):
             if role not in self._checked_roles:
                 template_turns.check_role(self.render, role)
                 self._checked_roles.add(role)
-            between = template_turns.between_responses(self.render, text, role)
+            render = partial(self.render, **template)
+            between = template_turns.between_responses(render, text, role)
             text = self.after_response(between, last_token_id)
             last_token_id = self.written_end(last_token_id)
         return self.encode_after(text, last_token_id)

@@ -258,6 +258,10 @@ class WorkerGroupConfig:
             is_path=True,
         ),
     ]
+    model_overrides: Annotated[
+        dict[str, Any],
+        Key("entries of the model's config.json to replace, for example {rope_theta: 1000000.0}", {}),
+    ]
     backend: Annotated[
         str,
         Key(
@@ -358,6 +362,11 @@ class PolicyConfig(TrainedGroupConfig):
 
     label: ClassVar[str] = "policy"
 
+    tokenizer: Annotated[
+        str | None,
+        Key("a directory, or a name on the hub, with another tokenizer than the model's", None, is_path=True),
+    ]
+
 
 @dataclass(kw_only=True, slots=True)
 class ValueConfig(TrainedGroupConfig):
@@ -423,7 +432,10 @@ class TeacherConfig(WorkerGroupConfig):
     backend and layout than the policy. Keys that are not set have the values of the group policy."""
 
     label: ClassVar[str] = "teacher"
-    otherwise: ClassVar[Mapping[str, Key]] = {"model_name": Key("with the policy's tokenizer", is_path=True)}
+    otherwise: ClassVar[Mapping[str, Key]] = {
+        "model_name": Key("with the policy's tokenizer", is_path=True),
+        "model_overrides": Key("entries of the teacher's config.json to replace", {}),
+    }
 
     models: Annotated[
         dict[str, str],

@@ -50,7 +50,8 @@ class ConversationCheck:
         prompt = [Message("user", MADE_UP_TEXT)]
         if self._cfg.system_prompt is not None:
             prompt.insert(0, Message("system", self._cfg.system_prompt))
-        yield from self.check_prompt("a made-up problem", TaskPrompt(tuple(prompt), ""))
+        template = self._cfg.chat_template_kwargs
+        yield from self.check_prompt("a made-up problem", TaskPrompt(tuple(prompt), "", template=template))
 
     def check_prompt(self, where: str, example: TaskPrompt) -> Iterator[Problem]:
         """Yield the problems of a conversation that begins with ``example``, unless its kind was checked."""
@@ -61,6 +62,8 @@ class ConversationCheck:
             return
         is_first = not self._seen
         self._seen.add(roles)
+        if is_first:
+            yield from self._arguments(example.template)
         yield from self._prompt(where, example.prompt, example.tools)
         if is_first and self._env is not None and self._env.max_turns > 1:
             yield from self._observation(self._env.observation_role)
@@ -74,11 +77,20 @@ class ConversationCheck:
                 text = "the chat template does not describe tools, so an agent that has some must do so"
                 self.notes.append(Note(NoteStatus.assumed, f"env.{self._cfg.env}: {text}"))
 
+    def _arguments(self, template: Mapping[str, Any]) -> Iterator[Problem]:
+        known = self._tokenizer.template_arguments if template else frozenset()
+        for name in sorted(template.keys() - known):
+            yield Problem(
+                key=f"{self._key}.chat_template_kwargs.{name}",
+                rule="would change nothing: the chat template takes no argument of this name",
+                remedy=f"it takes {', '.join(sorted(known)) or 'none'}; leave it out, or {_TEMPLATE}",
+            )
+
     def _prompt(
         self, where: str, prompt: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]
     ) -> Iterator[Problem]:
         try:
-            rendered = self._tokenizer.checked_prompt(prompt, tools)
+            rendered = self._tokenizer.checked_prompt(prompt, tools, self._cfg.chat_template_kwargs)
         except ValueError as error:
             self.has_refused = True
             yield self._refused(where, prompt, tools, str(error))
@@ -103,7 +115,7 @@ class ConversationCheck:
 
     def _is_rendered(self, prompt: tuple[Message, ...], tools: Sequence[Mapping[str, Any]]) -> bool:
         try:
-            self._tokenizer.checked_prompt(prompt, tools)
+            self._tokenizer.checked_prompt(prompt, tools, self._cfg.chat_template_kwargs)
         except ValueError:
             return False
         return True

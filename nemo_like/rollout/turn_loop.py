@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from nemo_like.batch.columnar import Columnar
 from nemo_like.cluster.actor_errors import Overdue
-from nemo_like.data.interface import Encoded, Observation, Prompt
+from nemo_like.data.interface import Encoded, Observation, TaskPrompt
 from nemo_like.data.template_turns import TurnError
 from nemo_like.data_plane.storage_errors import listed
 from nemo_like.environments.interface import UNNUMBERED, Failure, FailureKind, Feedback, Turn
@@ -60,7 +60,7 @@ class Codec(Protocol):
     def decode_response(self, token_ids: Iterable[int], stop_token_ids: Collection[int]) -> str: ...
 
     def encode_observation(
-        self, prompt: Prompt, observation: Observation, role: str, last_token_id: int
+        self, asked: TaskPrompt, observation: Observation, role: str, last_token_id: int
     ) -> Encoded: ...
 
 
@@ -360,7 +360,7 @@ class TurnLoop:
     async def _observe(self, conversation: Conversation, observation: Observation, task: Task) -> None:
         """Add an observation to its conversation; end the conversation when an image cannot be used."""
         arguments = (
-            conversation.task_prompt.prompt,
+            conversation.task_prompt,
             observation,
             task.observation_role,
             conversation.last_token_id,

@@ -199,10 +199,8 @@ def turns(value: Any, theirs: Theirs) -> Any:
 
 
 def tokenizer(value: Any, theirs: Theirs) -> Any:
-    """Leave out the model's own tokenizer; another one cannot be converted."""
-    if value is None or value == theirs("policy.model_name"):
-        return LEFT_OUT
-    raise Untranslatable("a model's tokenizer is in its directory; save the other tokenizer there")
+    """Return a tokenizer that is not the model's own."""
+    return LEFT_OUT if value is None or value == theirs("policy.model_name") else value
 
 
 def _with_policy_from(group: str, theirs: Theirs) -> Theirs:

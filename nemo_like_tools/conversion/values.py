@@ -104,6 +104,11 @@ def or_no_item(value: Any, theirs: Theirs) -> Any:
     return value or []
 
 
+def or_no_mapping(value: Any, theirs: Theirs) -> Any:
+    """Return a mapping; null becomes an empty one."""
+    return value or {}
+
+
 def unless_null(value: Any, theirs: Theirs) -> Any:
     """Return the value; null is left out."""
     return LEFT_OUT if value is None else value

@@ -304,6 +304,20 @@ def reward_manager(value: Any, theirs: Theirs) -> Any:
     raise Untranslatable(_REWARD)
 
 
+def own_tokenizer(value: Any, theirs: Theirs) -> Any:
+    """Return a tokenizer that is not the model's own."""
+    return LEFT_OUT if value is None or value == theirs(f"{_MODEL}.path") else path(value, theirs)
+
+
+def overrides(value: Any, theirs: Theirs) -> Any:
+    """Return the entries that replace those of config.json, which Megatron has below ``model_config``."""
+    given = dict(value or {})
+    given |= dict(given.pop("model_config", None) or {})
+    if "moe_config" in given:
+        raise Untranslatable("moe_config freezes routers, and a mixture's routers train; leave it out")
+    return given or LEFT_OUT
+
+
 def of_file(value: Any, theirs: Theirs, then: str) -> Any:
     """Return ``then`` where a file is named."""
     return then if value else LEFT_OUT

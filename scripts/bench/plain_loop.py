@@ -87,7 +87,9 @@ class PlainLoop:
     @torch.no_grad()
     def _generate(self, examples: list[TaskPrompt]) -> Rollout:
         prompts = self.tokenizer.encode_prompts(
-            [example.prompt for example in examples], [example.tools for example in examples]
+            [example.prompt for example in examples],
+            [example.tools for example in examples],
+            [example.template for example in examples],
         )
         width = max(map(len, prompts))
         pad, eos = self.tokenizer.pad_token_id, self.tokenizer.eos_token_id

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -238,6 +238,10 @@ class CallAnswerer:
         """Return a call's prompt, all tokens of the prompt, and whether it begins a new conversation that
         contains a response written by neither the policy nor the task."""
         calls, limit = session.calls, self._limit(session)
+        if wanted.messages is not None:
+            self._prompts.check_arguments(wanted.template)
+            of_source = session.conversation.task_prompt.template
+            wanted = replace(wanted, template={**of_source, **wanted.template})
 
         def prepare() -> tuple[_Prompt, tuple[int, ...], bool]:
             prompt = self._prompt(calls, wanted, limit)
@@ -258,7 +262,6 @@ class CallAnswerer:
     def _prompt(self, calls: SessionCalls, wanted: CallRequest, limit: int) -> _Prompt:
         if wanted.messages is None:
             return self._text_prompt(calls, wanted, limit)
-        self._prompts.check_arguments(wanted.template)
         self._prompts.check_length(wanted.messages, limit)
         context = wanted.context
         if wanted.messages[-1]["role"] == "assistant":

@@ -584,3 +584,17 @@ def test_a_reward_function_of_verl_becomes_an_environment_that_runs_it() -> None
         "env.reward.options.arguments": {"bonus": 0.5},
         "data.default.env": "reward",
     }
+
+
+def test_changes_of_config_and_tokenizer_go_to_the_policy() -> None:
+    changed = {"model_config": {"rope_theta": 5.0}, "attention_dropout": 0.1}
+    model = {"path": "/models/a", "tokenizer_path": "/models/b", "override_config": changed}
+    settings = convert_configuration(
+        CONVERTIBLE["verl"], Theirs({"actor_rollout_ref": {"model": model}}), "theirs.yaml"
+    ).settings
+    assert settings["policy.tokenizer"].value == "/models/b"
+    assert settings["policy.model_overrides"].value == {"rope_theta": 5.0, "attention_dropout": 0.1}
+    tree = {"policy": {"model_name": "a", "tokenizer": {"name": "b"}, "hf_config_overrides": {"x": 1}}}
+    settings = convert_configuration(CONVERTIBLE["nemo_rl"], Theirs(tree), "theirs.yaml").settings
+    assert settings["policy.tokenizer"].value == "b"
+    assert settings["policy.model_overrides"].value == {"x": 1}

@@ -206,7 +206,7 @@ def test_a_model_without_a_vision_tower_reads_no_images(tmp_path: Path) -> None:
 
 def observed(encoder: PromptEncoder, text: str, *images: Any) -> Encoded:
     pictures = pictures_of(list(images), None, "the observation")
-    return encoder.encode_observation("red=", Observation(text, pictures), "user", 5)
+    return encoder.encode_observation(TaskPrompt("red=", ""), Observation(text, pictures), "user", 5)
 
 
 def test_an_observation_has_a_token_for_each_feature_of_its_images(encoder: PromptEncoder) -> None:

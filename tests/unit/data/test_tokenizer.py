@@ -188,3 +188,18 @@ def test_each_token_has_a_text_of_its_own(tokenizer):
     ids = [*tokenizer.encode_prompt("a =1"), tokenizer.eos_token_id]
     assert tokenizer.token_texts(ids) == ["a", " ", "=", "1", "<eos>"]
     assert "".join(tokenizer.token_texts(ids)) == "a =1<eos>"
+
+
+def test_the_template_of_prompts_and_observations_gets_the_arguments_of_their_source(checkpoint, tmp_path):
+    template = tmp_path / "thinking.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ m.role[0] }}={{ m.content }}\n{% endfor %}"
+        "{% if add_generation_prompt %}a={{ '' if enable_thinking else '==' }}"
+        "{% endif %}"
+    )
+    tokenizer, prompt = Tokenizer(checkpoint, template), (Message("user", "1+1"),)
+    assert tokenizer.template_arguments == {"enable_thinking"}
+    asked = tokenizer.encode_prompts([prompt, prompt], [(), ()], [{"enable_thinking": True}, {}])
+    assert [tokenizer.decode(ids) for ids in asked] == ["u=1+1\na=", "u=1+1\na==="]
+    added = tokenizer.encode_observation(prompt, "42", "tool", 12, {"enable_thinking": True})
+    assert tokenizer.decode(added) == "\nt=42\na="

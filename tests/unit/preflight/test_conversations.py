@@ -143,3 +143,16 @@ def test_an_agent_needs_a_template_that_writes_results_of_tools(check: Check) ->
     assert "the chat template does not describe tools" in str(*without.notes)
     (problem,) = check(ALTERNATING, agent("hermes")).check_agent()
     assert "roles must alternate" in problem.rule
+
+
+def test_an_argument_that_the_template_does_not_read_is_refused(
+    check: Callable[..., ConversationCheck],
+) -> None:
+    template = f"{SILENT}{{% if enable_thinking %}}<think>{{% endif %}}"
+    given = "data.train.chat_template_kwargs={enable_thinking: true, thinking: true}"
+    told = [str(one) for one in check(template, env_config("exact_match"), given).check_made_up_prompt()]
+    assert told == [
+        "data.train.chat_template_kwargs.thinking would change nothing: the chat template takes no argument "
+        "of this name; it takes enable_thinking; leave it out, or name a template in data.chat_template that "
+        "does"
+    ]

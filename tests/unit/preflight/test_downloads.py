@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +11,21 @@ import pytest
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
+from nemo_like.data.interface import Message
+from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.models.hub_models import is_hub_name
+from nemo_like.models.model_info import read_model_info
 from nemo_like.preflight.downloads import with_downloaded, with_downloads
+from scripts.demo_model.tiny_tokenizer import save_tokenizer
 from tests.unit.config.checkpoints import hub_snapshot
+
+UNLIKE = ("policy.model_overrides={rope_theta: 500.0}",)
+
+
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
+    return tmp_path / "home" / "nemo_like"
 
 
 @pytest.fixture(autouse=True)
@@ -61,3 +75,47 @@ def test_a_model_that_is_not_on_the_hub_is_refused_by_a_run_and_left_by_a_plan(
 
 def test_a_directory_stays_as_it_is_written(demo: Callable[..., Config], checkpoint: Path) -> None:
     assert with_downloads(demo()).policy.model_name == str(checkpoint)
+
+
+def test_a_model_with_changes_is_a_directory_of_links_that_all_parts_read(
+    demo: Callable[..., Config], checkpoint: Path, changed: Path
+) -> None:
+    cfg = demo("+value=default", "policy.model_overrides={rope_theta: 500.0, max_position_embeddings: 64}")
+    found = with_downloads(cfg)
+    directory = Path(found.policy.model_name)
+    assert directory.parent == changed and found.value is not None
+    assert found.value.model_name == str(directory)  # it follows the policy
+    before, after = (json.loads((each / "config.json").read_text()) for each in (checkpoint, directory))
+    assert after == {**before, "rope_theta": 500.0, "max_position_embeddings": 64}
+    assert (directory / "model.safetensors").samefile(checkpoint / "model.safetensors")
+    assert with_downloaded(cfg).policy.model_name == str(directory)  # a plan has it too
+    assert with_downloads(demo("+value=default", *UNLIKE)).policy.model_name != str(directory)
+    assert (
+        read_model_info(str(directory), None).vocab_size == read_model_info(str(checkpoint), None).vocab_size
+    )
+
+
+def test_a_model_takes_another_tokenizer(
+    demo: Callable[..., Config], checkpoint: Path, changed: Path, tmp_path: Path
+) -> None:
+    save_tokenizer(tmp_path / "other")
+    (tmp_path / "other" / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    found = with_downloads(demo(f"policy.tokenizer={tmp_path / 'other'}"))
+    tokenizer = Tokenizer(found.policy.model_name)
+    assert tokenizer.decode(tokenizer.encode_prompt((Message("user", "1+1="),))) == "1+1="
+    assert (Path(found.policy.model_name) / "config.json").read_text() != ""
+
+
+def test_a_tokenizer_that_is_none_or_has_too_many_ids_is_refused(
+    demo: Callable[..., Config], checkpoint: Path, changed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "none").mkdir()
+    with pytest.raises(ConfigError, match=r"policy\.tokenizer=.* holds no tokenizer"):
+        with_downloads(demo(f"policy.tokenizer={tmp_path / 'none'}"))
+    save_tokenizer(tmp_path / "other")
+    shutil.copytree(checkpoint, tmp_path / "shrunk")
+    config = json.loads((checkpoint / "config.json").read_text()) | {"vocab_size": 8}
+    (tmp_path / "shrunk" / "config.json").write_text(json.dumps(config))
+    given = (f"policy.tokenizer={tmp_path / 'other'}", f"policy.model_name={tmp_path / 'shrunk'}")
+    with pytest.raises(ConfigError, match=r"has \d+ token ids, and the model has 8; name a tokenizer"):
+        with_downloads(demo(*given))

@@ -36,7 +36,7 @@ class Text:
         return "".join(chr(ord("a") + int(token) - 20) for token in token_ids)
 
     def encode_observation(
-        self, prompt: Any, observation: Observation, role: str, last_token_id: int
+        self, asked: Any, observation: Observation, role: str, last_token_id: int
     ) -> Encoded:
         """Each image has the token 9; one whose file is "gone" cannot be read."""
         files = tuple(picture.read() for picture in observation.images)
