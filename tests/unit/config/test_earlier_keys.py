@@ -47,7 +47,7 @@ def test_what_is_read_otherwise_is_told_once(tmp_path: Path, capsys: pytest.Capt
     defaults = {
         "rollout.excerpt_period": 10, "rollout.excerpt_samples": 32, "rollout.excerpt_validation_samples": 64,
         "logger.own": {}, "data.default.chat_template_kwargs": {},
-        "policy.tokenizer": "null", "policy.model_overrides": {}, "teacher.model_overrides": {},
+        "policy.tokenizer": None, "policy.model_overrides": {}, "teacher.model_overrides": {},
     }  # fmt: skip
     assert sorted(newer) == sorted(
         f"note: {path}: {key} is newer than this file, and has its default, {default}"
