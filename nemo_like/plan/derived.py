@@ -13,7 +13,7 @@ from nemo_like.configuration import Config
 from nemo_like.generation.engine_spec import EngineAdapter
 from nemo_like.generation.options import LoraSync, WeightTransport
 from nemo_like.generation.speculation import has_draft_weights
-from nemo_like.models.adapter_layers import adapts_all_linear
+from nemo_like.models.adapter_layers import adapts_all_linear, named_layers
 from nemo_like.policy.options import Device
 
 
@@ -61,7 +61,7 @@ def engine_adapter(cfg: Config) -> EngineAdapter | None:
     lora = cfg.policy.lora
     if not lora.enabled or cfg.generation.lora_sync is LoraSync.merged:
         return None
-    targets = () if adapts_all_linear(lora) else tuple(lora.target_modules)
+    targets = () if adapts_all_linear(lora) else named_layers(lora)
     return EngineAdapter(lora.rank, targets)
 
 

@@ -183,6 +183,18 @@ class LoraConfig:
         list[str],
         Key("or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj", ["all-linear"]),
     ]
+    exclude_modules: Annotated[list[str], Key("layers of target_modules that get no adapter", [])]
+    use_rslora: Annotated[
+        bool, Key("multiply by alpha / sqrt(rank) in place of alpha / rank (arXiv 2312.03732)", False)
+    ]
+    adapter_path: Annotated[
+        str | None,
+        Key(
+            "a directory of peft with adapters of the same layers, rank and scale to begin from",
+            None,
+            is_path=True,
+        ),
+    ]
 
 
 @dataclass(kw_only=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nemo_like.observability.metric_meanings import meaning_of
-from nemo_like_tools.conversion.values import LEFT_OUT, Noted, Theirs, Untranslatable
+from nemo_like_tools.conversion.values import LEFT_OUT, Noted, Theirs, Untranslatable, excluded
 
 _ESTIMATORS = ("gae", "gdpo", "grpo", "reinforce_plus_plus")
 _CONSTANT_SCHEDULERS = ("LinearLR", "ConstantLR")
@@ -133,6 +133,11 @@ def megatron_targets(value: Any, theirs: Theirs) -> list[str]:
     if not value:
         return ["all-linear"]
     return [name for module in value for name in _LAYERS.get(module, (module,))]
+
+
+def megatron_excluded(value: Any, theirs: Theirs) -> list[str]:
+    """Return the layers without adapters, from Megatron's names."""
+    return [name for module in excluded(value, theirs) for name in _LAYERS.get(module, (module,))]
 
 
 def estimator(value: Any, theirs: Theirs) -> str:

@@ -109,6 +109,14 @@ def or_no_mapping(value: Any, theirs: Theirs) -> Any:
     return value or {}
 
 
+def excluded(value: Any, theirs: Theirs) -> list[str]:
+    """Return the layers without adapters, by the last part of their names."""
+    names = [value] if isinstance(value, str) else list(value or [])
+    if patterns := [name for name in names if not name.replace("_", "").isalnum()]:
+        raise Untranslatable(f"{', '.join(patterns)} is a pattern; set policy.lora.exclude_modules")
+    return names
+
+
 def unless_null(value: Any, theirs: Theirs) -> Any:
     """Return the value; null is left out."""
     return LEFT_OUT if value is None else value

@@ -49,6 +49,7 @@ from nemo_like.policy.options import (
     SequencePackingConfig,
     TeacherConfig,
     TeacherScoring,
+    TrainedGroupConfig,
     ValueConfig,
     WorkerGroupConfig,
 )
@@ -152,6 +153,8 @@ def policy_config(
 ) -> PolicyConfig:
     is_fsdp = backend == "fsdp"
     return PolicyConfig(
+        model_overrides={},
+        tokenizer=None,
         model_name=str(model),
         backend=backend,
         device=device,
@@ -205,6 +208,9 @@ def policy_config(
             alpha=8.0,
             dropout=0.0,
             target_modules=list(adapts) or ["all-linear"],
+            exclude_modules=[],
+            use_rslora=False,
+            adapter_path=None,
         ),
         freeze_vision_tower=False,
         # Adam divides a gradient that is zero but for rounding by little more than adam_eps: with 1e-6, one
@@ -226,7 +232,7 @@ def value_config(group: PolicyConfig, **changes: Any) -> ValueConfig:
         "gae_lambda": 0.95,
         "bootstrap_truncated": True,
     }
-    shared = {one.name: getattr(group, one.name) for one in fields(PolicyConfig)}
+    shared = {one.name: getattr(group, one.name) for one in fields(TrainedGroupConfig)}
     return ValueConfig(**{**shared, **own, **changes})
 
 

@@ -69,11 +69,15 @@ def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
 
 def _adapter_problems(name: str, lora: LoraConfig) -> Iterator[Problem]:
     """Yield a problem where ``lora`` names a layer that no supported model has."""
-    unknown = [layer for layer in lora.target_modules if layer not in ADAPTABLE_LAYERS]
-    if unknown and not adapts_all_linear(lora):
+    targets = [] if adapts_all_linear(lora) else lora.target_modules
+    named = {"target_modules": targets, "exclude_modules": lora.exclude_modules}
+    for leaf, layers in named.items():
+        unknown = [layer for layer in layers if layer not in ADAPTABLE_LAYERS]
+        if not unknown:
+            continue
         close = get_close_matches(unknown[0], ADAPTABLE_LAYERS, n=1)
         yield Problem(
-            key=f"{name}.lora.target_modules=[{', '.join(lora.target_modules)}]",
+            key=f"{name}.lora.{leaf}=[{', '.join(layers)}]",
             rule=f"names {', '.join(unknown)}, and {name}.backend=megatron has adapters for "
             f"{', '.join(ADAPTABLE_LAYERS)}, or for [{ALL_LINEAR}]",
             remedy=f"did you mean {close[0]}?" if close else "",

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from nemo_like.models.adapter_layers import PEFT_CONFIG
 from nemo_like.observability.disk import give_usual_mode
 from nemo_like.policy.options import LoraConfig
 
@@ -28,7 +30,7 @@ ADAPTER_DIRECTORY = "adapter"
 LORA_A, LORA_B = "lora_A", "lora_B"
 ADAPTER_DTYPE = torch.float32
 
-_WEIGHTS_FILE, _CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
+_WEIGHTS_FILE = "adapter_model.safetensors"
 
 
 def peft_name(layer: str, part: str) -> str:
@@ -36,17 +38,34 @@ def peft_name(layer: str, part: str) -> str:
     return f"base_model.model.{layer}.{part}.weight"
 
 
-def initial_value(name: str, shape: Sequence[int]) -> Tensor:
+def initial_value(name: str, shape: Sequence[int], begun: str | None = None) -> Tensor:
     """Return the first value of the adapter's tensor that peft calls ``name``, ``shape`` float32 on the CPU.
 
-    A [rank, inputs] is random, B [outputs, rank] is zero, so that the model's outputs do not change yet. The
-    name is the seed, so the values are the same on every rank, in every layout and with either backend.
+    It is that of the adapters in the directory ``begun``, where they are given. Raises ValueError when these
+    have no tensor of that name and shape.
+
+    Else A [rank, inputs] is random, B [outputs, rank] is zero, so that the model's outputs do not change yet.
+    The name is the seed, so the values are the same on every rank, in every layout and with either backend.
     """
+    if begun is not None:
+        return _saved_value(Path(begun), name, shape)
     value = torch.zeros(*shape, dtype=ADAPTER_DTYPE)
     if f".{LORA_A}." in name:
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         nn.init.kaiming_uniform_(value, a=math.sqrt(5), generator=generator)
     return value
+
+
+def _saved_value(directory: Path, name: str, shape: Sequence[int]) -> Tensor:
+    with safe_open(directory / _WEIGHTS_FILE, "pt") as file:
+        found: Tensor | None = file.get_tensor(name) if name in file.keys() else None  # noqa: SIM118
+    if found is None or tuple(found.shape) != tuple(shape):
+        has = "nothing" if found is None else f"a tensor of shape {tuple(found.shape)}"
+        raise ValueError(
+            f"policy.lora.adapter_path={directory} has {has} for {name}, and the model needs one of shape "
+            f"{tuple(shape)}"
+        )
+    return found.to(ADAPTER_DTYPE)
 
 
 def peft_config(lora: LoraConfig, target_modules: str | list[str]) -> PeftConfig:
@@ -59,6 +78,8 @@ def peft_config(lora: LoraConfig, target_modules: str | list[str]) -> PeftConfig
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=target_modules,
+        exclude_modules=lora.exclude_modules or None,
+        use_rslora=lora.use_rslora,
     )
 
 
@@ -74,6 +95,6 @@ def write_adapters(path: Path, config: Mapping[str, Any], tensors: Mapping[str, 
     """Write a directory from which ``peft.PeftModel.from_pretrained`` loads the adapters beside their model:
     ``config`` as ``adapter_config`` returns it, and full tensors by ``peft_name``."""
     path.mkdir(parents=True, exist_ok=True)
-    (path / _CONFIG_FILE).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    (path / PEFT_CONFIG).write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     save_file(dict(tensors), path / _WEIGHTS_FILE, metadata={"format": "pt"})
     give_usual_mode(path / _WEIGHTS_FILE)

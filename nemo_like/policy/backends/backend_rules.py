@@ -12,6 +12,7 @@ from nemo_like.config.keys import keys
 from nemo_like.config.problems import Problem
 from nemo_like.policy.backends.backend_kind import backend_kind_of
 from nemo_like.policy.backends.library_arguments import worker_argument_problems
+from nemo_like.policy.groups.adapter_rules import adapter_problems
 from nemo_like.policy.groups.layout import adapters_of
 from nemo_like.policy.options import BACKEND_KINDS, WorkerGroupConfig
 
@@ -21,12 +22,8 @@ def backend_problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
     set, and keys that the chosen backend does not support."""
     yield from _other_backends(name, group)
     yield from worker_argument_problems(name, group)
-    if (lora := adapters_of(group)) is not None and not lora.target_modules:
-        yield Problem(
-            key=f"{name}.lora.target_modules=[]",
-            rule="names no layer, so nothing would train",
-            remedy="[all-linear] is usual",
-        )
+    if (lora := adapters_of(group)) is not None:
+        yield from adapter_problems(name, lora)
     of_kind = backend_kind_of(group).problems
     if of_kind is not None:
         yield from of_kind(name, group)

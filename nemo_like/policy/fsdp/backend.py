@@ -322,7 +322,9 @@ class FSDPBackend(UpdatingBackend):
             model = load_model(path)
             if self.objective.scoring is not None:
                 scale.fill_(logit_scale(model, self.cfg.label))
-                source = {**dict(model.named_parameters()), **initial_values(self._parameters)}
+                lora = adapters_of(self.cfg)
+                begun = None if lora is None else lora.adapter_path
+                source = {**dict(model.named_parameters()), **initial_values(self._parameters, begun)}
             else:
                 hidden_size = model.get_input_embeddings().weight.shape[1]
                 head = give_value_head(model)

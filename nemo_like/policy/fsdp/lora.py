@@ -99,24 +99,24 @@ def add_adapters(model: PreTrainedModel, cfg: LoraConfig) -> Adapters:
 
 def _check_targets(model: PreTrainedModel, cfg: LoraConfig) -> None:
     """Raise ValueError when a configured name fits no layer; peft would accept it if another name fits."""
-    if adapts_all_linear(cfg):
-        return
+    targets = [] if adapts_all_linear(cfg) else cfg.target_modules
     names = [name for name, _ in model.named_modules()]
-    unknown = [
-        target
-        for target in cfg.target_modules
-        if not any(name == target or name.endswith(f".{target}") for name in names)
-    ]
-    if unknown:
-        linear = {
-            name.rpartition(".")[2]
-            for name, layer in model.named_modules()
-            if isinstance(layer, nn.Linear | Conv1D)
-        }
-        raise ValueError(
-            f"policy.lora.target_modules={cfg.target_modules}: no layer of the model is called "
-            f"{', '.join(unknown)}; its linear layers are {', '.join(sorted(linear))}"
-        )
+    for leaf, layers in {"target_modules": targets, "exclude_modules": cfg.exclude_modules}.items():
+        unknown = [
+            layer
+            for layer in layers
+            if not any(name == layer or name.endswith(f".{layer}") for name in names)
+        ]
+        if unknown:
+            linear = {
+                name.rpartition(".")[2]
+                for name, layer in model.named_modules()
+                if isinstance(layer, nn.Linear | Conv1D)
+            }
+            raise ValueError(
+                f"policy.lora.{leaf}={layers}: no layer of the model is called "
+                f"{', '.join(unknown)}; its linear layers are {', '.join(sorted(linear))}"
+            )
 
 
 def checkpoint_name(name: str) -> str | None:
@@ -124,11 +124,11 @@ def checkpoint_name(name: str) -> str | None:
     return None if ".lora_" in name else name.replace(f"{_BASE}.", ".")
 
 
-def initial_values(parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Return the adapters' first values, by parameter name."""
+def initial_values(parameters: Mapping[str, nn.Parameter], begun: str | None) -> dict[str, Tensor]:
+    """Return the adapters' first values, by parameter name; ``begun`` is a directory with saved adapters."""
     values = {}
     for name, parameter in parameters.items():
         if checkpoint_name(name) is None:
             layer, part = name.removesuffix(f".{_NAME}.weight").rsplit(".", 1)
-            values[name] = initial_value(peft_name(layer, part), parameter.shape)
+            values[name] = initial_value(peft_name(layer, part), parameter.shape, begun)
     return values

@@ -36,7 +36,7 @@ from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_shar
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nemo_like.models.adapter_layers import adapted_layers
+from nemo_like.models.adapter_layers import adapted_layers, adapter_scale
 from nemo_like.policy.backends.adapters import LORA_A, LORA_B, initial_value, peft_name
 from nemo_like.policy.megatron.weight_conversion import (
     Cut,
@@ -102,7 +102,7 @@ class LayerAdapters(nn.Module):
         self.parts: list[AdapterPart] = []
         self._rule, self._settings = rule, settings
         lora, tp_size = settings.lora, settings.part.tp_size
-        self._scaling = lora.alpha / lora.rank
+        self._scaling = adapter_scale(lora)
         groups = settings.geometry.num_query_groups // tp_size
         self._local_geometry = replace(settings.geometry, num_query_groups=groups)
         self._cuts_inputs = rule.cut is Cut.columns
@@ -124,7 +124,12 @@ class LayerAdapters(nn.Module):
         """Make this rank's part of an A or B with its first value, and mark it so that Megatron-core sums its
         gradient and counts it in the norm."""
         part = self._settings.part
-        value = cut(rule, initial_value(rule.hf_names[0], shape), part.tp_rank, part.tp_size)
+        value = cut(
+            rule,
+            initial_value(rule.hf_names[0], shape, self._settings.lora.adapter_path),
+            part.tp_rank,
+            part.tp_size,
+        )
         parameter: Any = nn.Parameter(value.to(device, copy=True))
         if rule.cut is Cut.replicated:
             # Each rank sees its own part of the tokens, so the gradients of the ranks have to be summed.

@@ -30,6 +30,7 @@ def config(kind, path=None, split=None, prompt_key="question", answer_key="solut
         images_key=None,
         digits=2,
         options={},
+        chat_template_kwargs={},
         weight=1.0,
         prompt_template=None,
         use_chat_template=False,

@@ -36,6 +36,7 @@ def source(**changes: object) -> DatasetConfig:
         "weight": 1.0,
         "prompt_template": None,
         "use_chat_template": False,
+        "chat_template_kwargs": {},
         "system_prompt": None,
         "env": "sums",
         "difficulty_key": None,

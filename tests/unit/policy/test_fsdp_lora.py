@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from nemo_like.policy.fsdp.lora import Adapters, checkpoint_name, initial_values
+from nemo_like.policy.fsdp.lora import Adapters, add_adapters, checkpoint_name, initial_values
+from nemo_like.policy.options import LoraConfig
 
 PARAMETERS = {
     "q_proj.lora_A.default.weight": torch.tensor([[1.0, 2.0, 3.0]]),  # rank 1, 3 inputs
@@ -52,8 +55,25 @@ def test_parameters_have_the_checkpoints_names_and_adapters_none() -> None:
 def test_adapters_start_as_nothing_and_alike_on_every_rank() -> None:
     parameters = {name: nn.Parameter(value) for name, value in PARAMETERS.items()}
     parameters["norm.weight"] = nn.Parameter(torch.ones(3))
-    first, second = initial_values(parameters), initial_values(parameters)
+    first, second = (initial_values(parameters, None) for _ in range(2))
     assert first.keys() == PARAMETERS.keys()
     assert not first["q_proj.lora_B.default.weight"].any()
     assert first["q_proj.lora_A.default.weight"].any()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_all_linear_layers_but_the_excluded_get_adapters_of_the_chosen_scale() -> None:
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "vocab_size": 8}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2))
+    lora = LoraConfig(
+        enabled=True, rank=4, alpha=6.0, dropout=0.0, target_modules=["all-linear"],
+        exclude_modules=["down_proj", "o_proj"], use_rslora=True, adapter_path=None,
+    )  # fmt: skip
+    with pytest.raises(
+        ValueError, match=r"policy\.lora\.exclude_modules=\['last'\]: no layer of the model is"
+    ):
+        add_adapters(model, replace(lora, exclude_modules=["last"]))
+    named = [*add_adapters(model, lora).parameter_names()]
+    layers = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in named}
+    assert layers == {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
+    assert model.model.layers[0].self_attn.q_proj.scaling == {"default": 3.0}  # 6 / sqrt(4)

@@ -19,7 +19,14 @@ HIDDEN, RANK, SCALING = 5, 2, 3.0
 
 def settings(*targets: str, part: ModelPart = WHOLE) -> AdapterSettings:
     config = LoraConfig(
-        enabled=True, rank=RANK, alpha=SCALING * RANK, dropout=0.0, target_modules=list(targets)
+        enabled=True,
+        rank=RANK,
+        alpha=SCALING * RANK,
+        dropout=0.0,
+        target_modules=list(targets),
+        exclude_modules=[],
+        use_rslora=False,
+        adapter_path=None,
     )
     return AdapterSettings(config, GEOMETRY, part, sequence_parallel=False)
 
