@@ -8,6 +8,7 @@ are there to be counted and have no log-probs: this engine serves evaluations, a
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -118,6 +119,8 @@ class EndpointEngine:
         more = {name: value for name in ("top_k", "min_p") if (value := getattr(sampling, name))}
         if stop_token_ids := self._stop_token_ids(sampling):
             more["stop_token_ids"] = stop_token_ids
+        if sampling.structured_outputs is not None:
+            more["structured_outputs"] = json.loads(sampling.structured_outputs)
         asked: dict[str, Any] = {
             "model": self._cfg.model,
             "max_tokens": sampling.max_new_tokens,

@@ -92,8 +92,8 @@ def sampling_params(
     )
     if isinstance(sampling, CallSampling):
         params.logprobs = sampling.num_top_logprobs
-        if sampling.structured_outputs is not None:
-            params.structured_outputs = StructuredOutputsParams(**json.loads(sampling.structured_outputs))
+    if sampling.structured_outputs is not None:
+        params.structured_outputs = StructuredOutputsParams(**json.loads(sampling.structured_outputs))
     return params
 
 

@@ -68,9 +68,6 @@ FORCED = "forced"
 class CallSampling(SamplingSettings):
     """How the response to one call of an agent is sampled."""
 
-    # JSON of vLLM's StructuredOutputsParams, such as {"json": {"type": "object"}}: a mask of allowed tokens.
-    # The response's log-probs are those without this mask, and it has the column forced.
-    structured_outputs: str | None = None
     num_top_logprobs: int = 0  # k of the response's columns top_token_ids and top_logprobs; 0: without them
 
 

@@ -79,6 +79,9 @@ class SamplingConfig:
     stop_token_ids: Annotated[
         list[int] | None, Key("a response also ends with one of these, which is no part of its text", None)
     ]
+    structured_outputs: Annotated[
+        dict[str, Any] | None, Key("the grammar that every response follows; {}: none", None)
+    ]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -120,6 +123,14 @@ class GenerationConfig:
             "config.json or tokenizer names as eos, and with these; none of them is part of "
             "its text.",
             [],
+        ),
+    ]
+    structured_outputs: Annotated[
+        dict[str, Any],
+        Key(
+            "a grammar that every response follows: {regex: TEXT}, {json: SCHEMA}, {choice: [TEXT]} or "
+            "{grammar: EBNF}; tokens that it forces do not train",
+            {},
         ),
     ]
     validation: Annotated[

@@ -18,3 +18,6 @@ class SamplingSettings:
     stop_token_ids: tuple[int, ...] = ()
     min_p: float = 0.0
     stop_strings: tuple[str, ...] = ()  # a response also ends with one of these, which stays in it
+    # JSON of vLLM's StructuredOutputsParams, such as {"json": {"type": "object"}}: a mask of allowed tokens.
+    # The response's log-probs are those without this mask, and it has the column forced.
+    structured_outputs: str | None = None

@@ -8,7 +8,7 @@ from nemo_like.batch.routed_experts import replayed_columns
 from nemo_like.configuration import Config
 from nemo_like.generation.engine_spec import EngineSpec, Sleeps
 from nemo_like.plan.derived import engine_adapter, keeps_weights_asleep, shares_gpus
-from nemo_like.rollout.tasks import has_agents, has_stop_strings
+from nemo_like.rollout.tasks import has_grammars, has_stop_strings
 
 
 def engine_of_run(cfg: Config) -> EngineSpec:
@@ -22,8 +22,8 @@ def engine_of_run(cfg: Config) -> EngineSpec:
         precision=policy.precision,
         max_total_sequence_length=policy.max_total_sequence_length,
         seed=grpo.seed,
-        tokenizer_name=model_name if has_stop_strings(cfg) or has_agents(cfg) else None,
-        structured_outputs=has_agents(cfg),
+        tokenizer_name=model_name if has_stop_strings(cfg) or has_grammars(cfg) else None,
+        structured_outputs=has_grammars(cfg),
         adapter=engine_adapter(cfg),
         routed_experts=next(iter(replayed_columns(policy)), None),
         weight_updates=grpo.weight_updates if grpo.max_staleness > 0 else None,

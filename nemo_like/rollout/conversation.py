@@ -32,7 +32,7 @@ from nemo_like.environments.interface import (
     total_reward,
     turn_number,
 )
-from nemo_like.generation.interface import Response
+from nemo_like.generation.interface import FORCED, Response
 
 # Maps a column of prompt images to the column of the same values for images in observations.
 _OBSERVED = {PIXEL_VALUES.name: OBSERVED_PIXEL_VALUES.name, IMAGE_GRIDS.name: OBSERVED_IMAGE_GRIDS.name}
@@ -59,7 +59,8 @@ class Limits:
 class Passage:
     """Consecutive tokens of a sample from one side: the prompt, a response or an observation.
 
-    token_ids: [L] int32; logprobs: [L] float32, nats, or None where the policy did not generate the tokens.
+    token_ids: [L] int32; logprobs: [L] float32, nats, or None where the policy did not generate the tokens;
+    forced: [L] uint8, 1 on tokens of a response that a grammar chose, which do not train, or None for none.
     ``columns`` has values that came with these tokens, by column: one value per token, or one for the whole
     sample or prompt.
     """
@@ -67,6 +68,19 @@ class Passage:
     token_ids: np.ndarray
     logprobs: np.ndarray | None
     columns: dict[str, Any] = field(default_factory=dict)
+    forced: np.ndarray | None = None
+
+    @property
+    def trains(self) -> np.ndarray:
+        """Which tokens the policy chose, [L] uint8."""
+        if self.logprobs is None or self.forced is None:
+            return np.full(len(self.token_ids), self.logprobs is not None, dtype=np.uint8)
+        return 1 - self.forced
+
+    @property
+    def num_chosen(self) -> int:
+        """The number of tokens that the policy chose."""
+        return int(self.trains.sum())
 
 
 @dataclass(slots=True)
@@ -138,9 +152,8 @@ class Conversation:
 
     @property
     def num_response_tokens(self) -> int:
-        """The number of tokens that the policy generated."""
-        whole = sum(len(passage.token_ids) for passage in self.passages if passage.logprobs is not None)
-        return whole + self.num_begun
+        """The number of tokens that the policy chose."""
+        return sum(passage.num_chosen for passage in self.passages) + self.num_begun
 
     @property
     def num_tokens_left(self) -> int:
@@ -194,7 +207,9 @@ class Conversation:
         """
         self.begun = None
         self._add_context(response.context_columns)
-        self.passages.append(Passage(response.token_ids, response.logprobs, dict(response.columns)))
+        columns = dict(response.columns)
+        forced = columns.pop(FORCED, None)
+        self.passages.append(Passage(response.token_ids, response.logprobs, columns, forced))
         self.latest_response, self.latest_is_truncated = text, response.is_truncated
         self._note_version(policy_version)
         self.num_turns += 1

@@ -46,7 +46,7 @@ def flatten(
     The group of the rollout's first prompt has the number ``first_group``. ``columns`` are the columns that
     passages bring besides the log-probs; a passage without a value gets ``nothing``.
 
-    Columns: input_ids int32; response_mask uint8, 1 on tokens that the policy generated; generation_logprobs
+    Columns: input_ids int32; response_mask uint8, 1 on tokens that the policy chose; generation_logprobs
     float32, nats, 0 elsewhere. Tags: group_id, is_judged (false where the environment failed), reward (0
     there), num_prompt_tokens, num_response_tokens (generated ones), num_turns, is_truncated, policy_version.
     Raises ColumnMismatch for a value that does not fit its column.
@@ -65,15 +65,15 @@ def flatten(
         ]
     passages = list(chain.from_iterable(rows))
     lengths = [len(passage.token_ids) for passage in passages]
-    is_response = np.array([passage.logprobs is not None for passage in passages], dtype=np.uint8)
+    mask = np.concatenate([passage.trains for passage in passages])
     zeros = np.zeros(max(lengths), dtype=np.float32)
     return FlatBatch(
         columns={
             INPUT_IDS.name: np.concatenate([passage.token_ids for passage in passages]),
-            RESPONSE_MASK.name: np.repeat(is_response, lengths),
+            RESPONSE_MASK.name: mask,
             GENERATION_LOGPROBS.name: np.concatenate(
                 [
-                    zeros[:length] if passage.logprobs is None else passage.logprobs
+                    zeros[:length] if passage.logprobs is None else passage.trains * passage.logprobs
                     for passage, length in zip(passages, lengths, strict=True)
                 ]
             ),

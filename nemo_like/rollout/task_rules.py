@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 
 from nemo_like.config.problems import Problem
@@ -21,6 +23,8 @@ from nemo_like.rollout.tasks import (
     validation_sampling,
 )
 
+# The forms of a grammar, with the type of each.
+_GRAMMARS: Mapping[str, type] = {"regex": str, "json": dict, "choice": list, "grammar": str}
 _NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
 
 
@@ -42,6 +46,7 @@ def task_problems(cfg: TaskConfigGroups) -> Iterator[Problem]:
     for name, env in task_environments(cfg).items():
         training, validation = training_sampling(cfg, name), validation_sampling(cfg, name)
         yield from _unique(_ranges(training), _ranges(validation))
+        yield from _unique(_grammars(name, env, training), _grammars(name, env, validation))
         yield from _same_distribution(cfg, training)
         yield from _lengths(cfg, name, env, training)
 
@@ -98,6 +103,31 @@ def _ranges(sourced: SourcedSampling) -> Iterator[Problem]:
         if not holds:
             yield Problem(
                 key=f"{sourced.keys[name]}={getattr(values, name)}", rule=f"must be {rule}", remedy=""
+            )
+
+
+def _grammars(name: str, env: EnvConfig, sourced: SourcedSampling) -> Iterator[Problem]:
+    """Yield every problem of the grammar that a task's responses shall follow."""
+    if sourced.sampling.structured_outputs is None:
+        return
+    key, given = sourced.keys["structured_outputs"], json.loads(sourced.sampling.structured_outputs)
+    if kind_of(env).calls_policy:
+        rule = f"is of single responses, and env.{name} is an agent, whose requests bring their own"
+        yield Problem(key=key, rule=rule, remedy=f"set env.{name}.sampling.structured_outputs={{}}")
+    if len(given) != 1 or not given.keys() <= _GRAMMARS.keys():
+        rule = f"has {', '.join(given)}, and must have one of {', '.join(_GRAMMARS)}"
+        yield Problem(key=key, rule=rule, remedy="for example {regex: '[0-9]+'}")
+        return
+    ((form, grammar),) = given.items()
+    if not isinstance(grammar, _GRAMMARS[form]) or not grammar:
+        kind = _GRAMMARS[form].__name__
+        yield Problem(key=f"{key}.{form}", rule=f"must be a {kind} that is not empty", remedy="")
+    elif form == "regex":
+        try:
+            re.compile(str(grammar))
+        except re.error as error:
+            yield Problem(
+                key=f"{key}.regex={grammar!r}", rule=f"is no regular expression: {error}", remedy=""
             )
 
 

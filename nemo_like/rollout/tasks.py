@@ -5,6 +5,7 @@ The config groups that rollouts read are here too, as Protocols.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, fields
 from typing import Protocol
 
@@ -128,6 +129,15 @@ def has_stop_strings(cfg: TaskConfigGroups) -> bool:
     )
 
 
+def has_grammars(cfg: TaskConfigGroups) -> bool:
+    """Return whether the responses of any task, or of an agent's calls, may follow a grammar."""
+    return has_agents(cfg) or any(
+        resolve(cfg, env).sampling.structured_outputs is not None
+        for env in task_environments(cfg)
+        for resolve in (training_sampling, validation_sampling)
+    )
+
+
 def _resolve(cfg: TaskConfigGroups, layers: list[tuple[str, SamplingConfig]]) -> SourcedSampling:
     names = [field.name for field in fields(SamplingSettings)]
     values = {name: getattr(cfg.generation, name) for name in names}
@@ -138,6 +148,8 @@ def _resolve(cfg: TaskConfigGroups, layers: list[tuple[str, SamplingConfig]]) ->
                 values[name], keys[name] = value, f"{prefix}.{name}"
     values["top_k"] = values["top_k"] or 0
     values |= {name: tuple(values[name]) for name in ("stop_strings", "stop_token_ids")}
+    grammar = values["structured_outputs"]
+    values["structured_outputs"] = json.dumps(grammar, sort_keys=True) if grammar else None
     return SourcedSampling(SamplingSettings(**values), keys)
 
 

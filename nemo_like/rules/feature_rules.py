@@ -11,6 +11,7 @@ from nemo_like.generation.draft_rules import draft_problems
 from nemo_like.generation.speculation import KEY, speculation
 from nemo_like.models.model_info import has_vision_tower
 from nemo_like.rollout.tasks import (
+    has_grammars,
     task_environments,
     training_sampling,
     used_environments,
@@ -69,11 +70,10 @@ def speculation_problems(cfg: Config) -> Iterator[Problem]:
     if speculation(cfg.generation) is None:
         return
     agents = {name: env.kind for name, env in used_environments(cfg).items() if kind_of(env).calls_policy}
+    masked = "has log-probs corrected for what masked a token, one token at a time"
     refused = {
-        f"env.{', '.join(agents)}.kind={', '.join(dict.fromkeys(agents.values()))}": (
-            bool(agents),
-            "has log-probs corrected for what masked a token, one token at a time",
-        ),
+        f"env.{', '.join(agents)}.kind={', '.join(dict.fromkeys(agents.values()))}": (bool(agents), masked),
+        "generation.structured_outputs": (has_grammars(cfg) and not agents, masked),
         "policy.megatron_cfg.router_replay=true": (
             cfg.policy.megatron_cfg.router_replay,
             "records the experts of every token, and those of a draft may be of tokens that are not kept",

@@ -185,6 +185,9 @@ def _pieces_of_responses(cfg: Config, key: str) -> Iterator[Problem]:
                 remedy="set it to [], so that the end-of-sequence token ends responses, or leave "
                 "rollout.max_tokens_per_step out",
             )
+        if task.sampling.structured_outputs is not None:
+            rule = f"begins anew with each request, and {key} makes several of a response"
+            yield Problem(key=task.keys["structured_outputs"], rule=rule, remedy=f"leave {key} out")
 
 
 def _in_flight(cfg: Config) -> Iterator[Problem]:

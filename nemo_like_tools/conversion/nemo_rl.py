@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nemo_like.observability.metric_meanings import meaning_of
-from nemo_like_tools.conversion.values import LEFT_OUT, Noted, Theirs, Untranslatable, excluded
+from nemo_like_tools.conversion.values import LEFT_OUT, Noted, Theirs, Untranslatable, excluded, path
 
 _ESTIMATORS = ("gae", "gdpo", "grpo", "reinforce_plus_plus")
 _CONSTANT_SCHEDULERS = ("LinearLR", "ConstantLR")
@@ -206,6 +206,24 @@ def turns(value: Any, theirs: Theirs) -> Any:
 def tokenizer(value: Any, theirs: Theirs) -> Any:
     """Return a tokenizer that is not the model's own."""
     return LEFT_OUT if value is None or value == theirs("policy.model_name") else value
+
+
+def chat_template(value: Any, theirs: Theirs) -> Any:
+    """Return the file of a chat template; the model's own is left out."""
+    if value in (None, "default"):
+        return LEFT_OUT
+    if not str(value).endswith(".jinja"):
+        raise Untranslatable("write the template into a file and name it in data.chat_template")
+    return path(value, theirs)
+
+
+def cache_dtype(value: Any, theirs: Theirs) -> Any:
+    """Return the type of the engines' cache; the model's own is left out."""
+    if value in (None, "auto"):
+        return LEFT_OUT
+    if theirs("policy.generation.vllm_kwargs"):
+        raise Untranslatable("set generation.vllm_kwargs.kv_cache_dtype beside the others")
+    return value
 
 
 def _with_policy_from(group: str, theirs: Theirs) -> Theirs:

@@ -228,6 +228,11 @@ def total_length(value: Any, theirs: Theirs) -> int:
     return min(both, int(theirs("vllm_max_model_length", both)))
 
 
+def regex(value: Any, theirs: Theirs) -> Any:
+    """Return a regular expression as the grammar of responses."""
+    return {"regex": str(value)} if value else LEFT_OUT
+
+
 def adapters(value: Any, theirs: Theirs) -> Any:
     """Return a setting of adapters, if there are adapters."""
     return value if theirs("use_peft", False) else LEFT_OUT

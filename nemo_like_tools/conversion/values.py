@@ -7,7 +7,7 @@ another key says it or nothing asks for it; or Noted. It may raise Untranslatabl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePath
 from shlex import quote
 from typing import Any, Final, NamedTuple
@@ -115,6 +115,13 @@ def excluded(value: Any, theirs: Theirs) -> list[str]:
     if patterns := [name for name in names if not name.replace("_", "").isalnum()]:
         raise Untranslatable(f"{', '.join(patterns)} is a pattern; set policy.lora.exclude_modules")
     return names
+
+
+def by_hand(value: Any, theirs: Theirs, remedy: str, neutral: Sequence[Any] = (None, False)) -> Any:
+    """Leave out a value in ``neutral``; any other must be written anew, as ``remedy`` says."""
+    if value in neutral:
+        return LEFT_OUT
+    raise Untranslatable(remedy)
 
 
 def unless_null(value: Any, theirs: Theirs) -> Any:

@@ -8,7 +8,15 @@ from math import ceil
 from pathlib import PurePath
 from typing import Any
 
-from nemo_like_tools.conversion.values import LEFT_OUT, Noted, Theirs, Untranslatable, one_of, path
+from nemo_like_tools.conversion.values import (
+    LEFT_OUT,
+    Noted,
+    Theirs,
+    Untranslatable,
+    model_directory,
+    one_of,
+    path,
+)
 
 _ACTOR = "actor_rollout_ref.actor"
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -160,8 +168,11 @@ def tau(value: Any, theirs: Theirs, name: str) -> Any:
 
 
 def entropy(value: Any, theirs: Theirs) -> Any:
-    """Return the coefficient of the entropy; 0 becomes null, with which the entropy is not computed."""
-    return value if value else None
+    """Return the coefficient of the entropy.
+
+    0 becomes null, with which the entropy is not computed, unless it is to be reported.
+    """
+    return value if value or theirs(f"{_ACTOR}.calculate_entropy", False) else None
 
 
 def kl_penalty(value: Any, theirs: Theirs) -> Any:
@@ -302,6 +313,24 @@ def reward_manager(value: Any, theirs: Theirs) -> Any:
     if value in (None, "naive", "dapo"):
         return LEFT_OUT
     raise Untranslatable(_REWARD)
+
+
+def judge(value: Any, theirs: Theirs, then: str) -> Any:
+    """Return ``then`` where a reward model judges.
+
+    Raises Untranslatable beside a function, which may ask the model.
+    """
+    if not value:
+        return LEFT_OUT
+    if any(theirs(f"{group}custom_reward_function.path") for group in ("", "reward.")):
+        raise Untranslatable("choose `- env@env.NAME: reward_model`, see docs/how_to/reward_models.md")
+    return then
+
+
+def judge_model(value: Any, theirs: Theirs, group: str) -> Any:
+    """Return the directory of the reward model, where it alone judges."""
+    is_alone = not any(theirs(f"{each}custom_reward_function.path") for each in ("", "reward."))
+    return model_directory(value, theirs) if value and theirs(f"{group}.enable") and is_alone else LEFT_OUT
 
 
 def own_tokenizer(value: Any, theirs: Theirs) -> Any:

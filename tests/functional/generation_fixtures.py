@@ -46,6 +46,7 @@ AS_IN_TRAINING = SamplingConfig(
     max_new_tokens=None,
     stop_strings=None,
     stop_token_ids=None,
+    structured_outputs=None,
 )
 TIMEOUT_S = 240.0  # an engine starts in ten seconds, but not on a busy machine
 
@@ -104,6 +105,7 @@ def engine_kwargs(
         min_p=0.0,
         stop_strings=[],
         stop_token_ids=[],
+        structured_outputs={},
         validation=AS_IN_TRAINING,
         weight_transport=WeightTransport.auto,
         weight_bucket_mib=1,

@@ -47,6 +47,9 @@ def test_what_is_read_otherwise_is_told_once(tmp_path: Path, capsys: pytest.Capt
     defaults = {
         "rollout.excerpt_period": 10, "rollout.excerpt_samples": 32, "rollout.excerpt_validation_samples": 64,
         "logger.own": {}, "data.default.chat_template_kwargs": {},
+        "generation.structured_outputs": {}, "generation.validation.structured_outputs": None,
+        "env.arithmetic.sampling.structured_outputs": None,
+        "env.arithmetic.validation_sampling.structured_outputs": None,
         "policy.tokenizer": None, "policy.model_overrides": {}, "teacher.model_overrides": {},
         "policy.lora.exclude_modules": [], "policy.lora.use_rslora": False, "policy.lora.adapter_path": None,
     }  # fmt: skip
@@ -98,7 +101,7 @@ def test_a_key_that_is_newer_than_a_runs_configuration_has_its_default(
     assert f"note: {path}: grpo.max_staleness is newer than this file, and has its default, 0" in told
     assert told.count(f"note: {path}: rollout.excerpt_") == 3
     assert told.count("model_overrides is newer") == 2
-    assert told.count("note: ") == 16
+    assert told.count("note: ") == 20
 
 
 def test_a_key_without_a_default_and_a_missing_group_stay_errors(tmp_path: Path) -> None:

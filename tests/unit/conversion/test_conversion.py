@@ -598,3 +598,38 @@ def test_changes_of_config_and_tokenizer_go_to_the_policy() -> None:
     settings = convert_configuration(CONVERTIBLE["nemo_rl"], Theirs(tree), "theirs.yaml").settings
     assert settings["policy.tokenizer"].value == "b"
     assert settings["policy.model_overrides"].value == {"x": 1}
+
+
+def test_a_reward_model_of_verl_judges_alone_and_not_beside_a_function() -> None:
+    model = {"reward_model": {"enable": True, "model": {"path": "/models/judge"}}}
+    alone = convert_configuration(CONVERTIBLE["verl"], Theirs(model), "theirs.yaml").settings
+    assert (alone["env.judge.kind"].value, alone["data.default.env"].value) == ("reward_model", "judge")
+    assert alone["env.judge.options.model_name"].value == "/models/judge"
+    both = {**model, "custom_reward_function": {"path": "mine.py", "name": "score"}}
+    found = convert_configuration(CONVERTIBLE["verl"], Theirs(both), "theirs.yaml")
+    assert found.settings["env.reward.options.function"].value == "mine:score"
+    assert "env.judge.kind" not in found.settings
+    assert "reward_model.enable=true" in str([problem.key for problem in found.lost])
+
+
+def test_what_only_a_reader_can_translate_is_left_with_its_remedy() -> None:
+    tree = {
+        "actor_rollout_ref": {
+            "rollout": {"multi_turn": {"enable": True}, "agent": {"default_agent_loop": None}}
+        }
+    }
+    found = convert_configuration(CONVERTIBLE["verl"], Theirs(tree), "theirs.yaml")
+    (problem,) = found.lost
+    assert problem.key.startswith("actor_rollout_ref.rollout.multi_turn.enable")
+    assert "turns and tools belong to an environment" in str(problem)
+
+
+def test_a_chat_template_is_a_file() -> None:
+    def of(template: str) -> tuple[Any, str]:
+        tree = {"policy": {"tokenizer": {"chat_template": template}}}
+        found = convert_configuration(CONVERTIBLE["nemo_rl"], Theirs(tree), "theirs.yaml")
+        setting = found.settings.get("data.chat_template")
+        return setting and setting.value, str(found.lost)
+
+    assert of("chat.jinja")[0] == "chat.jinja" and of("default") == (None, "[]")
+    assert "write the template into a file" in of("{{ messages }}")[1]

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from nemo_like_tools.conversion.their_files import read_theirs
-from nemo_like_tools.conversion.translation import Conversion, convert_configuration, framework_of
+from nemo_like_tools.conversion.translation import (
+    CONVERTIBLE,
+    Conversion,
+    convert_configuration,
+    framework_of,
+)
+from nemo_like_tools.conversion.values import Theirs
 from nemo_like_tools.conversion.writing import conversion_yaml
 
 TRL = """
@@ -189,3 +195,10 @@ def test_a_reward_model_is_an_environment(tmp_path: Path) -> None:
 )
 def test_a_value_without_a_counterpart_is_named(tmp_path: Path, argument: str, expected: str) -> None:
     assert expected in lost(converted(tmp_path, TRL, "num_processes=4", argument))
+
+
+def test_a_regular_expression_of_vllm_is_the_grammar_of_responses() -> None:
+    found = convert_configuration(
+        CONVERTIBLE["trl"], Theirs({"vllm_structured_outputs_regex": "[0-9]+"}), "grpo.yaml"
+    )
+    assert found.settings["generation.structured_outputs"].value == {"regex": "[0-9]+"}

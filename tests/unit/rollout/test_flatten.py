@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from nemo_like.batch.columns import Column, Layout
 from nemo_like.data.interface import Encoded
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.environments.interface import Failure, FailureKind, Feedback
+from nemo_like.generation.interface import FORCED
 from nemo_like.rollout.flatten import FlatBatch, flatten
 from tests.unit.rollout.conversations import conversation, finished, response, routed
 
@@ -194,3 +197,14 @@ def test_samples_of_a_group_have_their_own_routes_in_the_prompt_that_they_share(
     unanswered.fail(Failure(FailureKind.raised, "unreadable"), 3)
     flat = flatten([[*samples, unanswered]], [column])
     assert flat.columns["routes"].tolist() == [11, 12, 0, 13, 14, 31, 0, 0, 0]
+
+
+def test_tokens_that_a_grammar_forced_are_no_part_of_the_mask() -> None:
+    answered = replace(
+        response([7, 8, 9], [-0.5, -40.0, -0.25]), columns={FORCED: np.array([0, 1, 0], np.uint8)}
+    )
+    flat = flatten([[finished((4,), answered, Feedback({"a": 1.0}))]])
+    assert flat.columns["input_ids"].tolist() == [4, 7, 8, 9]
+    assert flat.columns["response_mask"].tolist() == [0, 1, 0, 1]
+    assert flat.columns["generation_logprobs"].tolist() == [0, -0.5, 0, -0.25]
+    assert flat.tags["num_response_tokens"] == [2]

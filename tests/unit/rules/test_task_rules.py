@@ -13,7 +13,8 @@ from nemo_like.environments import bubblewrap
 from nemo_like.environments.options import ENVIRONMENT_KINDS
 from nemo_like.environments.registry import options_of
 from nemo_like.plan.machine_rules import Machine
-from nemo_like.rollout.tasks import training_sampling, used_environments, validation_sampling
+from nemo_like.rollout.task_rules import task_problems
+from nemo_like.rollout.tasks import has_grammars, training_sampling, used_environments, validation_sampling
 from nemo_like.rules.rules import validate
 from tests.unit.config.checkpoints import REPOSITORY
 
@@ -355,3 +356,35 @@ def test_an_empty_stop_string_is_refused(demo: Demo) -> None:
 def test_a_stop_token_that_the_model_lacks_is_refused(demo: Demo, argument: str, key: str, rule: str) -> None:
     (problem,) = problems(demo(argument))
     assert problem.startswith(f"{key} {rule}")
+
+
+@pytest.mark.parametrize(
+    ("grammar", "told"),
+    [
+        ("{regex: '[0-9]+'}", ""),
+        ("{json: {type: object}}", ""),
+        ("{choice: [a, b]}", ""),
+        ("{regex: '[0-9'}", "generation.structured_outputs.regex='[0-9' is no regular expression: "),
+        (
+            "{regx: a}",
+            "generation.structured_outputs has regx, and must have one of regex, json, choice, grammar",
+        ),
+        ("{regex: a, choice: [a]}", "generation.structured_outputs has choice, regex, and must have one of"),
+        ("{choice: a}", "generation.structured_outputs.choice must be a list that is not empty"),
+        ("{grammar: ''}", "generation.structured_outputs.grammar must be a str that is not empty"),
+    ],
+)
+def test_a_grammar_has_one_form_of_its_type(demo: Callable[..., Config], grammar: str, told: str) -> None:
+    found = [str(one) for one in task_problems(demo(f"++generation.structured_outputs={grammar}"))]
+    assert len(found) == bool(told)
+    assert all(one.startswith(told) for one in found)
+
+
+def test_a_grammar_of_one_task_leaves_the_others_free(demo: Callable[..., Config]) -> None:
+    cfg = demo(
+        "generation.structured_outputs={choice: [a]}",
+        "env.arithmetic.validation_sampling.structured_outputs={}",
+    )
+    assert training_sampling(cfg, "arithmetic").sampling.structured_outputs == '{"choice": ["a"]}'
+    assert validation_sampling(cfg, "arithmetic").sampling.structured_outputs is None and has_grammars(cfg)
+    assert not has_grammars(demo())
