@@ -6,12 +6,18 @@ from collections.abc import Iterator
 
 from nemo_like.algorithms.estimator_kind import estimator_kind_of
 from nemo_like.algorithms.loss_kind import OwnLossConfig, loss_kind_of
-from nemo_like.algorithms.loss_traits import has_sample_ratio, scores_prev_logprobs
+from nemo_like.algorithms.loss_traits import (
+    has_sample_ratio,
+    has_teacher,
+    scores_prev_logprobs,
+    trains_on_entropy,
+)
 from nemo_like.algorithms.options import (
     ESTIMATOR_KINDS,
     GRPOConfig,
     ImportanceSamplingType,
     LossConfig,
+    Overlap,
 )
 from nemo_like.config.problems import Problem
 
@@ -35,6 +41,8 @@ def loss_problems(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
         yield from _unscored(loss, grpo)
     if loss.use_kl_in_reward:
         yield from _kl_in_reward(loss, grpo)
+    yield from _off_policy(loss)
+    yield from _of_whole_updates(loss, grpo)
 
 
 def _with_sample_ratio(loss: LossConfig) -> str:
@@ -136,6 +144,12 @@ def _unscored(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
             rule=f"masks samples by prev_logprobs, which {chosen}=true does not compute",
             remedy=f"set it to null, or loss_fn.{chosen}=false",
         )
+    if trains_on_entropy(loss):
+        yield Problem(
+            key=f"loss_fn.top_entropy_quantile={loss.top_entropy_quantile:g}",
+            rule=f"reads entropies, which come with prev_logprobs, which {chosen}=true does not compute",
+            remedy=f"set it to 1, or loss_fn.{chosen}=false",
+        )
     if loss.use_kl_in_reward:
         yield Problem(
             key="loss_fn.use_kl_in_reward=true",
@@ -146,6 +160,41 @@ def _unscored(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
 
 def _choice_against_scoring(loss: LossConfig) -> str:
     return "force_on_policy_ratio" if loss.force_on_policy_ratio else "use_generation_logprobs_as_prev"
+
+
+def _off_policy(loss: LossConfig) -> Iterator[Problem]:
+    if loss.use_on_policy_kl_approximation and (
+        loss.use_kl_in_reward or not loss.reference_policy_kl_penalty
+    ):
+        yield Problem(
+            key="loss_fn.use_on_policy_kl_approximation=true",
+            rule="weighs a KL in the loss, and there is none: "
+            f"reference_policy_kl_penalty={loss.reference_policy_kl_penalty:g}, "
+            f"use_kl_in_reward={str(loss.use_kl_in_reward).lower()}",
+            remedy="set it to false, or loss_fn.reference_policy_kl_penalty above 0 without use_kl_in_reward",
+        )
+    for key, neutral in (("off_policy_mask_threshold", None), ("top_entropy_quantile", 1.0)):
+        value = getattr(loss, key)
+        if value != neutral and has_teacher(loss):
+            yield Problem(
+                key=f"loss_fn.{key}={value:g}",
+                rule=f"leaves out a part of a policy gradient, and loss_fn.kind={loss.kind} learns from a "
+                "teacher too",
+                remedy=f"set it to {'null' if neutral is None else neutral}",
+            )
+
+
+def _of_whole_updates(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
+    """Yield a problem for every key that needs all samples of an update before the first one trains."""
+    if grpo.overlap is Overlap.off:
+        return
+    for key, neutral in (("positive_example_nll_weight", 0.0), ("top_entropy_quantile", 1.0)):
+        if (value := getattr(loss, key)) != neutral:
+            yield Problem(
+                key=f"loss_fn.{key}={value:g}",
+                rule="needs all samples of an update, and grpo.overlap=exact begins with a few",
+                remedy="set grpo.overlap=off",
+            )
 
 
 def _kl_in_reward(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:

@@ -11,6 +11,21 @@ def scores_prev_logprobs(loss: LossConfig) -> bool:
     return not (loss.force_on_policy_ratio or loss.use_generation_logprobs_as_prev)
 
 
+def reads_generation_logprobs(loss: LossConfig) -> bool:
+    """Return whether training reads the log-probs with which the engine sampled."""
+    return (
+        loss.use_importance_sampling_correction
+        or loss.use_on_policy_kl_approximation
+        or loss.off_policy_mask_threshold is not None
+        or not scores_prev_logprobs(loss)
+    )
+
+
+def trains_on_entropy(loss: LossConfig) -> bool:
+    """Return whether only the tokens of highest entropy have a policy gradient."""
+    return loss.top_entropy_quantile < 1
+
+
 def policy_gradient_of(loss: LossConfig) -> LossKind:
     """Return the kind whose formula weighs the advantages: the configured kind, or for a distillation the
     kind that ``loss_fn.policy_loss`` names."""
@@ -56,5 +71,11 @@ def is_advantage_alone(loss: LossConfig) -> bool:
 
     It is false for a user's own loss, where this is unknown.
     """
-    has_more = loss.reference_policy_kl_penalty or loss.entropy_coef or has_teacher(loss)
-    return not (has_more or is_own_loss(loss))
+    has_more = (
+        loss.reference_policy_kl_penalty
+        or loss.entropy_coef
+        or loss.positive_example_nll_weight
+        or has_teacher(loss)
+    )
+    # Whether a token trains depends on the entropies of all samples of a step.
+    return not (has_more or trains_on_entropy(loss) or is_own_loss(loss))

@@ -18,6 +18,7 @@ from torch import Tensor
 from nemo_like.algorithms.importance_sampling import importance_correction, sample_means
 from nemo_like.algorithms.logprobs import limited
 from nemo_like.algorithms.loss_traits import has_sample_ratio
+from nemo_like.algorithms.off_policy import kl_weights, on_policy_gate
 from nemo_like.algorithms.options import KLType, LossConfig
 
 # Keeps a mean over no valid token from dividing by 0; the same constant as in NeMo-RL.
@@ -70,10 +71,10 @@ class LossTokens:
     sample_index: Tensor  # [M] int64, which of the n samples a token belongs to
     response_lengths: Tensor  # [n] float32, tokens of each sample
     reference_logprobs: Tensor | None = None  # None without a KL penalty
-    generation_logprobs: Tensor | None = (
-        None  # given with importance-sampling correction, or where no prev_logprobs are scored
-    )
+    generation_logprobs: Tensor | None = None  # given where loss_traits.reads_generation_logprobs
     entropy: Tensor | None = None  # None without an entropy coefficient
+    entropy_gate: Tensor | None = None  # 0 on tokens without a policy gradient; None where all have one
+    likelihood_weights: Tensor | None = None  # of each token's log-prob; None without a likelihood term
     # [M, k], with a gradient: the policy's log-probs of the tokens in the column teacher_topk_ids. None for a
     # loss that does not read that column.
     topk_logprobs: Tensor | None = None
@@ -98,7 +99,8 @@ class LossTerms:
     ``loss`` is the sum of weight times loss over the micro-batch's tokens. Added over all micro-batches and
     ranks, it is the mean over the global batch. ``ratio`` and ``clipped_ratio`` are [M]; a user's loss
     that has no ratio gives ones. ``means`` are metrics by name: kl_penalty (not multiplied by its
-    coefficient; 0 without a reference); entropy and is_oob_ratio where the configuration asks for them;
+    coefficient; 0 without a reference); entropy, is_oob_ratio and off_policy_masked where the configuration
+    asks for them;
     clip_fraction_low and clip_fraction_high of a loss that clips; and the names given to ``logs``.
     """
 
@@ -298,8 +300,9 @@ def loss_terms(
 ) -> LossTerms:
     """Make a micro-batch's ``LossTerms`` from a policy-gradient term ``per_token``, [M].
 
-    Where the configuration asks for it, the term is multiplied by the importance-sampling correction, and KL
-    and entropy are added. ``loss`` is the sum over tokens of weight times term.
+    Where the configuration asks for it, the term is multiplied by the importance-sampling correction and left
+    out on some tokens; KL, entropy and the likelihood of right answers (VAPO, arXiv 2504.05118, eq. 10) are
+    added. ``loss`` is the sum over tokens of weight times term.
     """
     means: dict[str, TokenMean] = {}
     if cfg.use_importance_sampling_correction and tokens.generation_logprobs is not None:
@@ -312,17 +315,35 @@ def loss_terms(
         )
         per_token = per_token * correction.weights
         means["is_oob_ratio"] = TokenMean(correction.is_out_of_bounds, correction.counts * tokens.mask)
+    if cfg.off_policy_mask_threshold is not None and tokens.generation_logprobs is not None:
+        gate = on_policy_gate(
+            tokens.logprobs,
+            tokens.generation_logprobs,
+            tokens.advantages,
+            tokens.sample_index,
+            tokens.response_lengths,
+            cfg.off_policy_mask_threshold,
+        )
+        per_token = per_token * gate
+        means["off_policy_masked"] = TokenMean(1 - gate, tokens.mask)
+    if tokens.entropy_gate is not None:
+        per_token = per_token * tokens.entropy_gate
     kl = torch.zeros_like(tokens.prev_logprobs)
     if tokens.reference_logprobs is not None:
         kl = kl_to_reference(tokens.logprobs, tokens.reference_logprobs, cfg.reference_policy_kl_type)
+        if cfg.use_on_policy_kl_approximation and tokens.generation_logprobs is not None:
+            kl = kl * kl_weights(tokens.logprobs, tokens.generation_logprobs)
         if not cfg.use_kl_in_reward:
             per_token = per_token + cfg.reference_policy_kl_penalty * kl
     means["kl_penalty"] = TokenMean(kl.detach(), tokens.mask)
     if tokens.entropy is not None and cfg.entropy_coef is not None:
         per_token = per_token - cfg.entropy_coef * tokens.entropy
         means["entropy"] = TokenMean(tokens.entropy.detach(), tokens.mask)
+    loss = (tokens.weights * per_token).sum()
+    if tokens.likelihood_weights is not None:
+        loss = loss - (tokens.likelihood_weights * tokens.logprobs).sum()
     return LossTerms(
-        loss=(tokens.weights * per_token).sum(),
+        loss=loss,
         ratio=ratio.detach(),
         clipped_ratio=clipped_ratio.detach(),
         means=means,

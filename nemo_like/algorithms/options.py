@@ -402,6 +402,42 @@ class LossConfig:
             False,
         ),
     ]
+    use_on_policy_kl_approximation: Annotated[
+        bool,
+        Key(
+            "Weigh each token's KL in the loss by pi / pi_engine, for tokens that another policy sampled.",
+            False,
+        ),
+    ]
+    off_policy_mask_threshold: Annotated[
+        float | None,
+        Key(
+            "Tokens with a negative advantage do not train where their sample's mean of log pi_engine - log "
+            "pi is above this, e.g. 0.5 nats; null: all train.",
+            None,
+            above=0,
+            remedy="null leaves none out",
+        ),
+    ]
+    top_entropy_quantile: Annotated[
+        float,
+        Key(
+            "This share of a step's tokens, those of highest entropy, has a policy gradient, e.g. 0.2; the "
+            "entropies come with the log-prob pass.",
+            1.0,
+            above=0,
+            at_most=1,
+        ),
+    ]
+    positive_example_nll_weight: Annotated[
+        float,
+        Key(
+            "mu of mu x the mean negative log-prob of right answers, those of at least "
+            "grpo.val_solved_reward; e.g. 0.1",
+            0.0,
+            at_least=0,
+        ),
+    ]
 
 
 @dataclass(kw_only=True, slots=True)

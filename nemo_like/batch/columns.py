@@ -116,7 +116,8 @@ ENTROPIES = Column(
     "entropies",
     "float32",
     Layout.per_token,
-    "nats, in steps whose rollouts are dumped: the entropy of the distribution that token t was drawn from, "
+    "nats, in steps whose rollouts are dumped, or with loss_fn.top_entropy_quantile: the entropy of the "
+    "distribution that token t was drawn from, "
     "as the training engine computes it with prev_logprobs; 0 where response_mask is 0",
 )
 

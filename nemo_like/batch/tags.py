@@ -101,6 +101,13 @@ TOKEN_SCALE = Tag(
     ("train",),
     "the multiple of column token_advantages that a token's advantage gains",
 )
+LIKELIHOOD_WEIGHT = Tag(
+    "likelihood_weight",
+    float,
+    "driver",
+    ("train",),
+    "the weight of each token's log-prob in the likelihood of its update's right answers",
+)
 IS_IDLE = Tag("is_idle", bool, "driver", ("driver",), "whether it has no gradient and need not be computed")
 
 

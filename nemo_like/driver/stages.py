@@ -37,6 +37,7 @@ from nemo_like.batch.tags import (
     KL_SCALE,
     KL_SQUARE_SUM,
     KL_SUM,
+    LIKELIHOOD_WEIGHT,
     MAX_RESPONSE_TOKENS,
     MULT_PROB_ERROR,
     NUM_RESPONSE_TOKENS,
@@ -148,6 +149,28 @@ def mean_advantages(batch: KVBatchMeta) -> Sequence[float]:
         shift + scale * total / count if count else 0.0
         for shift, scale, total, count in zip(*columns, strict=True)
     ]
+
+
+def with_likelihood_weights(
+    batch: KVBatchMeta, loss: LossConfig, *, solved_reward: float, update_size: int
+) -> KVBatchMeta:
+    """Return the batch, in the order of its updates, with the tag likelihood_weight where the loss has a
+    likelihood term: ``loss_fn.positive_example_nll_weight`` / the tokens of the right answers of the update.
+
+    An answer is right with a raw reward of at least ``solved_reward``. Others, and those that do not train,
+    have 0.
+    """
+    mu = loss.positive_example_nll_weight
+    if not mu:
+        return batch
+    tokens, rewards, kept = batch.tag(NUM_RESPONSE_TOKENS), batch.tag(REWARD), batch.tag(SAMPLE_MASK)
+    is_right = [bool(one) and reward >= solved_reward for reward, one in zip(rewards, kept, strict=True)]
+    weights: list[float] = []
+    for start in range(0, len(batch), update_size):
+        update = range(start, min(start + update_size, len(batch)))
+        total = sum(tokens[i] for i in update if is_right[i])
+        weights += [mu / total if is_right[i] and total else 0.0 for i in update]
+    return batch.with_tag(LIKELIHOOD_WEIGHT, weights)
 
 
 def without_truncated(batch: KVBatchMeta) -> KVBatchMeta:

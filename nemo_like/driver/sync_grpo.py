@@ -52,6 +52,7 @@ from nemo_like.driver.stages import (
     kl_in_reward,
     validates_after,
     with_idle,
+    with_likelihood_weights,
     without_mismatch,
     without_truncated,
 )
@@ -236,6 +237,12 @@ class SyncGRPODriver:
             batch = with_estimated_advantages(
                 valued.batch, grpo, kl_in_reward(valued.batch, self.cfg.loss_fn)
             )
+        batch = with_likelihood_weights(
+            batch,
+            self.cfg.loss_fn,
+            solved_reward=grpo.val_solved_reward,
+            update_size=self.cfg.policy.train_global_batch_size,
+        )
         if grpo.skip_idle_samples:
             batch = with_idle(batch, self.cfg.loss_fn)
         return ReadyGroups(batch, scored, taught, valued)

@@ -63,6 +63,8 @@ class ScoredTokens:
     generation: Tensor | None = None
     reference: Tensor | None = None
     entropy: Tensor | None = None
+    gate: Tensor | None = None  # 0 on tokens without a policy gradient; None where all have one
+    likelihood: Tensor | None = None  # the weight of each token's log-prob, besides the policy gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +94,24 @@ def reference_terms(tokens: ScoredTokens, cfg: LossConfig) -> ReferenceTerms:
         estimate, kl_slope, kl_is_certain = _kl(
             tokens.reference - tokens.logprobs, cfg.reference_policy_kl_type
         )
+        if cfg.use_on_policy_kl_approximation and tokens.generation is not None:
+            weight, weight_is_certain = _ratio(tokens.logprobs - tokens.generation)
+            estimate, kl_slope = estimate * weight, kl_slope * weight
+            kl_is_certain = kl_is_certain & weight_is_certain
         kl_value, is_certain = beta * estimate, is_certain & kl_is_certain
     bonus = cfg.entropy_coef or 0.0
     entropy = torch.zeros_like(value) if tokens.entropy is None else tokens.entropy
+    likelihood = torch.zeros_like(value) if tokens.likelihood is None else tokens.likelihood
     least = _LEAST_SHARE * (tokens.advantages.abs() + beta + bonus)
     whole_share = 1 / tokens.update_tokens.clamp(min=1)
     return ReferenceTerms(
-        loss=share * (value + kl_value - bonus * entropy),
-        gradient=slope + share * beta * kl_slope,
+        loss=share * (value + kl_value - bonus * entropy) - likelihood * tokens.logprobs,
+        gradient=slope + share * beta * kl_slope - likelihood,
         entropy_gradient=-bonus * share,
         scale=slope.abs()
         + _LEAST_SHARE * slope_size
         + share * beta * kl_slope.abs()
+        + likelihood
         + torch.maximum(share, whole_share) * least,
         is_certain=is_certain,
     )
@@ -158,6 +166,8 @@ def _without_untrained(tokens: ScoredTokens) -> ScoredTokens:
         generation=harmless(tokens.generation),
         reference=harmless(tokens.reference),
         entropy=tokens.entropy,
+        gate=tokens.gate,
+        likelihood=None if tokens.likelihood is None else torch.where(tokens.trains, tokens.likelihood, 0.0),
     )
 
 
@@ -179,6 +189,14 @@ def _policy_gradient(
     if cfg.use_importance_sampling_correction and tokens.generation is not None:
         weights, weights_are_certain = _engine_weights(tokens, cfg)
         value, factor, is_certain = value * weights, factor * weights, is_certain & weights_are_certain
+    if cfg.off_policy_mask_threshold is not None and tokens.generation is not None:
+        difference = (tokens.generation - tokens.logprobs).clamp(-_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
+        far = _sample_mean(difference, tokens) - cfg.off_policy_mask_threshold
+        is_left_out = (far > 0) & (advantages < 0)
+        value, factor = torch.where(is_left_out, 0.0, value), torch.where(is_left_out, 0.0, factor)
+        is_certain = is_certain & (far.abs() > _NEAR)
+    if tokens.gate is not None:
+        value, factor = value * tokens.gate, factor * tokens.gate
     factor = factor * share
     slope, slope_size = factor * advantages, factor.abs() * tokens.advantage_sizes
     if kind.spreads_gradient:

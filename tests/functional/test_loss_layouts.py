@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from nemo_like.algorithms.options import ImportanceSamplingType, KLType, LossConfig
-from nemo_like.batch.columns import POLICY_COLUMNS
+from nemo_like.batch.columns import ENTROPIES, POLICY_COLUMNS
 from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
@@ -41,6 +41,7 @@ from tests.unit.algorithms.loss_cases import of_kind
 NUM_SAMPLES = 8
 TEMPERATURE = 0.8
 KL_SCALE = 0.7
+LIKELIHOOD = [0.01 * (row % 2) for row in range(NUM_SAMPLES)]
 CORRECTED = {
     "use_importance_sampling_correction": True,
     "truncated_importance_sampling_ratio": 1.25,
@@ -95,6 +96,15 @@ LOSSES = {
     "GSPO-token with KL in the reward": plain(
         "gspo_token", token_level_loss=False, use_kl_in_reward=True, reference_policy_kl_penalty=0.2
     ),
+    "highest entropies and likelihood": plain(
+        top_entropy_quantile=0.4, positive_example_nll_weight=0.2, reference_policy_kl_penalty=0.2
+    ),
+    "off-policy mask and weighed KL": plain(
+        off_policy_mask_threshold=0.1,
+        use_on_policy_kl_approximation=True,
+        reference_policy_kl_penalty=0.2,
+        reference_policy_kl_type=KLType.k1,
+    ),
     "Dr.GRPO": plain(token_level_loss=False, sequence_length_normalizer=21),
 }
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -112,9 +122,10 @@ def train_with_every_loss(
 ) -> dict[str, dict[str, Metric]]:
     """One rank: a training phase per loss, by the worker's own method; the leaders' metrics by loss."""
     plane = InMemoryDataPlane()
-    tags = {**batch["tags"], "kl_scale": [KL_SCALE] * NUM_SAMPLES}
+    tags = {**batch["tags"], "kl_scale": [KL_SCALE] * NUM_SAMPLES, "likelihood_weight": LIKELIHOOD}
     meta = put_samples(plane, "step", {**batch, "tags": tags})
-    meta = plane.write(meta, {column.name: batch["columns"][column.name] for column in POLICY_COLUMNS})
+    scored = (*POLICY_COLUMNS, ENTROPIES)
+    meta = plane.write(meta, {column.name: batch["columns"][column.name] for column in scored})
     worker = ready_worker(cfg, LOSSES["GSPO with KL"], coordinates, plane, TEMPERATURE)
     shards = shard_for_training(
         meta, num_shards=cfg.data_parallel_size, global_batch_size=NUM_SAMPLES, strategy=train_strategy(cfg)
@@ -139,6 +150,7 @@ class Token:
     prev: float
     generation: float
     reference: float
+    likelihood: float  # the weight of its log-prob
 
 
 class DenseLoss:
@@ -160,7 +172,18 @@ class DenseLoss:
                 share = 1 / len(self.samples) / (self.loss.sequence_length_normalizer or len(sample))
             for token in sample:
                 total = total + share * self.token(token, sample, advantage)
+                if self.loss.positive_example_nll_weight:
+                    total = total - token.likelihood * token.logprob
         return total
+
+    def trains(self, token: Token, sample: list[Token], advantage: float) -> bool:
+        """Whether the token has a policy gradient."""
+        if self.loss.off_policy_mask_threshold is not None and advantage < 0:
+            gaps = [other.generation - other.logprob.item() for other in sample]
+            return sum(gaps) / len(gaps) <= self.loss.off_policy_mask_threshold
+        every = sorted((other.entropy.item() for each in self.samples for other in each), reverse=True)
+        share = self.loss.top_entropy_quantile
+        return token.entropy.item() >= every[math.ceil(share * len(every)) - 1] - 1e-6
 
     def token(self, token: Token, sample: list[Token], advantage: float) -> Tensor:
         cfg = self.loss
@@ -185,11 +208,14 @@ class DenseLoss:
             value = torch.max(-advantage * ratio, -advantage * clipped)
             if cfg.kind == "cispo":
                 value = -advantage * clipped.item() * token.logprob
-        value = value * self.weight(token, sample)
+        value = value * self.weight(token, sample) * self.trains(token, sample, advantage)
         if cfg.reference_policy_kl_penalty and not cfg.use_kl_in_reward:
             kl = dense_kl(token.reference - token.logprob, cfg.reference_policy_kl_type)
             score = (token.logprob - token.logprob.item()).exp()
-            value = value + cfg.reference_policy_kl_penalty * (kl * score).clamp(-10, 10)
+            kl = (kl * score).clamp(-10, 10)
+            if cfg.use_on_policy_kl_approximation:
+                kl = kl * math.exp(token.logprob.item() - token.generation)
+            value = value + cfg.reference_policy_kl_penalty * kl
         return value - (cfg.entropy_coef or 0.0) * token.entropy
 
     def prev(self, token: Token) -> float:
@@ -263,6 +289,7 @@ class Model:
                         prev=float(columns["prev_logprobs"][row][position]),
                         generation=float(columns["generation_logprobs"][row][position]),
                         reference=float(columns["reference_logprobs"][row][position]),
+                        likelihood=LIKELIHOOD[row],
                     )
                 )
             samples.append(sample)
@@ -276,13 +303,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     batch = random_batch(NUM_SAMPLES)
     dense = with_all_rows(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32))
     columns, mask = batch["columns"], torch.from_numpy(batch["columns"]["response_mask"])
-    own = torch.zeros(len(mask))
+    own, entropies = torch.zeros(len(mask)), torch.zeros(len(mask))
     start = 0
     for length in batch["lengths"]:
         ids = torch.from_numpy(columns["input_ids"][start : start + length]).long()
         with torch.no_grad():
             logprobs = (dense(ids[None]).logits[0] / TEMPERATURE).log_softmax(-1)
         own[start + 1 : start + length] = logprobs[:-1].gather(1, ids[1:, None])[:, 0]
+        entropies[start + 1 : start + length] = -(logprobs[:-1].exp() * logprobs[:-1]).sum(-1)
         start += length
     # On every third sample the engine is further off, as a whole.
     row = torch.repeat_interleave(torch.arange(NUM_SAMPLES), torch.tensor(batch["lengths"]))
@@ -295,6 +323,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
     for name in ("prev_logprobs", "generation_logprobs", "reference_logprobs"):
         noise = 0.2 * torch.randn(len(mask), generator=generator)
         columns[name] = ((own + noise + offsets.get(name, 0.0)) * mask).numpy()
+    columns["entropies"] = (entropies * mask).numpy()
     return Model(str(path), batch, dense)
 
 

@@ -14,6 +14,7 @@ from nemo_like.batch.tags import (
     ADVANTAGE,
     IS_TRUNCATED,
     KL_SCALE,
+    LIKELIHOOD_WEIGHT,
     NUM_PROMPT_TOKENS,
     SAMPLE_DIGEST,
     SAMPLE_MASK,
@@ -40,7 +41,13 @@ if TYPE_CHECKING:
 
 # The tags that workers of the policy and of the critic read, where a batch has them. The tags that schedule a
 # batch travel with them.
-POLICY_TAGS: tuple[Tag[Any], ...] = (ADVANTAGE, SAMPLE_MASK, KL_SCALE, TOKEN_SCALE)
+POLICY_TAGS: tuple[Tag[Any], ...] = (
+    ADVANTAGE,
+    SAMPLE_MASK,
+    KL_SCALE,
+    TOKEN_SCALE,
+    LIKELIHOOD_WEIGHT,
+)
 VALUE_TAGS: tuple[Tag[Any], ...] = (SAMPLE_MASK, SHAPED_REWARD, IS_TRUNCATED)
 WORKER_TAGS = tuple(dict.fromkeys((*POLICY_TAGS, *VALUE_TAGS)))
 # Further tags that workers compare with the columns.

@@ -19,7 +19,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from nemo_like.algorithms.logprobs import LogprobSettings
-from nemo_like.batch.columns import BRANCH_STARTS, INPUT_IDS, RESPONSE_MASK, TEACHER_TOPK_IDS, Column, Layout
+from nemo_like.batch.columns import (
+    BRANCH_STARTS,
+    ENTROPIES,
+    INPUT_IDS,
+    RESPONSE_MASK,
+    TEACHER_TOPK_IDS,
+    Column,
+    Layout,
+)
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.batch.micro_batches import model_length
 from nemo_like.batch.recordings import ROUTED_EXPERTS
@@ -170,6 +178,7 @@ class PolicyBatch:
         self._prompt_index = torch.tensor(prompt_index, dtype=torch.int64)
         self._values: dict[str, Tensor | Sequence[Any]] = {}  # columns with values per sample or per prompt
         self._rope_positions: Tensor | None = None  # [sum of lengths, 3] int64, on the host
+        self._entropy_threshold = 0.0
         self.lengths = torch.as_tensor(np.asarray(lengths, dtype=np.int64))
         self._model_lengths = torch.tensor(
             [model_length(length) for length in self.lengths.tolist()], dtype=torch.int64
@@ -211,6 +220,16 @@ class PolicyBatch:
             name: torch.tensor(of_samples, dtype=torch.float32, device=self.device)
             for name, of_samples in values.items()
         }
+
+    def set_entropy_threshold(self, threshold: float) -> None:
+        """Say from which entropy on, in nats, tokens have a policy gradient; needs the column entropies."""
+        self._entropy_threshold = threshold
+
+    def entropy_gate(self, inputs: ModelInputs) -> Tensor:
+        """Return 1 for a micro-batch's scored tokens of at least the threshold's entropy, 0 for others, [M]
+        float32."""
+        entropies = self.columns[ENTROPIES.name][inputs.packed_index]
+        return (entropies >= self._entropy_threshold).to(torch.float32)
 
     def values_of(self, column: Column, inputs: ModelInputs) -> Tensor | list[Any]:
         """Return a column's values for a micro-batch of n samples.

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from nemo_like.algorithms.loss_traits import scores_prev_logprobs
+from nemo_like.algorithms.loss_traits import (
+    reads_generation_logprobs,
+    scores_prev_logprobs,
+    trains_on_entropy,
+)
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     ENTROPIES,
@@ -28,11 +32,13 @@ from nemo_like.rollout.options import RolloutConfig, dumps_all_of
 
 
 def scored_columns(loss: LossConfig) -> tuple[Column, ...]:
-    """Return the columns of log-probs that the trainer computes before training, because the loss compares
-    with them."""
+    """Return the columns of log-probs, and of entropies where these choose tokens, that the trainer computes
+    before training, because the loss reads them."""
     columns = [PREV_LOGPROBS] if scores_prev_logprobs(loss) else []
     if loss.reference_policy_kl_penalty > 0:
         columns.append(REFERENCE_LOGPROBS)
+    if trains_on_entropy(loss):
+        columns.append(ENTROPIES)
     return tuple(columns)
 
 
@@ -42,7 +48,8 @@ def dumped_columns(loss: LossConfig, rollout: RolloutConfig) -> tuple[Column, ..
     These are the entropies, which come from the same pass as prev_logprobs. A run without this pass, or
     without dumps of all samples, has none: an excerpt is not worth the time of a whole step.
     """
-    return (ENTROPIES,) if rollout.dump_period > 0 and scores_prev_logprobs(loss) else ()
+    is_extra = scores_prev_logprobs(loss) and not trains_on_entropy(loss)
+    return (ENTROPIES,) if rollout.dump_period > 0 and is_extra else ()
 
 
 def scored_in_step(step: int, loss: LossConfig, rollout: RolloutConfig) -> tuple[Column, ...]:
@@ -76,7 +83,7 @@ def training_reads(
     """Return the columns that training reads; ``own`` has further columns of the user's own loss, ``model``
     the result of ``model_reads``."""
     reads = [INPUT_IDS, RESPONSE_MASK, *model, *scored_columns(loss)]
-    if loss.use_importance_sampling_correction or not scores_prev_logprobs(loss):
+    if reads_generation_logprobs(loss):
         reads.append(GENERATION_LOGPROBS)
     return tuple(dict.fromkeys([*reads, *own]))
 

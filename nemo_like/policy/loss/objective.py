@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nemo_like.algorithms.divergence import divergences
 from nemo_like.algorithms.logprobs import LogprobSettings, TokenScores
-from nemo_like.algorithms.loss_traits import scores_prev_logprobs
+from nemo_like.algorithms.loss_traits import scores_prev_logprobs, trains_on_entropy
 from nemo_like.algorithms.losses import GlobalCounts, LossTokens, TokenMean, token_weights
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
@@ -31,7 +31,7 @@ from nemo_like.batch.columns import (
     Layout,
 )
 from nemo_like.batch.meta import GlobalBatch
-from nemo_like.batch.tags import SAMPLE_MASK
+from nemo_like.batch.tags import LIKELIHOOD_WEIGHT, SAMPLE_MASK
 from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch
 from nemo_like.policy.batch.policy_columns import training_reads
 from nemo_like.policy.loss.checked_loss import CheckedLoss, own_means, own_reads
@@ -223,5 +223,9 @@ def _loss_tokens(
         reference_logprobs=compared(REFERENCE_LOGPROBS),
         generation_logprobs=generation,
         entropy=scores.entropy,
+        entropy_gate=batch.entropy_gate(inputs) if trains_on_entropy(cfg) else None,
+        likelihood_weights=mask * batch.sample_values[LIKELIHOOD_WEIGHT.name][inputs.rows][sample_index]
+        if cfg.positive_example_nll_weight
+        else None,
         topk_logprobs=scores.topk_logprobs,
     )

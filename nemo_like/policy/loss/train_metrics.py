@@ -14,7 +14,7 @@ from nemo_like.observability.metrics import Metric, maximum, mean, minimum
 # Means that a training phase can report; the loss decides which of them it reports.
 KNOWN_MEANS = (
     *("probs_ratio", "probs_ratio_clamped", "clip_fraction_low", "clip_fraction_high"),
-    *("kl_penalty", "entropy", "is_oob_ratio", *DIVERGENCES),
+    *("kl_penalty", "entropy", "is_oob_ratio", "off_policy_masked", *DIVERGENCES),
 )
 
 

@@ -15,7 +15,11 @@ import torch
 from torch import Tensor
 
 from nemo_like.algorithms.logprobs import TokenScores
-from nemo_like.algorithms.loss_traits import has_reference_loss, scores_prev_logprobs
+from nemo_like.algorithms.loss_traits import (
+    has_reference_loss,
+    scores_prev_logprobs,
+    trains_on_entropy,
+)
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     GENERATION_LOGPROBS,
@@ -25,7 +29,14 @@ from nemo_like.batch.columns import (
     Column,
 )
 from nemo_like.batch.meta import GlobalBatch
-from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, SAMPLE_MASK, TOKEN_SCALE, Tag
+from nemo_like.batch.tags import (
+    ADVANTAGE,
+    KL_SCALE,
+    LIKELIHOOD_WEIGHT,
+    SAMPLE_MASK,
+    TOKEN_SCALE,
+    Tag,
+)
 from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch
 from nemo_like.policy.loss.objective import LossFunction
 from nemo_like.tripwires.measured import Measured
@@ -190,6 +201,12 @@ class UpdateWatch:
             update_samples=self._spread([one.update.num_samples for one in parts]),
             generation=self._column(GENERATION_LOGPROBS),
             reference=reference,
+            gate=torch.cat([one.batch.entropy_gate(one.inputs) for one in parts])
+            if trains_on_entropy(self._cfg)
+            else None,
+            likelihood=self._of_samples(LIKELIHOOD_WEIGHT)[sample]
+            if self._cfg.positive_example_nll_weight
+            else None,
             entropy=None
             if parts[0].entropy is None
             else torch.cat([one.entropy for one in parts if one.entropy is not None]).double(),

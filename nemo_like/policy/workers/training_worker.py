@@ -19,6 +19,7 @@ from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.trace import span
+from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.groups.results import WorkerUpdate
 from nemo_like.policy.loss.checked_loss import LossFailed
 from nemo_like.policy.options import TrainedGroupConfig
@@ -52,6 +53,7 @@ class TrainingWorker(GroupWorker):
         batch = self._batches.batch(meta, self.training_reads())
         if self._watch is not None:
             self._watch.training(meta, batch)
+        self._before_training(batch)
         self._is_updating = True
         with span("compute"), Stopwatch() as compute, naming_samples(meta):
             metrics = self._backend.train(batch, schedule_of(meta))
@@ -62,6 +64,10 @@ class TrainingWorker(GroupWorker):
         if not self.coordinates.is_leader:
             return None
         return WorkerUpdate(metrics, self.version, compute.seconds, operations, measured)
+
+    def _before_training(self, batch: PolicyBatch) -> None:
+        """Add to ``batch`` what the workers compute together before its first update; every rank calls
+        it."""
 
     @breaking_down()
     def skip(self, partition: str) -> Sequence[Operation]:

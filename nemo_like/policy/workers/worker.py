@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from nemo_like.algorithms.loss_traits import trains_on_entropy
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     ENTROPIES,
@@ -51,6 +54,7 @@ from nemo_like.policy.batch.policy_columns import (
 from nemo_like.policy.groups.parallelism import FIRST_REPLICA, gathers_weights, logprob_strategy
 from nemo_like.policy.groups.results import WorkerScores
 from nemo_like.policy.loss.checked_loss import own_reads
+from nemo_like.policy.loss.entropy_threshold import entropy_threshold
 from nemo_like.policy.loss.mismatch import logprob_mismatch
 from nemo_like.policy.loss.objective import PolicyObjective
 from nemo_like.policy.loss.token_advantages import reward_kl_tags
@@ -154,6 +158,16 @@ class PolicyWorker(TrainingWorker):
         if REFERENCE_LOGPROBS in scored and self.loss.use_kl_in_reward:
             tags |= reward_kl_tags(batch, self.loss.reference_policy_kl_type)
         return WorkerScores(tags, metrics, compute.seconds)
+
+    def _before_training(self, batch: PolicyBatch) -> None:
+        """Find the entropy from which on tokens of the step have a policy gradient."""
+        if not trains_on_entropy(self.loss):
+            return
+        trains = torch.repeat_interleave(batch.sample_values[SAMPLE_MASK.name].cpu() > 0, batch.lengths)
+        chosen = (trains & batch.columns[RESPONSE_MASK.name].bool()).to(batch.device)
+        entropies = batch.columns[ENTROPIES.name][chosen]
+        share = self.loss.top_entropy_quantile
+        batch.set_entropy_threshold(entropy_threshold(entropies, share, dist.group.WORLD))
 
     def _scored(
         self, batch: PolicyBatch, schedule: Schedule, columns: Sequence[Column]

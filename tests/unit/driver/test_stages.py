@@ -17,6 +17,7 @@ from nemo_like.batch.tags import (
     IS_IDLE,
     IS_JUDGED,
     KL_SCALE,
+    LIKELIHOOD_WEIGHT,
     MULT_PROB_ERROR,
     NUM_RESPONSE_TOKENS,
     OUTCOME,
@@ -35,6 +36,7 @@ from nemo_like.driver.stages import (
     validates_after,
     with_advantages,
     with_idle,
+    with_likelihood_weights,
     with_shaped_rewards,
     without_mismatch,
     without_truncated,
@@ -217,3 +219,19 @@ def test_idle_is_what_is_masked_or_has_no_advantage_where_nothing_else_enters_th
 def test_validation_falls_on_the_period_the_start_and_the_end(period, at_start, at_end, expected) -> None:
     grpo = SimpleNamespace(val_period=period, val_at_start=at_start, val_at_end=at_end, max_num_steps=7)
     assert [step for step in range(8) if validates_after(step, grpo)] == expected
+
+
+def test_the_tokens_of_an_updates_right_answers_share_the_likelihoods_weight() -> None:
+    # Two updates of two samples. In the first one answer of 4 tokens is right; in the second both have the
+    # reward, and one of them, of 5 tokens, does not train.
+    batch = rollout(
+        reward=[1.0, 0.5, 1.0, 2.0], sample_mask=[1.0, 1.0, 1.0, 0.0], num_response_tokens=[4, 3, 2, 5]
+    )
+    loss = replace(CONFIG, positive_example_nll_weight=0.2)
+    given = with_likelihood_weights(batch, loss, solved_reward=1.0, update_size=2)
+    assert given.tag(LIKELIHOOD_WEIGHT) == (0.05, 0.0, 0.1, 0.0)
+
+
+def test_without_a_likelihood_term_no_sample_has_a_weight() -> None:
+    batch = with_likelihood_weights(rollout(), CONFIG, solved_reward=1.0, update_size=2)
+    assert not batch.has_tag(LIKELIHOOD_WEIGHT)

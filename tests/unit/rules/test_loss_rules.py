@@ -30,6 +30,7 @@ BY_SAMPLE = "loss_fn.token_level_loss=false"
 GSPO = ("loss_fn.kind=gspo", BY_SAMPLE)
 
 DISTILLATION = ("loss_fn.kind=distillation", "teacher=default", "teacher.model_name=${policy.model_name}")
+EXACT = ("grpo.overlap=exact", "grpo.samples_kept_together=1")
 FORWARD = (*DISTILLATION, "loss_fn.divergence=forward")
 
 
@@ -59,6 +60,10 @@ def problems(cfg: Config) -> list[str]:
         ("loss_fn.kind=sapo", BY_SAMPLE),
         ("loss_fn.kind=sapo", "loss_fn.tau_neg=1.5"),
         ("loss_fn.kind=gspo_token", BY_SAMPLE),
+        ("loss_fn.use_on_policy_kl_approximation=true", "loss_fn.reference_policy_kl_penalty=0.01"),
+        ("loss_fn.off_policy_mask_threshold=0.5",),
+        ("loss_fn.top_entropy_quantile=0.2",),
+        ("loss_fn.positive_example_nll_weight=0.1",),
         DISTILLATION,
         (*DISTILLATION, "loss_fn.weight=0.5", "loss_fn.reward_weight=1"),
         (*DISTILLATION, "loss_fn.divergence=jensen_shannon", "loss_fn.beta=0.1", "loss_fn.top_k=64"),
@@ -88,6 +93,42 @@ def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> 
         (
             (*DISTILLATION, "loss_fn.divergence=jensen_shannon", "loss_fn.beta=1"),
             "loss_fn.beta=1.0 must be above 0 and below 1",
+        ),
+        (
+            ("loss_fn.use_on_policy_kl_approximation=true",),
+            "loss_fn.use_on_policy_kl_approximation=true weighs a KL in the loss, and there is none: "
+            "reference_policy_kl_penalty=0, use_kl_in_reward=false",
+        ),
+        (
+            (*KL_IN_REWARD, "loss_fn.use_on_policy_kl_approximation=true"),
+            "loss_fn.use_on_policy_kl_approximation=true weighs a KL in the loss, and there is none: "
+            "reference_policy_kl_penalty=0.01, use_kl_in_reward=true",
+        ),
+        (
+            (*DISTILLATION, "loss_fn.off_policy_mask_threshold=0.5"),
+            "loss_fn.off_policy_mask_threshold=0.5 leaves out a part of a policy gradient",
+        ),
+        (("loss_fn.off_policy_mask_threshold=0",), "loss_fn.off_policy_mask_threshold=0.0 must be above 0"),
+        (
+            (*DISTILLATION, "loss_fn.top_entropy_quantile=0.2"),
+            "loss_fn.top_entropy_quantile=0.2 leaves out a part of a policy gradient",
+        ),
+        (("loss_fn.top_entropy_quantile=0",), "loss_fn.top_entropy_quantile=0.0 must be above 0"),
+        (
+            (AS_PREV, "loss_fn.top_entropy_quantile=0.2"),
+            "reads entropies, which come with prev_logprobs, which use_generation_logprobs_as_prev=true",
+        ),
+        (
+            (*EXACT, "loss_fn.top_entropy_quantile=0.2"),
+            "loss_fn.top_entropy_quantile=0.2 needs all samples of an update, and grpo.overlap=exact",
+        ),
+        (
+            (*EXACT, "loss_fn.positive_example_nll_weight=0.1"),
+            "loss_fn.positive_example_nll_weight=0.1 needs all samples of an update",
+        ),
+        (
+            ("loss_fn.positive_example_nll_weight=-1",),
+            "loss_fn.positive_example_nll_weight=-1.0 must be at least 0",
         ),
         ((*FORWARD, "loss_fn.top_k=0"), "loss_fn.top_k=0 must be at least 1"),
         ((*DISTILLATION, "loss_fn.weight=0"), "loss_fn.weight=0.0 must be above 0"),

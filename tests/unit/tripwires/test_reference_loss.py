@@ -123,6 +123,15 @@ LOSSES: dict[str, dict[str, Any]] = {
         "truncated_importance_sampling_ratio": 1.1,
         "truncated_importance_sampling_ratio_min": 0.9,
     },
+    "off-policy mask": {"off_policy_mask_threshold": 0.05},
+    "gspo with the off-policy mask": {
+        "kind": "gspo",
+        "token_level_loss": False,
+        "off_policy_mask_threshold": 0.05,
+    },
+    "weighed k3": {"reference_policy_kl_penalty": 0.1, "use_on_policy_kl_approximation": True},
+    "highest entropies": {"top_entropy_quantile": 0.3},
+    "likelihood": {"positive_example_nll_weight": 0.1},
     "gspo with correction": {
         "kind": "gspo",
         "token_level_loss": False,
@@ -152,6 +161,10 @@ def both(cfg: LossConfig) -> tuple[ReferenceTerms, float, torch.Tensor, torch.Te
     advantages = torch.randn(40)[sample] + 0.1 * torch.randn(count)
     counts = GlobalCounts(num_tokens=count + 20, num_samples=44)
     has_kl = cfg.reference_policy_kl_penalty != 0
+    gate = (torch.rand(count) < 0.3).float() if cfg.top_entropy_quantile < 1 else None
+    likelihood = None
+    if cfg.positive_example_nll_weight:
+        likelihood = mask[sample] * (sample % 3 == 0) * cfg.positive_example_nll_weight / count
     terms = compute(
         LossTokens(
             logprobs=logprobs,
@@ -164,6 +177,8 @@ def both(cfg: LossConfig) -> tuple[ReferenceTerms, float, torch.Tensor, torch.Te
             reference_logprobs=reference if has_kl else None,
             generation_logprobs=generation,
             entropy=entropy if cfg.entropy_coef is not None else None,
+            entropy_gate=gate,
+            likelihood_weights=likelihood,
         ),
         cfg,
     )
@@ -183,6 +198,8 @@ def both(cfg: LossConfig) -> tuple[ReferenceTerms, float, torch.Tensor, torch.Te
             generation=generation.double(),
             reference=reference.double() if has_kl else None,
             entropy=entropy.detach().double() if cfg.entropy_coef is not None else None,
+            gate=None if gate is None else gate.double(),
+            likelihood=None if likelihood is None else likelihood.double(),
         ),
         cfg,
     )
