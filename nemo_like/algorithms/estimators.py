@@ -103,9 +103,16 @@ def build_estimator(cfg: GRPOConfig) -> Callable[[AdvantageInputs], Advantages]:
                 f"{key} gave token_scale={result.token_scale}, which scales the advantages of tokens, and "
                 "only a critic gives these; leave it out"
             )
-        return Advantages(advantages, result.kl_scale, result.token_scale)
+        return Advantages(_clipped(advantages, cfg), result.kl_scale, result.token_scale)
 
     return checked
+
+
+def _clipped(advantages: list[float], cfg: GRPOConfig) -> list[float]:
+    """Limit advantages to [grpo.advantage_clip_low, grpo.advantage_clip_high], where these are set."""
+    low = -math.inf if cfg.advantage_clip_low is None else cfg.advantage_clip_low
+    high = math.inf if cfg.advantage_clip_high is None else cfg.advantage_clip_high
+    return [min(max(value, low), high) for value in advantages]
 
 
 def _numbers(key: str, values: Any) -> list[float]:

@@ -25,6 +25,15 @@ class TokenEstimates:
     returns: Tensor
 
 
+def length_adaptive_lambda(num_tokens: Tensor, alpha: float) -> Tensor:
+    """Compute VAPO's lambda of each sample, 1 - 1 / (alpha x its response tokens), at least 0, [N] float64
+    (arXiv 2504.05118).
+
+    The sum of the weights lambda^k then is alpha times the length: long samples hear of their reward too.
+    """
+    return (1 - 1 / (alpha * num_tokens.double().clamp(min=1))).clamp(min=0)
+
+
 def generalised_advantages(
     values: Tensor,
     rewards: Tensor,
@@ -33,13 +42,14 @@ def generalised_advantages(
     end_values: Tensor,
     *,
     gamma: float,
-    gae_lambda: float,
+    gae_lambda: float | Tensor,
 ) -> TokenEstimates:
     """Compute advantages and returns of all tokens of N samples, in float64.
 
     ``values`` and ``rewards`` are packed [sum of lengths], samples one after the other; entries where
     ``mask`` is 0 are ignored. ``lengths`` [N] int64 are the samples' lengths, ``end_values`` [N] the values
-    after their last tokens. All are on one device. A sample with a value that is not finite gets nan, and no
+    after their last tokens. ``gae_lambda`` is one
+    for all samples, or [N]. All are on one device. A sample with a value that is not finite gets nan, and no
     other sample does.
     """
     positions = mask.nonzero().squeeze(1)

@@ -206,6 +206,14 @@ def _kl_in_reward(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
             rule=f"needs an estimator that whitens over tokens, not grpo.adv_estimator.name={estimator}",
             remedy=f"choose {' or '.join(whitening)}, or leave the KL in the loss",
         )
+    for name in ("advantage_clip_low", "advantage_clip_high"):
+        if (bound := getattr(grpo, name)) is not None:
+            yield Problem(
+                key=f"grpo.{name}={bound:g}",
+                rule="clips a sample's advantage, and with loss_fn.use_kl_in_reward=true each token has its "
+                "own",
+                remedy="set it to null",
+            )
     if loss.reference_policy_kl_penalty == 0:
         yield Problem(
             key=key,

@@ -223,6 +223,24 @@ class GRPOConfig:
     normalize_rewards: Annotated[
         bool, Key("grpo: divide the advantage by the group's standard deviation", True)
     ]
+    advantage_clip_low: Annotated[
+        float | None,
+        Key(
+            "no advantage is below this, e.g. -5; null: not clipped",
+            None,
+            at_most=0,
+            remedy="null does not clip",
+        ),
+    ]
+    advantage_clip_high: Annotated[
+        float | None,
+        Key(
+            "no advantage is above this, e.g. 5; null: not clipped",
+            None,
+            at_least=0,
+            remedy="null does not clip",
+        ),
+    ]
     mix_groups_in_updates: Annotated[
         bool, Key("an optimizer update takes few samples of many prompts, not all samples of a few", True)
     ]
@@ -246,6 +264,10 @@ class GRPOConfig:
     ]
     use_dynamic_sampling: Annotated[
         bool, Key("comes third: sample other prompts for groups whose raw rewards are all equal", False)
+    ]
+    dynamic_sampling_component: Annotated[
+        str | None,
+        Key("compare a group by this part of the reward, by its name in reward/NAME; null: by all", None),
     ]
     dynamic_sampling_max_gen_batches: Annotated[
         int, Key("rollouts of P prompts each that one step may need at most", 10, at_least=1)

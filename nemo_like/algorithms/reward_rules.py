@@ -11,7 +11,16 @@ from nemo_like.config.problems import Problem
 
 def reward_problems(grpo: GRPOConfig) -> Iterator[Problem]:
     """Yield every problem with keys of ``grpo`` on rewards, advantages, filters and early stopping."""
-    for rule in (_estimator, _filters, _group_size, _leave_one_out, _scaling, _early_stop):
+    for rule in (
+        _estimator,
+        _clip,
+        _filters,
+        _group_size,
+        _leave_one_out,
+        _scaling,
+        _dynamic_sampling,
+        _early_stop,
+    ):
         yield from rule(grpo)
 
 
@@ -33,6 +42,18 @@ def _estimator(grpo: GRPOConfig) -> Iterator[Problem]:
             remedy=f"use grpo.adv_estimator.name={_estimators_with('weighs_components')}, or weigh the "
             "components in the environment",
         )
+
+
+def _clip(grpo: GRPOConfig) -> Iterator[Problem]:
+    for name in ("advantage_clip_low", "advantage_clip_high"):
+        bound = getattr(grpo, name)
+        if bound is not None and estimator_kind_of(grpo).has_critic:
+            yield Problem(
+                key=f"grpo.{name}={bound:g}",
+                rule="clips a sample's advantage, and with "
+                f"grpo.adv_estimator.name={grpo.adv_estimator.name} each token has its own",
+                remedy="set it to null",
+            )
 
 
 def _estimators_with(what: str) -> str:
@@ -79,6 +100,15 @@ def _leave_one_out(grpo: GRPOConfig) -> Iterator[Problem]:
                 "because the one other reward has no standard deviation"
             ),
             remedy="use a group of 3 or more, or set grpo.normalize_rewards=false",
+        )
+
+
+def _dynamic_sampling(grpo: GRPOConfig) -> Iterator[Problem]:
+    if grpo.dynamic_sampling_component is not None and not grpo.use_dynamic_sampling:
+        yield Problem(
+            key=f"grpo.dynamic_sampling_component={grpo.dynamic_sampling_component}",
+            rule="has no effect with grpo.use_dynamic_sampling=false",
+            remedy="set it to null, or grpo.use_dynamic_sampling=true",
         )
 
 

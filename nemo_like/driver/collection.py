@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from nemo_like.algorithms.options import GRPOConfig
-from nemo_like.algorithms.rewards import Outcome
+from nemo_like.algorithms.rewards import Outcome, informative_groups
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.tags import GROUP_ID
+from nemo_like.batch.tags import GROUP_ID, SAMPLE_MASK
 from nemo_like.data_plane.operations import Operation
 from nemo_like.driver.interface import Rollout
 from nemo_like.driver.run_failures import RunFailed
-from nemo_like.driver.stages import with_outcome, with_shaped_rewards
-from nemo_like.driver.tag_functions import kept_by_filter, without_refused
+from nemo_like.driver.stages import compared_rewards, with_outcome, with_shaped_rewards
+from nemo_like.driver.tag_functions import without_refused
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.rollout.prompts import PromptBatch, RolloutResult, WantedGroups
 
@@ -203,8 +203,10 @@ def _groups_to_train(batch: KVBatchMeta, cfg: GRPOConfig) -> list[int]:
     group_ids = batch.tag(GROUP_ID)
     if not cfg.use_dynamic_sampling:
         return list(dict.fromkeys(group_ids))
-    kept = zip(group_ids, kept_by_filter("different_rewards", batch, cfg), strict=True)
-    return list(dict.fromkeys(group_id for group_id, passes in kept if passes))
+    compared = compared_rewards(batch, cfg)
+    mask = [kept * (value == value) for kept, value in zip(batch.tag(SAMPLE_MASK), compared, strict=True)]
+    informative = set(informative_groups(compared, group_ids, mask))
+    return [group_id for group_id in dict.fromkeys(group_ids) if group_id in informative]
 
 
 def _groups_of(batch: KVBatchMeta) -> list[int]:

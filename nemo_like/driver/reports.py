@@ -115,7 +115,7 @@ def critic_metrics(critic: CriticStep | None) -> dict[str, float]:
         found["train/value/returns"] = fit["returns"]
         if variance > _LEAST_VARIANCE * fit["square_returns"]:
             # What the values leave open, returns - values, are the advantages.
-            rest = fit["square_advantages"] - fit["advantages"] ** 2
+            rest = fit["square_errors"] - fit["errors"] ** 2
             found["train/value/explained_variance"] = 1.0 - rest / variance
     return found
 

@@ -88,6 +88,24 @@ def _response_limits(batch: KVBatchMeta, cfg: RewardShapingConfig) -> Sequence[f
     return batch.tag(MAX_RESPONSE_TOKENS)
 
 
+def compared_rewards(batch: KVBatchMeta, cfg: GRPOConfig) -> Sequence[float]:
+    """Return the values by which dynamic sampling compares the samples of a group: raw rewards, or a part of
+    them; NaN where that part abstains.
+
+    Raises RunFailed when no sample has the part.
+    """
+    if cfg.dynamic_sampling_component is None:
+        return batch.tag(REWARD)
+    tag = reward_component(cfg.dynamic_sampling_component)
+    if not batch.has_tag(tag):
+        known = sorted(name.removeprefix("reward/") for name in batch.tags if name.startswith("reward/"))
+        raise RunFailed(
+            f"grpo.dynamic_sampling_component={cfg.dynamic_sampling_component} is no part of the reward of "
+            f"any sample at {batch.occasion}; there are {', '.join(known) or 'none'}"
+        )
+    return batch.tag(tag)
+
+
 def with_advantages(
     batch: KVBatchMeta,
     estimate: Callable[[AdvantageInputs], Advantages],

@@ -34,7 +34,7 @@ from nemo_like.configuration import Config
 from nemo_like.driver.collection import Collected
 from nemo_like.driver.reports import StepResults, critic_metrics
 from nemo_like.driver.run_failures import RunFailed
-from nemo_like.driver.stages import mean_advantages
+from nemo_like.driver.stages import compared_rewards, mean_advantages
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.reward_components import reward_components
 from nemo_like.rollout.prompts import PromptBatch
@@ -158,7 +158,9 @@ class StepTripwires:
             num_unjudged = sum(not judged for part in rollout.generated for judged in part.tag(IS_JUDGED))
             yield from judged_alarms(num_unjudged, int(failed.value))
         if self._cfg.grpo.use_dynamic_sampling:
-            yield from uniform_group_alarms(batch.tag(REWARD), batch.prompt_index, _compared(batch))
+            yield from uniform_group_alarms(
+                compared_rewards(batch, self._cfg.grpo), batch.prompt_index, _compared(batch)
+            )
 
     def _batch_alarms(self, batch: KVBatchMeta) -> Iterator[Alarm]:
         prompt_index = batch.prompt_index

@@ -421,6 +421,26 @@ class ValueConfig(TrainedGroupConfig):
     gae_lambda: Annotated[
         float, Key("0 trusts the values alone, 1 the rewards alone", 0.95, at_least=0, at_most=1)
     ]
+    gae_lambda_policy: Annotated[
+        float | None,
+        Key(
+            "lambda of the policy's advantages, where gae_lambda is that of the critic's returns alone; "
+            "null: one for both",
+            None,
+            at_least=0,
+            at_most=1,
+        ),
+    ]
+    gae_length_adaptive_alpha: Annotated[
+        float | None,
+        Key(
+            "a sample's lambda of the policy's advantages is 1 - 1 / (this x its response tokens), e.g. "
+            "0.05; null: one for all",
+            None,
+            above=0,
+            remedy="null gives all samples one lambda",
+        ),
+    ]
     bootstrap_truncated: Annotated[
         bool,
         Key(

@@ -5,6 +5,7 @@ Standard library only; the driver has all these numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterator, Sequence
 
 from nemo_like.tripwires.alarm import Alarm
@@ -99,7 +100,7 @@ def uniform_group_alarms(
     """
     seen: dict[int, set[float]] = {index: set() for index in prompt_index}
     for reward, index, kept in zip(rewards, prompt_index, sample_mask, strict=True):
-        if kept:
+        if kept and not math.isnan(reward):
             seen[index].add(reward)
     num_uniform = sum(len(values) < 2 for values in seen.values())
     if num_uniform:

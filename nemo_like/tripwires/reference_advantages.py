@@ -39,7 +39,14 @@ class RewardedSamples:
 def reference_advantages(samples: RewardedSamples, cfg: GRPOConfig) -> list[float] | None:
     """Return the N advantages by the configured estimator's formula; None for a user's own estimator."""
     path = estimator_kind_of(cfg).reference
-    return None if path is None else load_by_path(path)(samples, cfg)
+    if path is None:
+        return None
+    found: list[float] = load_by_path(path)(samples, cfg)
+    if (low := cfg.advantage_clip_low) is not None:
+        found = [value if value > low else low for value in found]
+    if (high := cfg.advantage_clip_high) is not None:
+        found = [value if value < high else high for value in found]
+    return found
 
 
 def relative(samples: RewardedSamples, cfg: GRPOConfig) -> list[float]:

@@ -151,6 +151,13 @@ def estimator(value: Any, theirs: Theirs) -> str:
     return str(value)
 
 
+def policy_lambda(value: Any, theirs: Theirs) -> Any:
+    """Return the policy's lambda where it is their common one, and the critic has its own."""
+    group = "ppo.adv_estimator"
+    has_own = theirs(f"{group}.gae_lambda_policy") is not None or theirs(f"{group}.length_adaptive_alpha", 0)
+    return LEFT_OUT if has_own or theirs(f"{group}.gae_lambda_value") is None else value
+
+
 def of_grpo(value: Any, theirs: Theirs, setting: str) -> Any:
     """Return a setting of the estimator grpo, in whose group NeMo-RL repeats it."""
     name = theirs("ppo.adv_estimator.name", theirs("grpo.adv_estimator.name", "grpo"))

@@ -112,11 +112,6 @@ def kept(value: Any, theirs: Theirs) -> Any:
     return LEFT_OUT if value is None else max(1, int(value) - 1)
 
 
-def null_without(value: Any, theirs: Theirs) -> Any:
-    """Return a coefficient; 0 becomes null, with which its term is not computed."""
-    return value or None
-
-
 def decay_style(value: Any, theirs: Theirs) -> str:
     """Return the style of the decay, which lasts to the end of the run."""
     styles = {

@@ -141,6 +141,11 @@ def engine_arguments(value: Any, theirs: Theirs) -> Any:
     return kept or LEFT_OUT
 
 
+def null_without(value: Any, theirs: Theirs) -> Any:
+    """Return a coefficient; 0 becomes null, with which its term is not computed."""
+    return value or None
+
+
 def unless_equal(value: Any, theirs: Theirs, key: str) -> Any:
     """Return the value; it is left out when it equals the value of another key."""
     return LEFT_OUT if value == theirs(key) else value

@@ -392,3 +392,8 @@ def _is_decaying(group: str, theirs: Theirs) -> bool:
 
 def _has_adapters(theirs: Theirs) -> bool:
     return bool(int(theirs(f"{_MODEL}.lora_rank", 0) or 0))
+
+
+def compared_part(value: Any, theirs: Theirs) -> Any:
+    """Return the part of the reward by which groups are compared; null for what is all of it here."""
+    return None if value in ("acc", "score", "seq_reward", "seq_final_reward") else value

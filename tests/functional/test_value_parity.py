@@ -486,8 +486,8 @@ def test_how_well_values_fit_is_measured_on_what_trains(outcome: Outcome) -> Non
     expected = {
         "returns": dense.returns[chosen].mean(),
         "square_returns": np.square(dense.returns[chosen]).mean(),
-        "advantages": dense.advantages[chosen].mean(),
-        "square_advantages": np.square(dense.advantages[chosen]).mean(),
+        "errors": dense.advantages[chosen].mean(),
+        "square_errors": np.square(dense.advantages[chosen]).mean(),
     }
     assert outcome.metrics("scores") == pytest.approx(expected, rel=TOLERANCE)
 

@@ -26,6 +26,13 @@ def critic_group_problems(value: ValueConfig, policy: PolicyConfig, num_steps: i
             remedy="set it to false",
         )
     yield from reader_problems("value", "critic", value, policy)
+    if value.gae_lambda_policy is not None and value.gae_length_adaptive_alpha is not None:
+        yield Problem(
+            key=f"value.gae_lambda_policy={value.gae_lambda_policy:g}",
+            rule=f"has no effect with value.gae_length_adaptive_alpha={value.gae_length_adaptive_alpha:g}, "
+            "which gives each sample its own lambda",
+            remedy="set one of them to null",
+        )
     if value.warmup_steps >= num_steps:
         yield Problem(
             key=f"value.warmup_steps={value.warmup_steps}",

@@ -8,7 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nemo_like.algorithms.generalised_advantages import generalised_advantages
+from nemo_like.algorithms.generalised_advantages import (
+    TokenEstimates,
+    generalised_advantages,
+    length_adaptive_lambda,
+)
 from nemo_like.algorithms.losses import kl_to_reference
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
@@ -92,16 +96,27 @@ class ValueWorker(TrainingWorker):
         cfg, firsts = self._value, batch.offsets
         ends = values[firsts]
         is_cut_off = batch.sample_values[IS_TRUNCATED.name].cpu() > 0
-        estimates = generalised_advantages(
-            values,
-            self._rewards(batch),
-            batch.columns[RESPONSE_MASK.name],
-            batch.lengths,
-            torch.where(is_cut_off & cfg.bootstrap_truncated, ends, 0.0),
-            gamma=cfg.gae_gamma,
-            gae_lambda=cfg.gae_lambda,
-        )
-        return {VALUES: values, RETURNS: estimates.returns, TOKEN_ADVANTAGES: estimates.advantages}
+        rewards = self._rewards(batch)
+        end_values = torch.where(is_cut_off & cfg.bootstrap_truncated, ends, 0.0)
+
+        def estimated(gae_lambda: float | Tensor) -> TokenEstimates:
+            return generalised_advantages(
+                values,
+                rewards,
+                batch.columns[RESPONSE_MASK.name],
+                batch.lengths,
+                end_values,
+                gamma=cfg.gae_gamma,
+                gae_lambda=gae_lambda,
+            )
+
+        of_critic = of_policy = estimated(cfg.gae_lambda)
+        if cfg.gae_length_adaptive_alpha is not None:
+            num_tokens = batch.response_lengths.cpu()
+            of_policy = estimated(length_adaptive_lambda(num_tokens, cfg.gae_length_adaptive_alpha))
+        elif cfg.gae_lambda_policy is not None:
+            of_policy = estimated(cfg.gae_lambda_policy)
+        return {VALUES: values, RETURNS: of_critic.returns, TOKEN_ADVANTAGES: of_policy.advantages}
 
     def _rewards(self, batch: PolicyBatch) -> Tensor:
         """Return each token's reward, packed [sum of lengths] float64 on the host.
@@ -139,12 +154,13 @@ def _explained_variance_sums(batch: PolicyBatch, columns: dict[Column, Tensor]) 
     chosen = trains & batch.columns[RESPONSE_MASK.name].bool()
     if not bool(chosen.any()):
         return {}
-    returns, advantages = columns[RETURNS][chosen].double(), columns[TOKEN_ADVANTAGES][chosen].double()
+    returns = columns[RETURNS][chosen].double()
+    errors = returns - columns[VALUES][chosen].double()
     count = float(chosen.sum())
     named = {
         "returns": returns,
         "square_returns": returns.square(),
-        "advantages": advantages,
-        "square_advantages": advantages.square(),
+        "errors": errors,
+        "square_errors": errors.square(),
     }
     return {name: mean(float(values.sum()), count) for name, values in named.items()}

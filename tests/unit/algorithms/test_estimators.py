@@ -232,6 +232,15 @@ def test_options_of_grpo_reach_its_estimator(grpo_config):
     assert others(rewards).per_sample == pytest.approx([1.0, -1 / 3, -1 / 3, -1 / 3])
 
 
+def test_advantages_are_clipped_on_either_side(grpo_config):
+    cfg = grpo_config(
+        "grpo.normalize_rewards=false", "grpo.advantage_clip_low=-0.2", "grpo.advantage_clip_high=0.5"
+    )
+    assert build_estimator(cfg)(inputs([1.0, 0.0, 0.0, 0.0])).per_sample == [0.5, -0.2, -0.2, -0.2]
+    upper = build_estimator(grpo_config("grpo.normalize_rewards=false", "grpo.advantage_clip_high=0.5"))
+    assert upper(inputs([1.0, 0.0, 0.0, 0.0])).per_sample == [0.5, -0.25, -0.25, -0.25]
+
+
 def test_an_estimator_of_ones_own_is_found_by_import_path(grpo_config):
     estimate = build_estimator(grpo_config(f"grpo.adv_estimator.name='{__name__}:first_is_one'"))
     assert estimate(inputs([0.0, 0.0])).per_sample == [1.0, 0.0]

@@ -10,7 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_like.algorithms.generalised_advantages import TokenEstimates, generalised_advantages
+from nemo_like.algorithms.generalised_advantages import (
+    TokenEstimates,
+    generalised_advantages,
+    length_adaptive_lambda,
+)
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,7 @@ class Sample:
         return [(value, reward) for value, reward, is_response in self.tokens if is_response]
 
 
-def estimate(samples: list[Sample], gamma: float, gae_lambda: float) -> TokenEstimates:
+def estimate(samples: list[Sample], gamma: float, gae_lambda: float | torch.Tensor) -> TokenEstimates:
     tokens = [token for sample in samples for token in sample.tokens]
     return generalised_advantages(
         torch.tensor([value for value, _, _ in tokens]),
@@ -182,3 +186,16 @@ def test_lambda_1_without_discount_trusts_the_rewards_alone(samples: list[Sample
             for place, (value, _) in enumerate(sample.responses)
         ]
         assert advantages == pytest.approx(expected, rel=1e-6, abs=1e-5)
+
+
+def test_each_sample_may_have_a_lambda_of_its_own() -> None:
+    samples = [TWO_TURNS, replace(TWO_TURNS, end_value=4.0)]
+    together = estimate(samples, 0.9, torch.tensor([0.5, 0.0], dtype=torch.float64))
+    apart = [estimate([sample], 0.9, own) for sample, own in zip(samples, (0.5, 0.0), strict=True)]
+    assert together.advantages.tolist() == torch.cat([one.advantages for one in apart]).tolist()
+
+
+def test_the_lambda_of_a_long_sample_is_nearer_to_one() -> None:
+    # 1 - 1 / (0.05 x 100) and 1 - 1 / (0.05 x 40); that of 10 tokens would be below 0.
+    found = length_adaptive_lambda(torch.tensor([100, 40, 10, 0]), 0.05)
+    assert found.tolist() == pytest.approx([0.8, 0.5, 0.0, 0.0])

@@ -633,3 +633,33 @@ def test_a_chat_template_is_a_file() -> None:
 
     assert of("chat.jinja")[0] == "chat.jinja" and of("default") == (None, "[]")
     assert "write the template into a file" in of("{{ messages }}")[1]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"gae_lambda": 0.95}),
+        ({"gae_lambda_value": 1.0}, {"gae_lambda": 1.0, "gae_lambda_policy": 0.95}),
+        ({"gae_lambda_policy": 0.9}, {"gae_lambda": 0.95, "gae_lambda_policy": 0.9}),
+        (
+            {"gae_lambda_value": 1.0, "length_adaptive_alpha": 0.05},
+            {"gae_lambda": 1.0, "gae_length_adaptive_alpha": 0.05},
+        ),
+    ],
+)
+def test_the_lambdas_of_policy_and_critic_keep_their_meaning(
+    tmp_path: Path, given: dict[str, float], expected: dict[str, float]
+) -> None:
+    arguments = [f"ppo.adv_estimator.{name}={number}" for name, number in given.items()]
+    estimator = ("ppo.adv_estimator.name=gae", "ppo.adv_estimator.gae_lambda=0.95")
+    found = converted(tmp_path, NEMO_RL, *estimator, *arguments)
+    lambdas = {key.removeprefix("value."): value(found, key) for key in found.settings if "gae_l" in key}
+    assert {key: number for key, number in lambdas.items() if number is not None} == expected
+
+
+@pytest.mark.parametrize(("metric", "part"), [("acc", None), ("seq_reward", None), ("format", "format")])
+def test_a_metric_by_which_groups_are_filtered_is_a_part_of_the_reward(
+    tmp_path: Path, metric: str, part: str | None
+) -> None:
+    chosen = (f"algorithm.filter_groups.metric={metric}", "algorithm.filter_groups.enable=true")
+    assert value(converted(tmp_path, VERL, *chosen), "grpo.dynamic_sampling_component") == part

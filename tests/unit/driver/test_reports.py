@@ -29,8 +29,8 @@ def critic(returns: list[float], values: list[float]) -> CriticStep:
     sums = {
         "returns": sum(returns),
         "square_returns": sum(own * own for own in returns),
-        "advantages": sum(left),
-        "square_advantages": sum(own * own for own in left),
+        "errors": sum(left),
+        "square_errors": sum(own * own for own in left),
     }
     fit = {name: mean(total, len(returns)) for name, total in sums.items()}
     update = TrainUpdate({"loss": mean(0.5)}, version=1, compute_s=1.0, operations=())

@@ -30,6 +30,7 @@ from nemo_like.batch.tags import (
 from nemo_like.configuration import load_config
 from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stages import (
+    compared_rewards,
     kl_in_reward,
     mean_advantages,
     token_sums,
@@ -219,6 +220,15 @@ def test_idle_is_what_is_masked_or_has_no_advantage_where_nothing_else_enters_th
 def test_validation_falls_on_the_period_the_start_and_the_end(period, at_start, at_end, expected) -> None:
     grpo = SimpleNamespace(val_period=period, val_at_start=at_start, val_at_end=at_end, max_num_steps=7)
     assert [step for step in range(8) if validates_after(step, grpo)] == expected
+
+
+def test_dynamic_sampling_compares_the_part_of_the_reward_that_is_asked_for(cfg: GRPOConfig) -> None:
+    batch = rollout(**{"reward/format": [1.0, 0.0, 1.0, 1.0]})
+    by_part = replace(cfg, dynamic_sampling_component="format")
+    assert [*compared_rewards(batch, by_part)] == [1.0, 0.0, 1.0, 1.0]
+    assert compared_rewards(batch, cfg) == batch.tag(REWARD)
+    with pytest.raises(RunFailed, match=r"dynamic_sampling_component=form is no part .* there are format"):
+        compared_rewards(batch, replace(cfg, dynamic_sampling_component="form"))
 
 
 def test_the_tokens_of_an_updates_right_answers_share_the_likelihoods_weight() -> None:

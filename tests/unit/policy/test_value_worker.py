@@ -91,6 +91,24 @@ def test_only_a_sample_that_was_cut_off_goes_on_with_the_value_of_its_end(bootst
     assert columns[RETURNS][:12].tolist() == pytest.approx(returns)
 
 
+@pytest.mark.parametrize(
+    ("of_policy", "lambdas"),
+    [({"gae_lambda_policy": 0.0}, (0.0, 0.0)), ({"gae_length_adaptive_alpha": 1.0}, (0.5, 0.5))],
+)
+def test_the_policys_advantages_may_have_a_lambda_of_their_own(
+    of_policy: dict[str, float], lambdas: tuple[float, float]
+) -> None:
+    # Both samples with a response have two tokens: 1 - 1 / (1 x 2) = 0.5. With lambda 1 a return is the
+    # reward.
+    values = torch.tensor([7.0, 0.5, 0.25, 7.0, 0, 0, 4.0, 1.0, 0, 3.0, 0, 7.0, 0.0])
+    columns = worker(gae_gamma=1.0, gae_lambda=1.0, **of_policy)._advantages_and_returns(batch(), values)
+    assert columns[RETURNS][:12].tolist() == pytest.approx([0, 1, 1, 0, 0, 0, 0, -2, 0, -2, 0, 0])
+    first = [0.25 - 0.5 + lambdas[0] * 0.75, 0.75]
+    third = [3 - 1 + lambdas[1] * -5, -5]
+    expected = [0, *first, 0, 0, 0, 0, third[0], 0, third[1], 0, 0]
+    assert columns[TOKEN_ADVANTAGES][:12].tolist() == pytest.approx(expected)
+
+
 def test_it_reads_log_probs_only_for_a_kl_in_the_reward_and_trains_on_its_own_columns() -> None:
     (declared,) = worker().declarations()
     assert set(declared.reads) == {INPUT_IDS, RESPONSE_MASK}

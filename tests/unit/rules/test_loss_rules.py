@@ -208,6 +208,10 @@ def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> 
             "needs an estimator that whitens over tokens, not grpo.adv_estimator.name=grpo",
         ),
         (
+            (*KL_IN_REWARD, "grpo.advantage_clip_high=5"),
+            "grpo.advantage_clip_high=5 clips a sample's advantage, and with loss_fn.use_kl_in_reward=true",
+        ),
+        (
             (*KL_IN_REWARD, "loss_fn.reference_policy_kl_penalty=0"),
             "has no effect with reference_policy_kl_penalty=0",
         ),

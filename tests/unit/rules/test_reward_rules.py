@@ -48,6 +48,8 @@ def test_a_name_that_nobody_knows_is_told_with_those_that_there_are(
         ("grpo.reward_scaling.enabled=true", "grpo.reward_scaling.target_min=-1.0"),
         ("grpo.reward_shaping.enabled=true", "grpo.reward_shaping.overlong_buffer_length=2"),
         ("grpo.use_dynamic_sampling=true", "grpo.overlong_filtering=true"),
+        ("grpo.use_dynamic_sampling=true", "grpo.dynamic_sampling_component=format"),
+        ("grpo.advantage_clip_low=-5", "grpo.advantage_clip_high=0"),
         ("grpo.sample_filters=[not_truncated,'my_module:easy']",),
     ],
 )
@@ -62,6 +64,11 @@ def test_what_can_run_has_no_problem(demo: Demo, arguments: tuple[str, ...]) -> 
             ("grpo.sample_filters=[not_truncated,not_truncated]",),
             r"sample_filters\[1\]=not_truncated stands there twice",
         ),
+        (
+            ("grpo.dynamic_sampling_component=format",),
+            "grpo.dynamic_sampling_component=format has no effect with grpo.use_dynamic_sampling=false",
+        ),
+        (("grpo.advantage_clip_low=1",), "grpo.advantage_clip_low=1.0 must be at most 0; null does not clip"),
         (
             (f"{ESTIMATOR}=rloo", "grpo.use_leave_one_out_baseline=true"),
             "use_leave_one_out_baseline=true belongs to the estimator grpo",

@@ -187,6 +187,16 @@ def test_the_estimator_and_its_critic_need_each_other(demo: Demo) -> None:
             "advantage of its own; set it to false",
         ),
         (
+            ["grpo.advantage_clip_high=5"],
+            "grpo.advantage_clip_high=5 clips a sample's advantage, and with grpo.adv_estimator.name=gae "
+            "each token has its own; set it to null",
+        ),
+        (
+            ["value.gae_lambda_policy=0.9", "value.gae_length_adaptive_alpha=0.05"],
+            "value.gae_lambda_policy=0.9 has no effect with value.gae_length_adaptive_alpha=0.05, which "
+            "gives each sample its own lambda; set one of them to null",
+        ),
+        (
             ["value.lora.enabled=true"],
             "value.lora.enabled=true is not supported: a critic's output layer is new, and would have no "
             "adapter; set it to false",

@@ -68,6 +68,7 @@ WHITENING_WITH_BASELINE = ("grpo.adv_estimator.name=reinforce_plus_plus_baseline
         ((), False),
         (("grpo.normalize_rewards=false",), False),
         (("grpo.use_leave_one_out_baseline=true",), False),
+        (("grpo.advantage_clip_low=-0.3", "grpo.advantage_clip_high=0.8"), False),
         (("grpo.adv_estimator.name=rloo",), False),
         (WHITENING, False),
         (WHITENING, True),
