@@ -42,6 +42,7 @@ def loss_problems(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
     if loss.use_kl_in_reward:
         yield from _kl_in_reward(loss, grpo)
     yield from _off_policy(loss)
+    yield from _moving_entropy(loss)
     yield from _of_whole_updates(loss, grpo)
 
 
@@ -182,6 +183,23 @@ def _off_policy(loss: LossConfig) -> Iterator[Problem]:
                 "teacher too",
                 remedy=f"set it to {'null' if neutral is None else neutral}",
             )
+
+
+def _moving_entropy(loss: LossConfig) -> Iterator[Problem]:
+    if loss.entropy_target is None:
+        return
+    if loss.entropy_coef is None:
+        yield Problem(
+            key=f"loss_fn.entropy_target={loss.entropy_target:g}",
+            rule="moves loss_fn.entropy_coef, which is null",
+            remedy="set loss_fn.entropy_coef=0, from which it begins",
+        )
+    if loss.entropy_coef_min > loss.entropy_coef_max:
+        yield Problem(
+            key=f"loss_fn.entropy_coef_min={loss.entropy_coef_min:g}",
+            rule=f"must be at most entropy_coef_max={loss.entropy_coef_max:g}",
+            remedy="",
+        )
 
 
 def _of_whole_updates(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:

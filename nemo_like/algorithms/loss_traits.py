@@ -74,6 +74,7 @@ def is_advantage_alone(loss: LossConfig) -> bool:
     has_more = (
         loss.reference_policy_kl_penalty
         or loss.entropy_coef
+        or loss.entropy_target is not None
         or loss.positive_example_nll_weight
         or has_teacher(loss)
     )

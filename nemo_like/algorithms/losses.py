@@ -75,6 +75,7 @@ class LossTokens:
     entropy: Tensor | None = None  # None without an entropy coefficient
     entropy_gate: Tensor | None = None  # 0 on tokens without a policy gradient; None where all have one
     likelihood_weights: Tensor | None = None  # of each token's log-prob; None without a likelihood term
+    entropy_coefs: Tensor | None = None  # of each token's entropy; None where cfg.entropy_coef is
     # [M, k], with a gradient: the policy's log-probs of the tokens in the column teacher_topk_ids. None for a
     # loss that does not read that column.
     topk_logprobs: Tensor | None = None
@@ -337,7 +338,8 @@ def loss_terms(
             per_token = per_token + cfg.reference_policy_kl_penalty * kl
     means["kl_penalty"] = TokenMean(kl.detach(), tokens.mask)
     if tokens.entropy is not None and cfg.entropy_coef is not None:
-        per_token = per_token - cfg.entropy_coef * tokens.entropy
+        coefficient = cfg.entropy_coef if tokens.entropy_coefs is None else tokens.entropy_coefs
+        per_token = per_token - coefficient * tokens.entropy
         means["entropy"] = TokenMean(tokens.entropy.detach(), tokens.mask)
     loss = (tokens.weights * per_token).sum()
     if tokens.likelihood_weights is not None:

@@ -393,6 +393,18 @@ class LossConfig:
             at_least=0,
         ),
     ]
+    entropy_target: Annotated[
+        float | None,
+        Key(
+            "nats; entropy_coef is the beginning of a coefficient that moves by entropy_coef_delta after "
+            "every step, up below this entropy, down above it; null: it stays",
+            None,
+            above=0,
+        ),
+    ]
+    entropy_coef_delta: Annotated[float, Key("of entropy_target", 0.005, above=0)]
+    entropy_coef_min: Annotated[float, Key("of entropy_target: the least coefficient", 0.0, at_least=0)]
+    entropy_coef_max: Annotated[float, Key("of entropy_target: the greatest", 1.0, at_least=0)]
     use_importance_sampling_correction: Annotated[
         bool,
         Key(

@@ -108,6 +108,13 @@ LIKELIHOOD_WEIGHT = Tag(
     ("train",),
     "the weight of each token's log-prob in the likelihood of its update's right answers",
 )
+ENTROPY_COEF = Tag(
+    "entropy_coef",
+    float,
+    "driver",
+    ("train",),
+    "with loss_fn.entropy_target: the entropy bonus's coefficient in this step",
+)
 IS_IDLE = Tag("is_idle", bool, "driver", ("driver",), "whether it has no gradient and need not be computed")
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from nemo_like.algorithms.entropy_coefficient import EntropyCoefficient
 from nemo_like.algorithms.estimators import AdvantageInputs, Advantages, KLToGo, TokenSums
 from nemo_like.algorithms.loss_traits import is_advantage_alone
 from nemo_like.algorithms.options import GRPOConfig, LossConfig, RewardShapingConfig
@@ -30,6 +31,7 @@ from nemo_like.algorithms.sample_filters import mask_logprob_mismatch, mask_trun
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import (
     ADVANTAGE,
+    ENTROPY_COEF,
     GROUP_ID,
     IS_IDLE,
     IS_JUDGED,
@@ -189,6 +191,15 @@ def with_likelihood_weights(
         total = sum(tokens[i] for i in update if is_right[i])
         weights += [mu / total if is_right[i] and total else 0.0 for i in update]
     return batch.with_tag(LIKELIHOOD_WEIGHT, weights)
+
+
+def with_entropy_coefficient(
+    batch: KVBatchMeta, coefficient: EntropyCoefficient | None, loss: LossConfig
+) -> KVBatchMeta:
+    """Return the batch with the tag entropy_coef where ``coefficient`` moves from step to step."""
+    if coefficient is None:
+        return batch
+    return batch.with_tag(ENTROPY_COEF, [coefficient.of_step(loss)] * len(batch))
 
 
 def without_truncated(batch: KVBatchMeta) -> KVBatchMeta:

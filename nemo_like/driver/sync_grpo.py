@@ -25,6 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
+from nemo_like.algorithms.entropy_coefficient import COEFFICIENT, EntropyCoefficient
 from nemo_like.algorithms.options import Overlap
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.configuration import Config
@@ -51,6 +52,7 @@ from nemo_like.driver.rollout_schedule import RolloutSchedule, StepRollout
 from nemo_like.driver.stages import (
     kl_in_reward,
     validates_after,
+    with_entropy_coefficient,
     with_idle,
     with_likelihood_weights,
     without_mismatch,
@@ -118,6 +120,10 @@ class SyncGRPODriver:
         if self.checkpoints.found is not None:
             saved = self.checkpoints.found.state.sampler
             self.tripwires.check_resume(self.position.step, self.schedule.state_dict(), saved)
+        found = self.checkpoints.found
+        self.entropy_coefficient = EntropyCoefficient.at_start(
+            cfg.loss_fn, found.state.metrics if found else {}
+        )
         self.sample_answers: Sequence[SampleAnswer] = ()  # of the latest validation
 
     def run(self) -> str | None:
@@ -169,7 +175,7 @@ class SyncGRPODriver:
         report = self.recovery.completed(
             f"step {step}", self.policy_version, lambda: self.observed_step(step)
         )
-        metrics = report.metrics
+        metrics = self.with_coefficient(report.metrics)
         self.logger.log_step(step, metrics)
         self.tripwires.warn_or_end(step, report.alarms)
         if validates_after(step, self.cfg.grpo):
@@ -177,6 +183,15 @@ class SyncGRPODriver:
         self.logger.flush(step)
         self.position = self.position.after(step, self.policy_version, metrics, self.num_samples)
         return metrics
+
+    def with_coefficient(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return a completed step's metrics with the entropy's coefficient that it had, where that moves, and
+        move it."""
+        if self.entropy_coefficient is None:
+            return dict(metrics)
+        found = {**metrics, COEFFICIENT: self.entropy_coefficient.value}
+        self.entropy_coefficient = self.entropy_coefficient.after(found, self.cfg.loss_fn)
+        return found
 
     def observed_step(self, step: int) -> StepReport:
         """Make a step while the observer records, and return its report with the GPUs' metrics."""
@@ -243,6 +258,7 @@ class SyncGRPODriver:
             solved_reward=grpo.val_solved_reward,
             update_size=self.cfg.policy.train_global_batch_size,
         )
+        batch = with_entropy_coefficient(batch, self.entropy_coefficient, self.cfg.loss_fn)
         if grpo.skip_idle_samples:
             batch = with_idle(batch, self.cfg.loss_fn)
         return ReadyGroups(batch, scored, taught, valued)

@@ -23,7 +23,7 @@ _OF_TRAINING = (
     *("dynamic_sampling_num_gen_batches", "dynamic_sampling_num_uniform", "dynamic_sampling_num_surplus"),
     *("num_filtered", "num_overlong_filtered", "num_masked_seqs_by_logprob_error", "num_skipped_samples"),
     *("loss", "grad_norm", "lr", "weights_moved", "kl_penalty", "entropy", "approx_entropy", "is_oob_ratio"),
-    "off_policy_masked",
+    *("off_policy_masked", "entropy_coef"),
     *("probs_ratio", "probs_ratio_min", "probs_ratio_max"),
     *("probs_ratio_clamped", "probs_ratio_clamped_min", "probs_ratio_clamped_max"),
     *("clip_fraction_low", "clip_fraction_high"),

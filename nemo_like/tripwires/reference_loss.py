@@ -65,6 +65,7 @@ class ScoredTokens:
     entropy: Tensor | None = None
     gate: Tensor | None = None  # 0 on tokens without a policy gradient; None where all have one
     likelihood: Tensor | None = None  # the weight of each token's log-prob, besides the policy gradient
+    entropy_coefs: Tensor | None = None  # of each token's entropy; None where cfg.entropy_coef is
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,9 @@ def reference_terms(tokens: ScoredTokens, cfg: LossConfig) -> ReferenceTerms:
             estimate, kl_slope = estimate * weight, kl_slope * weight
             kl_is_certain = kl_is_certain & weight_is_certain
         kl_value, is_certain = beta * estimate, is_certain & kl_is_certain
-    bonus = cfg.entropy_coef or 0.0
+    bonus = torch.full_like(value, cfg.entropy_coef or 0.0)
+    if tokens.entropy_coefs is not None:
+        bonus = tokens.entropy_coefs
     entropy = torch.zeros_like(value) if tokens.entropy is None else tokens.entropy
     likelihood = torch.zeros_like(value) if tokens.likelihood is None else tokens.likelihood
     least = _LEAST_SHARE * (tokens.advantages.abs() + beta + bonus)
@@ -167,6 +170,7 @@ def _without_untrained(tokens: ScoredTokens) -> ScoredTokens:
         reference=harmless(tokens.reference),
         entropy=tokens.entropy,
         gate=tokens.gate,
+        entropy_coefs=tokens.entropy_coefs,
         likelihood=None if tokens.likelihood is None else torch.where(tokens.trains, tokens.likelihood, 0.0),
     )
 

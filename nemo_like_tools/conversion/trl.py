@@ -112,6 +112,16 @@ def kept(value: Any, theirs: Theirs) -> Any:
     return LEFT_OUT if value is None else max(1, int(value) - 1)
 
 
+def entropy_coef(value: Any, theirs: Theirs) -> Any:
+    """Return the entropy's coefficient; 0 becomes null where it stays, and the entropy is not computed."""
+    return value if theirs("use_adaptive_entropy", False) else value or None
+
+
+def entropy_target(value: Any, theirs: Theirs) -> Any:
+    """Return the entropy that a coefficient holds, where it moves."""
+    return theirs("entropy_target", 0.2) if value else LEFT_OUT
+
+
 def decay_style(value: Any, theirs: Theirs) -> str:
     """Return the style of the decay, which lasts to the end of the run."""
     styles = {

@@ -12,6 +12,7 @@ from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import Schedule
 from nemo_like.batch.tags import (
     ADVANTAGE,
+    ENTROPY_COEF,
     IS_TRUNCATED,
     KL_SCALE,
     LIKELIHOOD_WEIGHT,
@@ -47,6 +48,7 @@ POLICY_TAGS: tuple[Tag[Any], ...] = (
     KL_SCALE,
     TOKEN_SCALE,
     LIKELIHOOD_WEIGHT,
+    ENTROPY_COEF,
 )
 VALUE_TAGS: tuple[Tag[Any], ...] = (SAMPLE_MASK, SHAPED_REWARD, IS_TRUNCATED)
 WORKER_TAGS = tuple(dict.fromkeys((*POLICY_TAGS, *VALUE_TAGS)))

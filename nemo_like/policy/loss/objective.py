@@ -31,7 +31,7 @@ from nemo_like.batch.columns import (
     Layout,
 )
 from nemo_like.batch.meta import GlobalBatch
-from nemo_like.batch.tags import LIKELIHOOD_WEIGHT, SAMPLE_MASK
+from nemo_like.batch.tags import ENTROPY_COEF, LIKELIHOOD_WEIGHT, SAMPLE_MASK
 from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch
 from nemo_like.policy.batch.policy_columns import training_reads
 from nemo_like.policy.loss.checked_loss import CheckedLoss, own_means, own_reads
@@ -227,5 +227,8 @@ def _loss_tokens(
         likelihood_weights=mask * batch.sample_values[LIKELIHOOD_WEIGHT.name][inputs.rows][sample_index]
         if cfg.positive_example_nll_weight
         else None,
+        entropy_coefs=None
+        if cfg.entropy_target is None
+        else batch.sample_values[ENTROPY_COEF.name][inputs.rows][sample_index],
         topk_logprobs=scores.topk_logprobs,
     )

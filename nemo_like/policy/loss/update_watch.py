@@ -31,6 +31,7 @@ from nemo_like.batch.columns import (
 from nemo_like.batch.meta import GlobalBatch
 from nemo_like.batch.tags import (
     ADVANTAGE,
+    ENTROPY_COEF,
     KL_SCALE,
     LIKELIHOOD_WEIGHT,
     SAMPLE_MASK,
@@ -207,6 +208,9 @@ class UpdateWatch:
             likelihood=self._of_samples(LIKELIHOOD_WEIGHT)[sample]
             if self._cfg.positive_example_nll_weight
             else None,
+            entropy_coefs=None
+            if self._cfg.entropy_target is None
+            else self._of_samples(ENTROPY_COEF)[sample],
             entropy=None
             if parts[0].entropy is None
             else torch.cat([one.entropy for one in parts if one.entropy is not None]).double(),

@@ -67,6 +67,15 @@ def test_a_token_below_the_threshold_of_entropy_keeps_its_kl_alone() -> None:
     assert batch.logprobs.grad.tolist() == pytest.approx([-2.0, 0.1 * -0.5])
 
 
+def test_a_coefficient_of_the_step_stands_in_for_the_configured_one() -> None:
+    entropy = torch.tensor([2.0, 3.0], requires_grad=True)
+    batch = replace(tokens([1.0, 1.0], [0.0, 0.0]), entropy=entropy, entropy_coefs=torch.full((2,), 0.1))
+    terms = compute(batch, of_kind(entropy_coef=0.5, entropy_target=1.0))
+    terms.loss.backward()
+    assert terms.loss.item() == pytest.approx(-0.5)
+    assert entropy.grad.tolist() == pytest.approx([-0.1, -0.1])
+
+
 def test_the_likelihood_of_right_answers_is_added_with_its_weights() -> None:
     batch = replace(tokens([1.0, 2.0], [0.0, 0.0]), likelihood_weights=torch.tensor([0.0, 0.25]))
     terms = compute(batch, of_kind(positive_example_nll_weight=0.5))

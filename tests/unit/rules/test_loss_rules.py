@@ -63,6 +63,7 @@ def problems(cfg: Config) -> list[str]:
         ("loss_fn.use_on_policy_kl_approximation=true", "loss_fn.reference_policy_kl_penalty=0.01"),
         ("loss_fn.off_policy_mask_threshold=0.5",),
         ("loss_fn.top_entropy_quantile=0.2",),
+        ("loss_fn.entropy_target=0.3", "loss_fn.entropy_coef=0"),
         ("loss_fn.positive_example_nll_weight=0.1",),
         DISTILLATION,
         (*DISTILLATION, "loss_fn.weight=0.5", "loss_fn.reward_weight=1"),
@@ -121,6 +122,14 @@ def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> 
         (
             (*EXACT, "loss_fn.top_entropy_quantile=0.2"),
             "loss_fn.top_entropy_quantile=0.2 needs all samples of an update, and grpo.overlap=exact",
+        ),
+        (
+            ("loss_fn.entropy_target=0.3",),
+            "loss_fn.entropy_target=0.3 moves loss_fn.entropy_coef, which is null",
+        ),
+        (
+            ("loss_fn.entropy_target=0.3", "loss_fn.entropy_coef=0", "loss_fn.entropy_coef_min=2"),
+            "loss_fn.entropy_coef_min=2 must be at most entropy_coef_max=1",
         ),
         (
             (*EXACT, "loss_fn.positive_example_nll_weight=0.1"),

@@ -131,6 +131,7 @@ LOSSES: dict[str, dict[str, Any]] = {
     },
     "weighed k3": {"reference_policy_kl_penalty": 0.1, "use_on_policy_kl_approximation": True},
     "highest entropies": {"top_entropy_quantile": 0.3},
+    "moving entropy": {"entropy_coef": 0.0, "entropy_target": 0.3},
     "likelihood": {"positive_example_nll_weight": 0.1},
     "gspo with correction": {
         "kind": "gspo",
@@ -179,6 +180,7 @@ def both(cfg: LossConfig) -> tuple[ReferenceTerms, float, torch.Tensor, torch.Te
             entropy=entropy if cfg.entropy_coef is not None else None,
             entropy_gate=gate,
             likelihood_weights=likelihood,
+            entropy_coefs=None if cfg.entropy_target is None else torch.full((count,), 0.02),
         ),
         cfg,
     )
@@ -199,6 +201,9 @@ def both(cfg: LossConfig) -> tuple[ReferenceTerms, float, torch.Tensor, torch.Te
             reference=reference.double() if has_kl else None,
             entropy=entropy.detach().double() if cfg.entropy_coef is not None else None,
             gate=None if gate is None else gate.double(),
+            entropy_coefs=None
+            if cfg.entropy_target is None
+            else torch.full((count,), 0.02, dtype=torch.float64),
             likelihood=None if likelihood is None else likelihood.double(),
         ),
         cfg,
