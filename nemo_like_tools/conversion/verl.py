@@ -229,8 +229,9 @@ def bounds(value: Any, theirs: Theirs, part: str) -> Any:
     return float(high)
 
 
-def files(value: Any, theirs: Theirs) -> Any:
-    """Return the sources of one file or several. Files with equal names are named by their folders."""
+def files(value: Any, theirs: Theirs, limit: str | None = None) -> Any:
+    """Return the sources of one file or several. Files with equal names are named by their folders. The key
+    ``limit`` has the number of rows of one file that are read."""
     if value is None:
         raise Untranslatable("there is no file; set its path")
     names = _names(value)
@@ -240,9 +241,18 @@ def files(value: Any, theirs: Theirs) -> Any:
         name = {"name": PurePath(file).parent.name} if stems.count(stem) > 1 else {}
         is_json = PurePath(file).suffix in (".jsonl", ".json")
         reader = {"kind": "jsonl"} if is_json else {"kind": "huggingface", "split": "train"}
+        if limit is not None and len(names) == 1 and (rows := int(theirs(limit, -1))) > 0:
+            reader["split"] = f"train[:{rows}]"
         keys = {"prompt_key": str(theirs("data.prompt_key", "prompt")), "answer_key": _ANSWER}
         sources.append({**name, **reader, "path": path(file, theirs), **keys})
     return sources if len(sources) > 1 else sources[0]
+
+
+def first_rows(value: Any, theirs: Theirs) -> Any:
+    """Leave the number of rows to the conversion of the files. Raises Untranslatable for several files."""
+    if int(value or -1) > 0 and len(_names(theirs("data.train_files", []))) > 1:
+        raise Untranslatable("of several files each has rows of its own; set data.train[].split of each")
+    return LEFT_OUT
 
 
 def images(value: Any, theirs: Theirs) -> Any:
@@ -261,6 +271,8 @@ def epochs(value: Any, theirs: Theirs) -> Any:
     prompts = int(theirs("data.train_batch_size", 1024))
     counts = [theirs.rows(name) for name in _names(theirs("data.train_files", []))]
     problems = sum(count or 0 for count in counts)
+    if (limit := int(theirs("data.train_max_samples", -1))) > 0:
+        problems = min(problems, limit)
     if None in counts or problems < prompts:
         raise Untranslatable(
             f"a run counts steps alone; set grpo.max_num_steps to {value} x problems / {prompts}"

@@ -663,3 +663,12 @@ def test_a_metric_by_which_groups_are_filtered_is_a_part_of_the_reward(
 ) -> None:
     chosen = (f"algorithm.filter_groups.metric={metric}", "algorithm.filter_groups.enable=true")
     assert value(converted(tmp_path, VERL, *chosen), "grpo.dynamic_sampling_component") == part
+
+
+def test_the_first_rows_of_a_file_are_a_slice_of_it(tmp_path: Path) -> None:
+    train = value(
+        converted(tmp_path, VERL, "data.train_files=a.parquet", "data.train_max_samples=9"), "data.train"
+    )
+    assert train["split"] == "train[:9]"
+    several = converted(tmp_path, VERL, "data.train_files=[a.parquet,b.parquet]", "data.train_max_samples=9")
+    assert "of several files each has rows of its own" in lost(several)
