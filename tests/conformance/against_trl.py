@@ -88,6 +88,10 @@ def _absent(case: dict[str, Any]) -> str | None:
         return "loss_type=cispo has the token-level mean"
     if loss == "sapo" and mean != "sample":
         return "loss_type=sapo has the mean per sample"
+    if case.get("off_policy_mask"):
+        return "its off-policy mask was not asked for"
+    if case["kl"] and case["kl"].get("weighed"):
+        return "the KL is weighed by the ratio to the trainer alone"
     if case["kl"] and case["kl"]["kind"] != "k3":
         return "the KL is estimated by k3"
     return None

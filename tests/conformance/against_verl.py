@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.conformance.adapters import Asked, Padded
+from tests.conformance.adapters import Absent, Asked, Padded
 
 NAME = "verl"
 REMARK = ""
@@ -28,8 +28,10 @@ def version() -> str:
     return version_of("verl")
 
 
-def plan(case: dict[str, Any]) -> list[Asked]:
-    """Return the keys that mean a case, and the conventions that then apply."""
+def plan(case: dict[str, Any]) -> list[Asked] | Absent:
+    """Return the keys that mean a case, and the conventions that then apply, or why there are none."""
+    if case.get("off_policy_mask") or (case["kl"] and case["kl"].get("weighed")):
+        return Absent("no key weighs the KL or leaves out a sample by its ratio to the engine in training")
     keys: dict[str, Any] = {
         "loss_mode": _MODES.get(case["loss"], "vanilla"),
         "loss_agg_mode": _MEANS[case["mean"]],

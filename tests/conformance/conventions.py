@@ -133,8 +133,14 @@ def _token_values(
             value = value.clamp(max=-advantage * case["dual_clip"])
     if case["correction"]:
         value = value * _weights((prev - generation).detach(), case, names)
+    to_engine = (generation - own).clamp(-LIMIT, LIMIT)
+    bound = case.get("off_policy_mask")
+    if bound is not None and advantage < 0 and to_engine.mean() > bound:
+        value = value * 0.0
     if case["kl"]:
         kl = _kl(_values(sample, "reference") - logprobs, case["kl"]["kind"], names)
+        if case["kl"].get("weighed"):
+            kl = kl * (-to_engine).exp()
         value = value + case["kl"]["beta"] * kl * (ratio if "kl_by_ratio" in names else 1.0)
     return value
 

@@ -24,6 +24,7 @@ ESTIMATORS = (
     "grpo",
     "grpo_not_normalized",
     "grpo_leave_one_out",
+    "grpo_clipped",
     "rloo",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
@@ -69,7 +70,8 @@ _NEAR = 2e-3
 
 
 def cases() -> list[dict[str, Any]]:
-    """Return every loss x mean x correction that nemo_like accepts, then the KL's estimators and entropy."""
+    """Return every loss x mean x correction that nemo_like accepts, then the KL's estimators, the entropy,
+    a weighed KL and the off-policy mask."""
     found: list[dict[str, Any]] = []
     for name, changes in _LOSSES.items():
         for mean in ("token", "sample", "constant"):
@@ -90,6 +92,9 @@ def cases() -> list[dict[str, Any]]:
         "gspo/sample/k3": {"loss": "gspo", "kl": {"beta": 0.3, "kind": "k3"}, "mean": "sample"},
         "ppo/token/entropy": {"entropy": 0.2},
         "ppo/sample/entropy": {"entropy": 0.2, "mean": "sample"},
+        "ppo/token/weighed_k3": {"kl": {"beta": 0.3, "kind": "k3", "weighed": True}},
+        "ppo/token/off_policy_mask": {"off_policy_mask": 0.05},
+        "gspo/sample/off_policy_mask": {"loss": "gspo", "off_policy_mask": 0.05, "mean": "sample"},
     }
     for name, changes in added.items():
         found.append({"name": name, "loss": "ppo", **_PLAIN, **_NONE, "mean": "token", **changes})

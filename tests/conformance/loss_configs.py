@@ -36,4 +36,6 @@ def loss_config(case: dict[str, Any]) -> LossConfig:
         truncated_importance_sampling_ratio_min=correction.get("low"),
         reference_policy_kl_penalty=kl.get("beta", 0.0),
         reference_policy_kl_type=kl.get("kind", "k3"),
+        use_on_policy_kl_approximation=kl.get("weighed", False),
+        off_policy_mask_threshold=case.get("off_policy_mask"),
     )

@@ -80,8 +80,8 @@ def advantages(samples: Sequence[dict[str, Any]], estimator: str) -> list[float]
         adv_estimator=SimpleNamespace(name=name),
         normalize_rewards=estimator != "grpo_not_normalized",
         use_leave_one_out_baseline=estimator == "grpo_leave_one_out",
-        advantage_clip_low=None,
-        advantage_clip_high=None,
+        advantage_clip_low=-0.5 if estimator == "grpo_clipped" else None,
+        advantage_clip_high=0.5 if estimator == "grpo_clipped" else None,
     )
     rewarded = RewardedSamples(
         rewards=[sample["reward"] for sample in samples],

@@ -46,8 +46,8 @@ def _kit(own: Mapping[str, Any]) -> Iterator[str]:
         f"{len(cases)} cases: nine losses, three means (over tokens, per sample, a constant per sample), "
         "four "
         "importance-sampling corrections and none, as far as they go together, then the KL's three "
-        "estimators and "
-        f"the entropy. {len(batches)} batches of eight samples:\n"
+        "estimators, "
+        f"the entropy, a weighed KL and the off-policy mask. {len(batches)} batches of eight samples:\n"
     )
     yield "| batch | what is in it |\n|---|---|"
     for batch in batches:

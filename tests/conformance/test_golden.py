@@ -23,6 +23,7 @@ ESTIMATORS = {
     "grpo": (),
     "grpo_not_normalized": ("grpo.normalize_rewards=false",),
     "grpo_leave_one_out": ("grpo.use_leave_one_out_baseline=true",),
+    "grpo_clipped": ("grpo.advantage_clip_low=-0.5", "grpo.advantage_clip_high=0.5"),
     "rloo": ("grpo.adv_estimator.name=rloo",),
     "reinforce_plus_plus": ("grpo.adv_estimator.name=reinforce_plus_plus",),
     "reinforce_plus_plus_baseline": ("grpo.adv_estimator.name=reinforce_plus_plus_baseline",),

@@ -672,3 +672,17 @@ def test_the_first_rows_of_a_file_are_a_slice_of_it(tmp_path: Path) -> None:
     assert train["split"] == "train[:9]"
     several = converted(tmp_path, VERL, "data.train_files=[a.parquet,b.parquet]", "data.train_max_samples=9")
     assert "of several files each has rows of its own" in lost(several)
+
+
+@pytest.mark.parametrize(("epochs", "steps"), [(2, 4), (100, 30)])
+def test_a_run_of_nemo_rl_ends_with_its_epochs_or_its_steps(tmp_path: Path, epochs: int, steps: int) -> None:
+    # Forty problems are two whole steps of sixteen prompts.
+    (tmp_path / "train.jsonl").write_text('{"input": "1 + 1 =", "output": "2"}\n' * 40)
+    data = (f"data.train={{data_path: {tmp_path}/train.jsonl}}", f"grpo.max_num_epochs={epochs}")
+    assert value(converted(tmp_path, NEMO_RL, *data), "grpo.max_num_steps") == steps
+
+
+def test_epochs_of_problems_that_nobody_can_count_are_told(tmp_path: Path) -> None:
+    found = converted(tmp_path, NEMO_RL, "data.train={data_path: away.jsonl}", "grpo.max_num_epochs=2")
+    assert value(found, "grpo.max_num_steps") == 30
+    assert "set grpo.max_num_steps to 2 x problems / num_prompts_per_step" in lost(found)
