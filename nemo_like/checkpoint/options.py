@@ -25,6 +25,16 @@ class CheckpointingConfig:
     resume_if_exists: Annotated[
         bool, Key("a run of the same logger.run_name continues from its latest checkpoint", True)
     ]
+    resume_from_path: Annotated[
+        str | None,
+        Key(
+            "A checkpoint of another run, RUN_DIR/checkpoints/step_N: a run without one of its own goes on "
+            "from it, with its weights, optimizer, prompt order and step. docs/how_to/checkpoints.md has "
+            "weights alone.",
+            None,
+            is_path=True,
+        ),
+    ]
     checkpoint_dir: Annotated[str | None, Key("null: RUN_DIR/checkpoints", None, is_path=True)]
     save_period: Annotated[
         int,

@@ -25,6 +25,7 @@ from nemo_like.checkpoint.store import (
     CheckpointError,
     CheckpointStore,
     Retention,
+    read_checkpoint,
     verify_group_files,
 )
 from nemo_like.cluster.actor_errors import ActorFailed
@@ -81,7 +82,8 @@ class _Pending:
 class RunCheckpoints:
     """The checkpoints of one run directory.
 
-    ``found`` is the checkpoint to continue from, None for a new run. ``warnings`` says which checkpoints were
+    ``found`` is the checkpoint to continue from, of this run or of ``checkpointing.resume_from_path``; None
+    for a new run. ``warnings`` says which checkpoints were
     set aside because they were incomplete.
     """
 
@@ -110,6 +112,9 @@ class RunCheckpoints:
         if cfg.enabled and cfg.resume_if_exists:
             self._store.remove_unfinished()
             self.found = self._store.latest()
+        self._is_of_other_run = self.found is None and cfg.resume_from_path is not None
+        if self._is_of_other_run:
+            self.found = _of_other_run(str(cfg.resume_from_path))
 
     @property
     def last_step(self) -> int:
@@ -119,13 +124,14 @@ class RunCheckpoints:
     @property
     def wandb_run_id(self) -> str | None:
         """The Weights & Biases run id in the checkpoint to continue from; None for a new run."""
-        return None if self.found is None else self.found.state.wandb_run_id
+        return None if self.found is None or self._is_of_other_run else self.found.state.wandb_run_id
 
     def verify(self, groups: SavedGroups) -> None:
         """Have the workers hash the files that they will load, and set corrupt checkpoints aside.
 
         ``found`` is then the latest checkpoint with intact files, and ``warnings`` has the warnings of this
-        call alone. Raises CheckpointError when no checkpoint is left.
+        call alone. A checkpoint of another run stays where it is. Raises CheckpointError when no checkpoint
+        is left.
         """
         self.warnings.clear()
         if self.found is None:
@@ -136,7 +142,10 @@ class RunCheckpoints:
                 hashed = partial(_corrupt_files, group)
                 verify_group_files(checkpoint, name, hashed)
 
-        self.found = self._store.latest(verify_all)
+        if self._is_of_other_run:
+            verify_all(self.found)
+        else:
+            self.found = self._store.latest(verify_all)
         if self.found and not self.found.digests:
             self.warnings.append(
                 f"checkpoint {self.found.path} was written without digests, so nobody can tell whether its "
@@ -274,6 +283,18 @@ class RunCheckpoints:
     def _guarded(self, step: int) -> Iterator[None]:
         with self._store.guarded(step), _write_errors(self._store.path(step)):
             yield
+
+
+def _of_other_run(path: str) -> Checkpoint:
+    """Return the checkpoint that ``checkpointing.resume_from_path`` names. Raises CheckpointError unless it
+    is whole."""
+    try:
+        return read_checkpoint(Path(path).absolute())
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"checkpointing.resume_from_path={path} must be a whole checkpoint, RUN_DIR/checkpoints/step_N: "
+            f"{error}"
+        ) from None
 
 
 def continuation(cfg: Config, directory: RunDirectory) -> str:

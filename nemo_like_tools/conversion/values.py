@@ -187,6 +187,16 @@ def several_nodes(value: Any, theirs: Theirs) -> Any:
     return "auto" if int(value) > 1 else LEFT_OUT
 
 
+def other_checkpoint(value: Any, theirs: Theirs) -> Any:
+    """Return nothing where no checkpoint is named. Raises Untranslatable for one, whose form is theirs."""
+    if isinstance(value, str):
+        raise Untranslatable(
+            f"{value} is a checkpoint of another form; name one that a run here wrote, or begin from its "
+            "weights as a Hugging Face directory in policy.model_name"
+        )
+    return LEFT_OUT
+
+
 def path(value: Any, theirs: Theirs) -> str:
     """Return a path; a leading "~" becomes the environment variable HOME, which any machine can resolve."""
     text = str(value)

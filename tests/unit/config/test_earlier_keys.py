@@ -36,6 +36,7 @@ EXCERPTS = {
     "rollout.excerpt_period": 10, "rollout.excerpt_samples": 32, "rollout.excerpt_validation_samples": 64,
 }  # fmt: skip
 NEWER = {
+    "checkpointing.resume_from_path": None,
     "grpo.advantage_clip_low": None,
     "grpo.advantage_clip_high": None,
     "grpo.dynamic_sampling_component": None,

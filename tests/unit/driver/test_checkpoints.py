@@ -67,6 +67,7 @@ def config(**changes: object) -> SimpleNamespace:
         "enabled": True,
         "resume_if_exists": True,
         "checkpoint_dir": None,
+        "resume_from_path": None,
         "save_period": 5,
         "writing": CheckpointWriting.blocking,
         "keep_top_k": None,
@@ -101,6 +102,42 @@ def test_a_run_continues_where_it_was_saved(tmp_path: Path) -> None:
     assert found.resume({"policy": policy}, again) == RunPosition(5, 5, 40, 300)
     assert policy.loaded == [(str(directory.checkpoints_path / "step_5" / "policy"), 5)]
     assert again.next(5) == order.next(5)
+
+
+def test_a_run_goes_on_from_another_runs_checkpoint_until_it_has_its_own(tmp_path: Path) -> None:
+    other, order = saved_run(tmp_path)
+    step = other.checkpoints_path / "step_5"
+    directory, cfg = RunDirectory.create(str(tmp_path), "next"), config(resume_from_path=str(step))
+    found, policy, again = run_checkpoints(directory, cfg), Policy(), sampler()
+    found.verify({"policy": policy})
+    assert (found.last_step, found.wandb_run_id) == (5, None)
+    position = found.resume({"policy": policy}, again)
+    assert position == RunPosition(5, 5, 40, 300)
+    assert policy.loaded == [(str(step / "policy"), 5)]
+    assert again.next(5) == order.next(5)
+    found.save(replace(position, step=6), {}, {"policy": policy}, again, "wandb-2")
+    own = run_checkpoints(directory, cfg)
+    assert (own.last_step, own.wandb_run_id) == (6, "wandb-2")
+    assert step.is_dir()
+
+
+def test_a_corrupt_checkpoint_of_another_run_is_refused_and_stays(tmp_path: Path) -> None:
+    other, _ = saved_run(tmp_path)
+    step = other.checkpoints_path / "step_5"
+    directory, cfg = RunDirectory.create(str(tmp_path), "next"), config(resume_from_path=str(step))
+
+    class Changed(Policy):
+        def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
+            return ["weights"]
+
+    with pytest.raises(CheckpointError, match="step_5 is corrupt"):
+        run_checkpoints(directory, cfg).verify({"policy": Changed()})
+    assert step.is_dir()
+    away = config(resume_from_path=str(tmp_path / "away"))
+    with pytest.raises(
+        CheckpointError, match=r"resume_from_path=.*away must be a whole checkpoint, RUN_DIR/"
+    ):
+        run_checkpoints(directory, away)
 
 
 def test_a_critic_continues_beside_the_policy(tmp_path: Path) -> None:
