@@ -99,7 +99,7 @@ def test_a_critics_metrics_are_those_of_a_run_with_one(demo: Demo) -> None:
     phase.add_update(grad_norm=1.0, learning_rate=1.0)
     ones = torch.ones(1)
     phase.add_means({name: TokenMean(ones, ones) for name in VALUE_MEANS})
-    fit = {"returns": 1.0, "square_returns": 2.0, "advantages": 0.0, "square_advantages": 0.5}
+    fit = {"returns": 1.0, "square_returns": 2.0, "errors": 0.0, "square_errors": 0.5}
     valued = ScoredBatch(rollout(), {name: mean(value, 1.0) for name, value in fit.items()})
     trained = {**phase.result(), "num_skipped_samples": summed(0.0)}
     update = TrainUpdate(metrics=trained, version=1, compute_s=0.0, operations=())
