@@ -230,6 +230,8 @@ def value_config(group: PolicyConfig, **changes: Any) -> ValueConfig:
         "clip_range": 0.2,
         "gae_gamma": 1.0,
         "gae_lambda": 0.95,
+        "gae_lambda_policy": None,
+        "gae_length_adaptive_alpha": None,
         "bootstrap_truncated": True,
     }
     shared = {one.name: getattr(group, one.name) for one in fields(TrainedGroupConfig)}
