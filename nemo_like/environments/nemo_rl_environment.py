@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nemo_like.compat.nemo_rl_names import add_nemo_rl_names
 from nemo_like.config.import_path import load_by_path
 from nemo_like.data.messages import as_record
 from nemo_like.environments.interface import Feedback, Turn
+from nemo_like.environments.nemo_rl_names import add_nemo_rl_names
 
 
 def load_environment(path: str) -> Any:

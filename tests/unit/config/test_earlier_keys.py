@@ -60,7 +60,14 @@ NEWER = {
     "policy.lora.adapter_path": None,
 }
 NEWER_OF_TEACHERS = {"teacher.model_overrides": {}}
-NEWER_OF_CRITICS = {"value.gae_lambda_policy": None, "value.gae_length_adaptive_alpha": None}
+NEWER_OF_CRITICS = {
+    "value.gae_lambda_policy": None,
+    "value.gae_length_adaptive_alpha": None,
+    "value.model_overrides": {},
+    "value.lora.exclude_modules": [],
+    "value.lora.use_rslora": False,
+    "value.lora.adapter_path": None,
+}
 
 
 def test_what_is_read_otherwise_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,7 +60,8 @@ def test_both_backends_run_the_demo(demo: Demo, more: list[str]) -> None:
         ),
         (
             [FSDP, "policy.lora.enabled=true", "policy.lora.target_modules=[]"],
-            "policy.lora.target_modules=[] names no layer, so nothing would train; [all-linear] is usual",
+            "policy.lora.target_modules=[] leaves no layer, so nothing would train; [all-linear] is usual, "
+            "with policy.lora.exclude_modules=[]",
         ),
         (
             [FSDP, "policy.lora.rank=0"],

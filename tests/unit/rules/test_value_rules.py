@@ -136,7 +136,9 @@ def test_a_sweep_leaves_a_chosen_critic_out_and_cannot_remove_a_files_own(resolv
 
 def test_single_keys_without_the_group_are_one_problem_with_its_remedy() -> None:
     told = refused("value.optimizer.lr=1e-3", path=DEMO)
-    assert told.startswith(f"{DEMO}: value has no value.model_name, value.backend, value.device and ")
+    assert told.startswith(
+        f"{DEMO}: value has no value.model_name, value.model_overrides, value.backend and "
+    )
     assert told.endswith(f"add `- value: default` to the defaults in {DEMO}, or value=default")
 
 
