@@ -270,7 +270,16 @@ class GRPOConfig:
         Key("compare a group by this part of the reward, by its name in reward/NAME; null: by all", None),
     ]
     dynamic_sampling_max_gen_batches: Annotated[
-        int, Key("rollouts of P prompts each that one step may need at most", 10, at_least=1)
+        int, Key("rollouts that one step may need at most", 10, at_least=1)
+    ]
+    dynamic_sampling_num_prompts: Annotated[
+        int | None,
+        Key(
+            "Prompts of each such rollout, P or more: with more of them fewer rollouts follow one another; "
+            "null: P.",
+            None,
+            at_least=1,
+        ),
     ]
     overlong_filtering: Annotated[bool, Key("comes last: truncated samples do not train", False)]
     sample_filters: Annotated[
@@ -307,7 +316,10 @@ class GRPOConfig:
         ),
     ]
     val_period: Annotated[
-        int, Key("validate every so many steps; 0: only as the next two keys say", 10, at_least=0)
+        int, Key("validate every so many steps; 0: only as val_at_start and val_at_end say", 10, at_least=0)
+    ]
+    val_start_at: Annotated[
+        int, Key("the first step after which val_period validates; earlier periods pass", 0, at_least=0)
     ]
     val_at_start: Annotated[bool, Key("validate before the first step", True)]
     val_at_end: Annotated[bool, Key("validate after the last step", True)]
@@ -330,6 +342,12 @@ class GRPOConfig:
     def num_samples_per_step(self) -> int:
         """N, the samples on which one step trains."""
         return self.step_shape.num_samples
+
+    @property
+    def rollout_shape(self) -> StepShape:
+        """The prompts of one rollout and the responses to each."""
+        num_prompts = self.dynamic_sampling_num_prompts or self.num_prompts_per_step
+        return StepShape(num_prompts, self.num_generations_per_prompt)
 
 
 LOSS_KINDS = Kinds(

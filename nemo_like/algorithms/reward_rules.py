@@ -19,6 +19,7 @@ def reward_problems(grpo: GRPOConfig) -> Iterator[Problem]:
         _leave_one_out,
         _scaling,
         _dynamic_sampling,
+        _first_validation,
         _early_stop,
     ):
         yield from rule(grpo)
@@ -104,11 +105,28 @@ def _leave_one_out(grpo: GRPOConfig) -> Iterator[Problem]:
 
 
 def _dynamic_sampling(grpo: GRPOConfig) -> Iterator[Problem]:
-    if grpo.dynamic_sampling_component is not None and not grpo.use_dynamic_sampling:
+    for name in ("dynamic_sampling_component", "dynamic_sampling_num_prompts"):
+        value = getattr(grpo, name)
+        if value is not None and not grpo.use_dynamic_sampling:
+            yield Problem(
+                key=f"grpo.{name}={value}",
+                rule="has no effect with grpo.use_dynamic_sampling=false",
+                remedy="set it to null, or grpo.use_dynamic_sampling=true",
+            )
+    if grpo.rollout_shape.num_prompts < grpo.num_prompts_per_step:
         yield Problem(
-            key=f"grpo.dynamic_sampling_component={grpo.dynamic_sampling_component}",
-            rule="has no effect with grpo.use_dynamic_sampling=false",
-            remedy="set it to null, or grpo.use_dynamic_sampling=true",
+            key=f"grpo.dynamic_sampling_num_prompts={grpo.dynamic_sampling_num_prompts}",
+            rule=f"must be at least grpo.num_prompts_per_step={grpo.num_prompts_per_step}",
+            remedy="no rollout could fill a step; null takes as many prompts as a step has",
+        )
+
+
+def _first_validation(grpo: GRPOConfig) -> Iterator[Problem]:
+    if grpo.val_start_at > 0 and grpo.val_period == 0:
+        yield Problem(
+            key=f"grpo.val_start_at={grpo.val_start_at}",
+            rule="has no effect with grpo.val_period=0, which never validates between steps",
+            remedy="set grpo.val_period, or grpo.val_start_at=0",
         )
 
 

@@ -2,11 +2,12 @@
 
     prompts ─▶ rollout ─▶ scale, shape, filter ─▶ raw rewards differ? ─ yes ─▶ kept, until P are there
        ▲                                                 └─ no ─▶ dropped: their samples are cleared
-       └──── P further prompts, while groups are missing
+       └──── further prompts, while groups are missing
 
 With grpo.overlap=exact the groups come in parts, each as soon as it is certain that its groups will train. P
-is grpo.num_prompts_per_step. Every rollout asks for P prompts, as in DAPO (arXiv 2503.14476). Good groups
-beyond P are dropped too: if the next step used them, it would train on samples of older weights.
+is grpo.num_prompts_per_step. Every rollout asks for P prompts, as in DAPO (arXiv 2503.14476), or for the
+grpo.dynamic_sampling_num_prompts that the configuration names. Good groups beyond P are dropped too: if the
+next step used them, it would train on samples of older weights.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class PartOrder(Protocol):
 
 
 class Collection:
-    """Collects as many groups to train on as a first rollout has prompts, and clears all others."""
+    """Collects the groups that a step trains on, and clears all others."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Collection:
         """
         self._begun, self._partition = begun, partition
         self._rollout, self._cfg, self._more_prompts = rollout, cfg, more_prompts
-        self._wanted, self._multiple, self._journal = len(begun), multiple, journal
+        self._wanted, self._multiple, self._journal = cfg.num_prompts_per_step, multiple, journal
         self._results: list[RolloutResult] = []
         self._num_rollouts = 0
         self._dropped: list[KVBatchMeta] = []
@@ -132,7 +133,7 @@ class Collection:
             if num_kept == self._wanted:
                 return
             if self._num_rollouts == self._cfg.dynamic_sampling_max_gen_batches:
-                raise RunFailed(_shortage(self._cfg, self._wanted, num_kept, self._num_rollouts))
+                raise RunFailed(_shortage(self._cfg, num_kept, self._num_rollouts))
             prompts = self._more_prompts(prompts)
             self._rollout.begin(prompts, self._partition)
 
@@ -224,10 +225,11 @@ def _without_groups(batch: KVBatchMeta, groups: Sequence[int]) -> KVBatchMeta:
     return batch.select([group_id not in chosen for group_id in batch.tag(GROUP_ID)])
 
 
-def _shortage(cfg: GRPOConfig, wanted: int, num_kept: int, num_rollouts: int) -> str:
+def _shortage(cfg: GRPOConfig, num_kept: int, num_rollouts: int) -> str:
     return (
-        f"grpo.use_dynamic_sampling=true found {num_kept} of {wanted} groups with different rewards in "
-        f"{num_rollouts * wanted} groups, and grpo.dynamic_sampling_max_gen_batches={num_rollouts} allows no "
-        "more; the task may be too hard or too easy for this policy: look at train/baseline_reward/pct_0 "
-        "and pct_1 without dynamic sampling, mix in other problems, use larger groups, or allow more batches"
+        f"grpo.use_dynamic_sampling=true found {num_kept} of {cfg.num_prompts_per_step} groups with "
+        f"different rewards in {num_rollouts * cfg.rollout_shape.num_prompts} groups, and "
+        f"grpo.dynamic_sampling_max_gen_batches={num_rollouts} allows no more; the task may be too hard or "
+        "too easy for this policy: look at train/baseline_reward/pct_0 and pct_1 without dynamic sampling, "
+        "mix in other problems, use larger groups, or allow more batches"
     )

@@ -179,7 +179,9 @@ class RolloutSchedule:
             mode=RolloutMode.training,
             step=step,
             policy_version=version,
-            indices=self._drawn.popleft() if self._drawn else self._sampler.next(grpo.num_prompts_per_step),
+            indices=self._drawn.popleft()
+            if self._drawn
+            else self._sampler.next(grpo.rollout_shape.num_prompts),
             num_generations=grpo.step_shape.num_generations,
             num_steps_ahead=ahead,
         )

@@ -255,4 +255,4 @@ def validates_after(step: int, cfg: GRPOConfig) -> bool:
         return cfg.val_at_start
     if step == cfg.max_num_steps and cfg.val_at_end:
         return True
-    return cfg.val_period > 0 and step % cfg.val_period == 0
+    return cfg.val_period > 0 and step % cfg.val_period == 0 and step >= cfg.val_start_at

@@ -149,7 +149,7 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
         has_teaching_engine=teacher is not None and is_one_engine(teacher),
         critic_warmup_steps=0 if value is None else value.warmup_steps,
         end_tokens=shown_end_tokens(Path(policy.model_name)) if Path(policy.model_name).is_dir() else None,
-        max_tokens_per_step=grpo.num_samples_per_step * policy.max_total_sequence_length,
+        max_tokens_per_step=grpo.rollout_shape.num_samples * policy.max_total_sequence_length,
         bytes_per_token=bytes_per_token,
         weight_bytes=weight_bytes(cfg, model),
         num_engines=cfg.generation.num_engines,

@@ -10,16 +10,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from nemo_like.observability.metric_meanings import meaning_of
-from nemo_like_tools.conversion.values import LEFT_OUT, Noted, Theirs, Untranslatable, excluded, path
+from nemo_like_tools.conversion.values import (
+    LEFT_OUT,
+    MEGATRON_LAYERS,
+    Noted,
+    Theirs,
+    Untranslatable,
+    excluded,
+    path,
+)
 
 _ESTIMATORS = ("gae", "gdpo", "grpo", "reinforce_plus_plus")
 _CONSTANT_SCHEDULERS = ("LinearLR", "ConstantLR")
-_LAYERS = {
-    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
-    "linear_proj": ("o_proj",),
-    "linear_fc1": ("gate_proj", "up_proj"),
-    "linear_fc2": ("down_proj",),
-}
 
 
 def data_parallel_size(value: Any, theirs: Theirs) -> int:
@@ -84,6 +86,13 @@ def staleness(value: Any, theirs: Theirs, group: str) -> int:
     return int(theirs(f"{group}.max_trajectory_age_steps", 1)) if value else 0
 
 
+def prompts_of_rollouts(value: Any, theirs: Theirs, group: str) -> Any:
+    """Return the prompts of one rollout of dynamic sampling; with those of a step nothing asks for it."""
+    if value in (None, 1) or not theirs(f"{group}.use_dynamic_sampling", False):
+        return LEFT_OUT
+    return round(float(value) * int(theirs(f"{group}.num_prompts_per_step", 1)))
+
+
 def in_updates(value: Any, theirs: Theirs, group: str = "policy") -> Any:
     """Return a number of steps as a number of optimizer updates."""
     return LEFT_OUT if value is None else int(value) * _updates_per_step(_with_policy_from(group, theirs))
@@ -128,16 +137,9 @@ def target_modules(value: Any, theirs: Theirs, group: str) -> list[str]:
     return ["all-linear"] if is_all else list(value)
 
 
-def megatron_targets(value: Any, theirs: Theirs) -> list[str]:
-    """Return the layers that get adapters, from Megatron's names."""
-    if not value:
-        return ["all-linear"]
-    return [name for module in value for name in _LAYERS.get(module, (module,))]
-
-
 def megatron_excluded(value: Any, theirs: Theirs) -> list[str]:
     """Return the layers without adapters, from Megatron's names."""
-    return [name for module in excluded(value, theirs) for name in _LAYERS.get(module, (module,))]
+    return [name for module in excluded(value, theirs) for name in MEGATRON_LAYERS.get(module, (module,))]
 
 
 def estimator(value: Any, theirs: Theirs) -> str:

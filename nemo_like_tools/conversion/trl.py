@@ -11,7 +11,15 @@ from math import ceil
 from pathlib import PurePath
 from typing import Any
 
-from nemo_like_tools.conversion.values import LEFT_OUT, Noted, Theirs, Untranslatable, model_directory, path
+from nemo_like_tools.conversion.values import (
+    LEFT_OUT,
+    Noted,
+    Theirs,
+    Untranslatable,
+    all_tokens,
+    model_directory,
+    path,
+)
 
 _GPUS_OF_A_NODE = 8
 _KINDS = {"cispo": "cispo", "sapo": "sapo"}  # losses that have a kind of their own here
@@ -20,6 +28,8 @@ _MATH = ("accuracy_reward", "reasoning_accuracy_reward")  # both compare by math
 _FORMAT = "think_format_reward"
 _THINKS = r"^<think>(?!.*<think>)(.*?)</think>.*$"
 _NAMES = {_FORMAT: "format", **dict.fromkeys(_MATH, "math")}
+# Further sampling arguments that have keys of generation here.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "stop")
 
 
 def prompts_per_step(value: Any, theirs: Theirs) -> int:
@@ -236,6 +246,19 @@ def total_length(value: Any, theirs: Theirs) -> int:
 def regex(value: Any, theirs: Theirs) -> Any:
     """Return a regular expression as the grammar of responses."""
     return {"regex": str(value)} if value else LEFT_OUT
+
+
+def sampling(value: Any, theirs: Theirs, key: str) -> Any:
+    """Return one key of the further sampling arguments, and raise Untranslatable for unknown ones."""
+    given = dict(value or {})
+    if unknown := sorted(set(given) - set(_SAMPLING)):
+        raise Untranslatable(
+            f"{', '.join(unknown)} has no key here, since log-probs are those of the distribution that is "
+            f"sampled; there are {', '.join(_SAMPLING)}"
+        )
+    if key not in given:
+        return LEFT_OUT
+    return all_tokens(given[key], theirs) if key == "top_k" else given[key]
 
 
 def adapters(value: Any, theirs: Theirs) -> Any:

@@ -25,6 +25,13 @@ class LeftOut:
 
 
 LEFT_OUT: Final = LeftOut()
+# Layers that Megatron names, by their names in transformers.
+MEGATRON_LAYERS: Final = {
+    "linear_qkv": ("q_proj", "k_proj", "v_proj"),
+    "linear_proj": ("o_proj",),
+    "linear_fc1": ("gate_proj", "up_proj"),
+    "linear_fc2": ("down_proj",),
+}
 
 
 class Noted(NamedTuple):
@@ -115,6 +122,30 @@ def excluded(value: Any, theirs: Theirs) -> list[str]:
     if patterns := [name for name in names if not name.replace("_", "").isalnum()]:
         raise Untranslatable(f"{', '.join(patterns)} is a pattern; set policy.lora.exclude_modules")
     return names
+
+
+def megatron_targets(value: Any, theirs: Theirs) -> list[str]:
+    """Return the layers that get adapters, from Megatron's names."""
+    if not value:
+        return ["all-linear"]
+    return [name for module in value for name in MEGATRON_LAYERS.get(module, (module,))]
+
+
+def experts_divided(value: Any, theirs: Theirs, key: str, default: int) -> Any:
+    """Return whether the GPUs of an engine divide its experts among them.
+
+    ``key`` has the number of these GPUs, or else it is ``default``. Raises Untranslatable for another number
+    of parts.
+    """
+    num_gpus = int(theirs(key, default))
+    if value in (None, 1):
+        return LEFT_OUT
+    if int(value) != num_gpus:
+        raise Untranslatable(
+            f"experts are divided over the {num_gpus} GPUs of an engine or not at all; set "
+            f"generation.vllm_cfg.tensor_parallel_size={value}, or leave experts whole"
+        )
+    return True
 
 
 def by_hand(value: Any, theirs: Theirs, remedy: str, neutral: Sequence[Any] = (None, False)) -> Any:

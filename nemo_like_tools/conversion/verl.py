@@ -13,6 +13,8 @@ from nemo_like_tools.conversion.values import (
     Noted,
     Theirs,
     Untranslatable,
+    above_zero,
+    megatron_targets,
     model_directory,
     one_of,
     path,
@@ -311,6 +313,27 @@ def targets(value: Any, theirs: Theirs) -> Any:
     if not _has_adapters(theirs):
         return LEFT_OUT
     return [value] if isinstance(value, str) else list(value)
+
+
+def gen_batch_size(value: Any, theirs: Theirs) -> Any:
+    """Return the prompts of one rollout of dynamic sampling; null and those of a step ask for nothing."""
+    is_on = theirs("algorithm.filter_groups.enable", False)
+    return LEFT_OUT if not is_on or value in (None, theirs("data.train_batch_size")) else int(value)
+
+
+def with_megatron_adapters_on(value: Any, theirs: Theirs) -> Any:
+    """Return true where Megatron's adapters have a rank; nothing says so else."""
+    return True if above_zero(value, theirs) else LEFT_OUT
+
+
+def with_megatron_adapters(value: Any, theirs: Theirs) -> Any:
+    """Return a setting of Megatron's adapters, if there are some."""
+    return value if above_zero(theirs(f"{_MODEL}.lora.rank", 0), theirs) else LEFT_OUT
+
+
+def megatron_targets_of_adapters(value: Any, theirs: Theirs) -> Any:
+    """Return the layers that get Megatron's adapters, by their names in transformers."""
+    return megatron_targets(value, theirs) if with_megatron_adapters(True, theirs) is True else LEFT_OUT
 
 
 def overlong(value: Any, theirs: Theirs) -> Any:

@@ -40,6 +40,8 @@ NEWER = {
     "grpo.advantage_clip_low": None,
     "grpo.advantage_clip_high": None,
     "grpo.dynamic_sampling_component": None,
+    "grpo.dynamic_sampling_num_prompts": None,
+    "grpo.val_start_at": 0,
     "loss_fn.entropy_target": None,
     "loss_fn.entropy_coef_delta": 0.005,
     "loss_fn.entropy_coef_min": 0.0,

@@ -686,3 +686,46 @@ def test_epochs_of_problems_that_nobody_can_count_are_told(tmp_path: Path) -> No
     found = converted(tmp_path, NEMO_RL, "data.train={data_path: away.jsonl}", "grpo.max_num_epochs=2")
     assert value(found, "grpo.max_num_steps") == 30
     assert "set grpo.max_num_steps to 2 x problems / num_prompts_per_step" in lost(found)
+
+
+def test_rollouts_of_dynamic_sampling_have_the_prompts_that_they_have_there(tmp_path: Path) -> None:
+    key = "grpo.dynamic_sampling_num_prompts"
+    theirs = ("grpo.use_dynamic_sampling=true", "grpo.num_prompts_per_step=64", "grpo.batch_multiplier=3")
+    assert value(converted(tmp_path, NEMO_RL, *theirs), key) == 192
+    assert key not in converted(tmp_path, NEMO_RL, "grpo.batch_multiplier=3").settings
+    chosen = ("data.train_batch_size=256", "data.gen_batch_size=768")
+    filters = "algorithm.filter_groups.enable=true"
+    assert value(converted(tmp_path, VERL, *chosen, filters), key) == 768
+    assert key not in converted(tmp_path, VERL, *chosen).settings
+
+
+def test_an_engines_experts_are_divided_over_all_its_gpus_or_not_at_all(tmp_path: Path) -> None:
+    key = "generation.vllm_kwargs.enable_expert_parallel"
+    group = "policy.generation.vllm_cfg"
+    for parts, expected in ((1, None), (4, True)):
+        divided = (f"{group}.tensor_parallel_size=4", f"{group}.expert_parallel_size={parts}")
+        settings = converted(tmp_path, NEMO_RL, *divided).settings
+        assert (settings[key].value if key in settings else None) == expected
+    found = converted(tmp_path, NEMO_RL, f"{group}.tensor_parallel_size=4", f"{group}.expert_parallel_size=8")
+    assert "over the 4 GPUs of an engine or not at all" in str(found.lost)
+
+
+def test_adapters_of_verls_megatron_have_the_names_of_transformers(tmp_path: Path) -> None:
+    group = "actor_rollout_ref.model.lora"
+    found = converted(
+        tmp_path, VERL, f"{group}.rank=8", f"{group}.alpha=32", f"{group}.target_modules=[linear_qkv]"
+    )
+    assert (value(found, "policy.lora.enabled"), value(found, "policy.lora.rank")) == (True, 8)
+    assert value(found, "policy.lora.target_modules") == ["q_proj", "k_proj", "v_proj"]
+
+
+def test_further_sampling_arguments_of_trl_are_keys_or_lost(tmp_path: Path) -> None:
+    tree = {"generation_kwargs": {"top_k": 0, "min_p": 0.1, "stop": ["\n"]}}
+    settings = convert_configuration(CONVERTIBLE["trl"], Theirs(tree), "theirs.yaml").settings
+    assert settings["generation.top_k"].value is None
+    assert settings["generation.min_p"].value == 0.1
+    assert settings["generation.stop_strings"].value == ["\n"]
+    lost = convert_configuration(
+        CONVERTIBLE["trl"], Theirs({"generation_kwargs": {"presence_penalty": 1.0}}), "theirs.yaml"
+    ).lost
+    assert "presence_penalty has no key here" in str(lost[0])

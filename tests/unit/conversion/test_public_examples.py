@@ -28,7 +28,6 @@ OF_THE_BASE = ("data.validation", "data.default.prompt_file")
 LOST: dict[str, dict[str, str]] = {
     "verl/dapo_8b.sh": {
         "data.truncation=left": "a prompt that is too long is left out, not cut",
-        "data.gen_batch_size=768": "a rollout is of grpo.num_prompts_per_step prompts",
     },
     "verl/multi_turn_tools.sh": {
         "actor_rollout_ref.rollout.name=sglang": "vLLM generates; leave it out",
@@ -39,9 +38,6 @@ LOST: dict[str, dict[str, str]] = {
     },
     "verl/reward_model_8b.sh": {
         "reward_model.enable=true": "choose `- env@env.NAME: reward_model`, see docs/how_to/reward_models.md",
-    },
-    "nemo_rl/dapo_7b.yaml": {
-        "grpo.batch_multiplier=3": "raise grpo.dynamic_sampling_max_gen_batches if steps run out of rollouts",
     },
     "nemo_rl/fp8_reward_model.yaml": {
         "data.default.env_name=reward_model": "set data.default.env=reward_model",

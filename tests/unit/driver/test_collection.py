@@ -49,7 +49,7 @@ def collect(dynamic: GRPOConfig) -> Callable[..., tuple[Collected, ScriptedRollo
             first,
             PARTITION,
             rollout=rollout,
-            cfg=replace(dynamic, **changes),
+            cfg=replace(dynamic, **{"num_prompts_per_step": len(first), **changes}),
             more_prompts=lambda last: replace(last, first_group=last.first_group + len(last)),
             journal=AnyOrder(),
         )
@@ -78,6 +78,13 @@ def test_uniform_groups_are_replaced_until_exactly_as_many_groups_are_there(coll
     assert [batch.first_group for batch in rollout.asked] == [0, 3, 6]
     assert outcomes(collected) == [{"uniform_group"}] * 3 + [{"surplus_group"}]
     assert set(collected.batch.tag(OUTCOME)) == {"trained"}
+
+
+def test_a_rollout_of_more_prompts_than_a_step_has_gives_its_first_good_groups(collect) -> None:
+    collected, rollout = collect([RIGHT, MIXED, WRONG, MIXED, MIXED], num_prompts_per_step=2)
+    assert collected.batch.tag(GROUP_ID) == (1, 1, 3, 3)
+    assert collected.num_rollouts == len(rollout.asked) == 1
+    assert outcomes(collected) == [{"uniform_group"}, {"surplus_group"}]
 
 
 def test_the_bytes_of_dropped_groups_are_free_before_the_next_rollout(collect) -> None:
@@ -140,7 +147,7 @@ def parts_of(cfg: GRPOConfig, rollout: ScriptedRollout, num_groups: int, multipl
         first,
         PARTITION,
         rollout=rollout,
-        cfg=cfg,
+        cfg=replace(cfg, num_prompts_per_step=num_groups),
         more_prompts=lambda last: replace(last, first_group=last.first_group + len(last)),
         journal=AnyOrder(),
         multiple=multiple,

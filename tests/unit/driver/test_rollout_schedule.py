@@ -110,6 +110,7 @@ def test_each_step_trains_on_its_own_prompts_in_the_datas_order_and_none_is_too_
     grpo = SimpleNamespace(
         num_prompts_per_step=4,
         step_shape=StepShape(4, 2),
+        rollout_shape=StepShape(4, 2),
         max_num_steps=NUM_STEPS,
         max_staleness=max_staleness,
         overlap=None,

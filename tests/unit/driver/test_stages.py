@@ -208,17 +208,24 @@ def test_idle_is_what_is_masked_or_has_no_advantage_where_nothing_else_enters_th
 
 
 @pytest.mark.parametrize(
-    ("period", "at_start", "at_end", "expected"),
+    ("period", "at_start", "at_end", "start_at", "expected"),
     [
-        (0, False, False, []),
-        (0, True, True, [0, 7]),
-        (3, False, False, [3, 6]),
-        (3, True, True, [0, 3, 6, 7]),
-        (7, False, True, [7]),
+        (0, False, False, 0, []),
+        (0, True, True, 0, [0, 7]),
+        (3, False, False, 0, [3, 6]),
+        (3, True, True, 0, [0, 3, 6, 7]),
+        (7, False, True, 0, [7]),
+        (2, True, True, 3, [0, 4, 6, 7]),
+        (2, False, True, 4, [4, 6, 7]),
+        (2, False, True, 8, [7]),
     ],
 )
-def test_validation_falls_on_the_period_the_start_and_the_end(period, at_start, at_end, expected) -> None:
-    grpo = SimpleNamespace(val_period=period, val_at_start=at_start, val_at_end=at_end, max_num_steps=7)
+def test_validation_falls_on_the_period_the_start_and_the_end(
+    period, at_start, at_end, start_at, expected
+) -> None:
+    grpo = SimpleNamespace(
+        val_period=period, val_at_start=at_start, val_at_end=at_end, val_start_at=start_at, max_num_steps=7
+    )
     assert [step for step in range(8) if validates_after(step, grpo)] == expected
 
 

@@ -49,6 +49,8 @@ def test_a_name_that_nobody_knows_is_told_with_those_that_there_are(
         ("grpo.reward_shaping.enabled=true", "grpo.reward_shaping.overlong_buffer_length=2"),
         ("grpo.use_dynamic_sampling=true", "grpo.overlong_filtering=true"),
         ("grpo.use_dynamic_sampling=true", "grpo.dynamic_sampling_component=format"),
+        ("grpo.use_dynamic_sampling=true", "grpo.dynamic_sampling_num_prompts=96"),
+        ("grpo.val_start_at=20",),
         ("grpo.advantage_clip_low=-5", "grpo.advantage_clip_high=0"),
         ("grpo.sample_filters=[not_truncated,'my_module:easy']",),
     ],
@@ -67,6 +69,18 @@ def test_what_can_run_has_no_problem(demo: Demo, arguments: tuple[str, ...]) -> 
         (
             ("grpo.dynamic_sampling_component=format",),
             "grpo.dynamic_sampling_component=format has no effect with grpo.use_dynamic_sampling=false",
+        ),
+        (
+            ("grpo.dynamic_sampling_num_prompts=96",),
+            "grpo.dynamic_sampling_num_prompts=96 has no effect with grpo.use_dynamic_sampling=false",
+        ),
+        (
+            ("grpo.use_dynamic_sampling=true", "grpo.dynamic_sampling_num_prompts=1"),
+            "dynamic_sampling_num_prompts=1 must be at least grpo.num_prompts_per_step=",
+        ),
+        (
+            ("grpo.val_start_at=20", "grpo.val_period=0"),
+            "grpo.val_start_at=20 has no effect with grpo.val_period=0",
         ),
         (("grpo.advantage_clip_low=1",), "grpo.advantage_clip_low=1.0 must be at most 0; null does not clip"),
         (
