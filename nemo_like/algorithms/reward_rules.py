@@ -113,7 +113,7 @@ def _dynamic_sampling(grpo: GRPOConfig) -> Iterator[Problem]:
                 rule="has no effect with grpo.use_dynamic_sampling=false",
                 remedy="set it to null, or grpo.use_dynamic_sampling=true",
             )
-    if grpo.rollout_shape.num_prompts < grpo.num_prompts_per_step:
+    if grpo.use_dynamic_sampling and grpo.rollout_shape.num_prompts < grpo.num_prompts_per_step:
         yield Problem(
             key=f"grpo.dynamic_sampling_num_prompts={grpo.dynamic_sampling_num_prompts}",
             rule=f"must be at least grpo.num_prompts_per_step={grpo.num_prompts_per_step}",

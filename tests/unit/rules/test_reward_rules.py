@@ -49,7 +49,7 @@ def test_a_name_that_nobody_knows_is_told_with_those_that_there_are(
         ("grpo.reward_shaping.enabled=true", "grpo.reward_shaping.overlong_buffer_length=2"),
         ("grpo.use_dynamic_sampling=true", "grpo.overlong_filtering=true"),
         ("grpo.use_dynamic_sampling=true", "grpo.dynamic_sampling_component=format"),
-        ("grpo.use_dynamic_sampling=true", "grpo.dynamic_sampling_num_prompts=96"),
+        ("grpo.use_dynamic_sampling=true", "grpo.dynamic_sampling_num_prompts=256"),
         ("grpo.val_start_at=20",),
         ("grpo.advantage_clip_low=-5", "grpo.advantage_clip_high=0"),
         ("grpo.sample_filters=[not_truncated,'my_module:easy']",),
