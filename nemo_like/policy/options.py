@@ -65,7 +65,17 @@ class MegatronModelConfig:
     tensor_model_parallel_size: Annotated[
         int, Key("divides attention heads, KV heads, FFN size and vocabulary", 1, at_least=1)
     ]
-    pipeline_model_parallel_size: Annotated[int, Key("divides the number of layers", 1, at_least=1)]
+    pipeline_model_parallel_size: Annotated[
+        int, Key("stages, each of which holds some of the layers", 1, at_least=1)
+    ]
+    num_layers_in_first_pipeline_stage: Annotated[
+        int | None,
+        Key("layers beside the embeddings; null: as many as the other stages have", None, at_least=1),
+    ]
+    num_layers_in_last_pipeline_stage: Annotated[
+        int | None,
+        Key("layers beside the output layer; null: as many as the other stages have", None, at_least=1),
+    ]
     context_parallel_size: Annotated[
         int, Key("ranks over which every sequence is divided; for long sequences", 1, at_least=1)
     ]
@@ -106,6 +116,7 @@ class MegatronConfig(MegatronModelConfig):
     router_replay: Annotated[
         bool, Key("true: train a mixture with the experts that the engines chose, token by token", False)
     ]
+    freeze_moe_router: Annotated[bool, Key("a mixture's routers keep their weights", False)]
     optimizer_kwargs: Annotated[
         dict[str, Any], Key("further arguments of Megatron-core's OptimizerConfig, passed on as they are", {})
     ]

@@ -49,6 +49,9 @@ class DenseReference:
         self.model = with_all_rows(self.loader.from_pretrained(Path(cfg.model_name), dtype=torch.float32))
         if cfg.freeze_vision_tower:
             self.model.model.visual.requires_grad_(False)
+        if cfg.megatron_cfg.freeze_moe_router:
+            for name, parameter in self.model.named_parameters():
+                parameter.requires_grad_(not name.endswith("mlp.gate.weight"))
         self._adapted: dict[str, Any] = add_adapters(self.model, cfg.lora) if cfg.lora.enabled else {}
         decayed = [parameter for parameter in self.model.parameters() if parameter.dim() > 1]
         others = [parameter for parameter in self.model.parameters() if parameter.dim() == 1]

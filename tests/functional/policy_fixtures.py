@@ -102,11 +102,14 @@ def make_checkpoint(
     shard_size: str = "1GB",
     is_critic: bool = False,
     seed: int = 11,
+    num_layers: int = 2,
 ) -> Path:
     """A random checkpoint directory of the named architecture; the same weights every time with a ``seed``.
     That of a critic has a head with one output."""
     torch.manual_seed(seed)
-    sizes = {**_SIZES, "vocab_size": vocab_size, **({"num_labels": 1} if is_critic else {})}
+    sizes = {**_SIZES, "vocab_size": vocab_size, "num_hidden_layers": num_layers}
+    if is_critic:
+        sizes["num_labels"] = 1
     kind = AutoModelForSequenceClassification if is_critic else AutoModelForCausalLM
     model = kind.from_config(_CONFIGS[model_type](tie_word_embeddings=tied, **sizes))
     with torch.no_grad():
@@ -150,6 +153,8 @@ def policy_config(
     precision: Precision = Precision.float32,
     backend: str = "megatron",
     adapts: tuple[str, ...] = (),
+    end_stages: tuple[int | None, int | None] = (None, None),
+    freezes_routers: bool = False,
 ) -> PolicyConfig:
     is_fsdp = backend == "fsdp"
     return PolicyConfig(
@@ -185,6 +190,9 @@ def policy_config(
         megatron_cfg=MegatronConfig(
             tensor_model_parallel_size=1 if is_fsdp else tp,
             pipeline_model_parallel_size=pp,
+            num_layers_in_first_pipeline_stage=end_stages[0],
+            num_layers_in_last_pipeline_stage=end_stages[1],
+            freeze_moe_router=freezes_routers,
             context_parallel_size=cp,
             expert_model_parallel_size=ep,
             sequence_parallel=sequence_parallel,

@@ -146,6 +146,20 @@ CASES = [
     Case("Llama in several files", {"tp": 2}, {}, {"model_type": "llama", "shard_size": "80KB", **UNTIED}),
     Case("every rank fetches", {"tp": 2}, {"replica_fetch": ReplicaFetch.every_rank}),
     *variants("PP2", {"pp": 2}, quick=["packed", "dynamic"]),
+    Case("uneven stages", {"pp": 2, "end_stages": (1, None)}, PACKED, {"num_layers": 3}),
+    Case(
+        "uneven stages of a mixture, frozen routers",
+        {"pp": 2, "end_stages": (None, 1)},
+        {"freezes_routers": True, **DYNAMIC},
+        {**MIXTURE, "num_layers": 3},
+    ),
+    Case(
+        "four stages, the outer ones short",
+        {"pp": 4, "end_stages": (1, 1)},
+        PACKED,
+        {"num_layers": 6, **UNTIED},
+        slow=True,
+    ),
     Case("micro-batches of three, the last one smaller", {"pp": 2}, {"micro_batch_size": 3}),
     Case("adapters, PP2", {"pp": 2}, {"activation_checkpointing": True, **ADAPTERS, **SHARED}),
     *variants("CP2", {"cp": 2}),
@@ -389,7 +403,8 @@ class Matrix:
         return dict(model.state_dict())
 
     def _dense_run(self, case: Case, step: Step) -> DenseRun:
-        key = slug((case.model, case.loss, step.cfg.lora, step.cfg.freeze_vision_tower))
+        frozen = (step.cfg.freeze_vision_tower, step.cfg.megatron_cfg.freeze_moe_router)
+        key = slug((case.model, case.loss, step.cfg.lora, *frozen))
         if key not in self._dense:
             self._dense[key] = dense_run(step, self.reference)
         return self._dense[key]

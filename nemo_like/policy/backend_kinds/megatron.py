@@ -34,7 +34,13 @@ from nemo_like.policy.backends.backend_kind import (
     Library,
     weight_bytes_of,
 )
-from nemo_like.policy.groups.layout import adapters_of, parks_optimizer, replays_routes, stage_size
+from nemo_like.policy.groups.layout import (
+    adapters_of,
+    parks_optimizer,
+    replays_routes,
+    stage_layers,
+    stage_size,
+)
 from nemo_like.policy.groups.parallelism import shards_optimizer
 from nemo_like.policy.options import LoraConfig, Precision, TrainedGroupConfig, WorkerGroupConfig
 
@@ -65,6 +71,11 @@ def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
         )
     if lora is not None:
         yield from _adapter_problems(name, lora)
+        if isinstance(group, TrainedGroupConfig) and group.megatron_cfg.freeze_moe_router:
+            rule = f"has no effect with {name}.lora.enabled=true, where adapters alone train"
+            yield Problem(
+                key=f"{name}.megatron_cfg.freeze_moe_router=true", rule=rule, remedy="set it to false"
+            )
 
 
 def _adapter_problems(name: str, lora: LoraConfig) -> Iterator[Problem]:
@@ -85,8 +96,32 @@ def _adapter_problems(name: str, lora: LoraConfig) -> Iterator[Problem]:
 
 
 def _model_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+    yield from _stage_problems(name, group, model)
     yield from _expert_problems(name, group, model)
     yield from _adapted_expert_problems(name, group, model)
+
+
+def _stage_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+    """Yield a problem where the pipeline's stages cannot have the layers that the keys ask for."""
+    megatron = group.megatron_cfg
+    size = megatron.pipeline_model_parallel_size
+    key = f"{name}.megatron_cfg.pipeline_model_parallel_size"
+    given = {
+        leaf: number
+        for leaf in ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+        if (number := getattr(megatron, leaf)) is not None
+    }
+    settings = ", ".join(f"{name}.megatron_cfg.{leaf}={number}" for leaf, number in given.items())
+    if not given:
+        yield from must_divide(key, size, {"layers": model.num_layers})
+    elif size == 1:
+        yield Problem(key=settings, rule=f"needs {key} above 1", remedy="set it to null")
+    else:
+        try:
+            stage_layers(group, model.num_layers)
+        except ValueError as error:
+            rule = f"does not fit the model's {model.num_layers} layers and {key}={size}: {error}"
+            yield Problem(key=settings, rule=rule, remedy="every other stage has equally many layers")
 
 
 def _expert_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
@@ -100,6 +135,10 @@ def _expert_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> I
             rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
             key = f"{name}.megatron_cfg.moe_grouped_gemm=true"
             yield Problem(key=key, rule=rule, remedy="set it to null")
+        if isinstance(group, TrainedGroupConfig) and group.megatron_cfg.freeze_moe_router:
+            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
+            key = f"{name}.megatron_cfg.freeze_moe_router=true"
+            yield Problem(key=key, rule=rule, remedy="set it to false")
         if replays_routes(group):
             rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
             yield Problem(key=f"{name}.megatron_cfg.router_replay=true", rule=rule, remedy="set it to false")
@@ -142,7 +181,8 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
         megatron.pipeline_model_parallel_size,
         megatron.expert_model_parallel_size,
     )
-    stage, num_layers = rank // stage_size(policy), counts.num_layers // pp
+    stage = rank // stage_size(policy)
+    num_layers = stage_layers(policy, counts.num_layers)[stage]
     others = num_layers * counts.layer_without_experts
     if stage == 0:
         others += counts.input_embeddings

@@ -56,6 +56,8 @@ KEYS: Mapping[Library, Mapping[str, str]] = {
     Library.megatron_model: {
         "tensor_model_parallel_size": "{group}.megatron_cfg.tensor_model_parallel_size",
         "pipeline_model_parallel_size": "{group}.megatron_cfg.pipeline_model_parallel_size",
+        "num_layers_in_first_pipeline_stage": "{group}.megatron_cfg.num_layers_in_first_pipeline_stage",
+        "num_layers_in_last_pipeline_stage": "{group}.megatron_cfg.num_layers_in_last_pipeline_stage",
         "context_parallel_size": "{group}.megatron_cfg.context_parallel_size",
         "expert_model_parallel_size": "{group}.megatron_cfg.expert_model_parallel_size",
         "sequence_parallel": "{group}.megatron_cfg.sequence_parallel",
@@ -157,8 +159,7 @@ RELIED_ON: Mapping[Library, Mapping[str, str]] = {
             "is how weights get into the model": "perform_initialization use_cpu_initialization",
             "belongs to the pipeline's schedule": (
                 "virtual_pipeline_model_parallel_size deallocate_pipeline_outputs batch_p2p_comm"
-                " variable_seq_lengths overlap_p2p_comm num_layers_in_first_pipeline_stage"
-                " num_layers_in_last_pipeline_stage pipeline_model_parallel_layout"
+                " variable_seq_lengths overlap_p2p_comm pipeline_model_parallel_layout"
             ),
             "must be 1: experts are whole on each rank": "expert_tensor_parallel_size",
         }

@@ -57,6 +57,25 @@ def policy_world_size(policy: WorkerGroupConfig) -> int:
     return stage_size(policy) * axis_size(policy, "pp")
 
 
+def stage_layers(policy: WorkerGroupConfig, num_layers: int) -> tuple[int, ...]:
+    """Return the number of layers of each pipeline stage.
+
+    The stages whose numbers the configuration leaves open share the other layers evenly. Raises ValueError
+    when they cannot.
+    """
+    num_stages, megatron = axis_size(policy, "pp"), policy.megatron_cfg
+    if num_stages == 1:
+        return (num_layers,)
+    first, last = megatron.num_layers_in_first_pipeline_stage, megatron.num_layers_in_last_pipeline_stage
+    given = [number for number in (first, last) if number is not None]
+    left, num_open = num_layers - sum(given), num_stages - len(given)
+    if left < 0 or (left % num_open if num_open else left) or (num_open and left < num_open):
+        raise ValueError(f"{left} layers cannot be divided over {num_open} stages")
+    even = left // num_open if num_open else 0
+    middle = (even,) * (num_stages - 2)
+    return (even if first is None else first, *middle, even if last is None else last)
+
+
 def length_multiple(policy: WorkerGroupConfig) -> int:
     """Return the number that every sequence's length must be a multiple of.
 

@@ -31,9 +31,8 @@ def layout_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> It
     parts = {"attention heads": model.num_heads, "key-value heads": model.num_kv_heads}
     if model.num_experts is None:
         parts["FFN columns"] = model.intermediate_size
-    for axis, divided in {"tp": parts, "pp": {"layers": model.num_layers}}.items():
-        if axis in kind.axes:
-            yield from must_divide(f"{name}.{kind.axes[axis]}", axis_size(group, axis), divided)
+    if "tp" in kind.axes:
+        yield from must_divide(f"{name}.{kind.axes['tp']}", axis_size(group, "tp"), parts)
     if kind.model_problems is not None:
         yield from kind.model_problems(name, group, model)
 

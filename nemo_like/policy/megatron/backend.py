@@ -43,13 +43,19 @@ from nemo_like.policy.backends.parking import HostParking, stays_on_device
 from nemo_like.policy.backends.scoring_backend import scoring_entropy
 from nemo_like.policy.backends.updating_backend import UpdatingBackend
 from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch, empty_outputs, keep_outputs
-from nemo_like.policy.groups.layout import adapters_of, length_multiple, recomputes_layers, replays_routes
+from nemo_like.policy.groups.layout import (
+    adapters_of,
+    length_multiple,
+    recomputes_layers,
+    replays_routes,
+    stage_layers,
+)
 from nemo_like.policy.groups.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
 from nemo_like.policy.loss.objective import LossFunction, Objective
 from nemo_like.policy.loss.train_metrics import TrainMetrics
 from nemo_like.policy.loss.update_watch import BackendState
 from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
-from nemo_like.policy.megatron.expert_load import ExpertLoad
+from nemo_like.policy.megatron.expert_load import ExpertLoad, freeze_routers
 from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
 from nemo_like.policy.megatron.model import OUTPUT_LAYER, ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.optimizer import (
@@ -103,7 +109,8 @@ class MegatronBackend(UpdatingBackend):
         with self._megatron():
             initialise_parallel_state(coordinates)
             config = transformer_config(self._model_info, cfg, coordinates.layout)
-            self._part = ModelPart.of(coordinates, self._model_info)
+            layers = stage_layers(cfg, self._model_info.num_layers)
+            self._part = ModelPart.of(coordinates, self._model_info, layers)
             self._model = ScoringGPTModel(
                 config,
                 self._model_info,
@@ -143,6 +150,8 @@ class MegatronBackend(UpdatingBackend):
         """Wrap the model so that gradients are summed over ranks, and build the optimizer."""
         self._training = cfg
         layout = self.coordinates.layout
+        if cfg.megatron_cfg.freeze_moe_router:
+            freeze_routers(self._model)
         ddp_config = DistributedDataParallelConfig(
             grad_reduce_in_fp32=True,
             overlap_grad_reduce=layout.dp * layout.cp > 1,

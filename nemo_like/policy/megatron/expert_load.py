@@ -22,6 +22,13 @@ from nemo_like.policy.batch.policy_batch import ModelInputs
 EXPERT_METRICS = ("moe/max_load", "moe/load_entropy", "moe/idle_experts", "moe/top_expert_weight")
 
 
+def freeze_routers(model: torch.nn.Module) -> None:
+    """Keep the routers' weights as they are: no gradient is computed for them."""
+    for module in model.modules():
+        if isinstance(module, TopKRouter):
+            module.requires_grad_(False)
+
+
 class ExpertLoad:
     """Counts, for every layer of the whole model, the tokens of each expert, until ``result`` is called."""
 

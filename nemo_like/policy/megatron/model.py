@@ -76,6 +76,8 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         bf16=cfg.precision is Precision.bfloat16,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
+        num_layers_in_first_pipeline_stage=cfg.megatron_cfg.num_layers_in_first_pipeline_stage,
+        num_layers_in_last_pipeline_stage=cfg.megatron_cfg.num_layers_in_last_pipeline_stage,
         context_parallel_size=layout.cp,
         **{**_mixture_options(model, cfg, layout), **_recompute_options(cfg), **given},
         sequence_parallel=cfg.megatron_cfg.sequence_parallel and layout.tp > 1,

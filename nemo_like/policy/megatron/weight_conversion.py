@@ -101,11 +101,11 @@ class ModelPart:
     num_local_experts: int  # 0: no mixture
 
     @classmethod
-    def of(cls, coordinates: Coordinates, model: ModelInfo) -> ModelPart:
-        """Return the part at these coordinates; every pipeline stage has equally many layers."""
+    def of(cls, coordinates: Coordinates, model: ModelInfo, stage_layers: Sequence[int]) -> ModelPart:
+        """Return the part at these coordinates; ``stage_layers`` has the layers of each pipeline stage."""
         layout = coordinates.layout
         return cls(
-            first_layer=coordinates.pp * (model.num_layers // layout.pp),
+            first_layer=sum(stage_layers[: coordinates.pp]),
             tp_rank=coordinates.tp,
             tp_size=layout.tp,
             ep_rank=coordinates.ep,

@@ -35,6 +35,7 @@ def test_the_configuration_that_an_earlier_run_left_is_that_of_such_a_run_now(co
 EXCERPTS = {
     "rollout.excerpt_period": 10, "rollout.excerpt_samples": 32, "rollout.excerpt_validation_samples": 64,
 }  # fmt: skip
+STAGES = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
 NEWER = {
     "checkpointing.resume_from_path": None,
     "grpo.advantage_clip_low": None,
@@ -60,12 +61,19 @@ NEWER = {
     "policy.lora.exclude_modules": [],
     "policy.lora.use_rslora": False,
     "policy.lora.adapter_path": None,
+    **{f"policy.megatron_cfg.{name}": None for name in STAGES},
+    "policy.megatron_cfg.freeze_moe_router": False,
 }
-NEWER_OF_TEACHERS = {"teacher.model_overrides": {}}
+NEWER_OF_TEACHERS = {
+    "teacher.model_overrides": {},
+    **{f"teacher.megatron_cfg.{name}": f"${{policy.megatron_cfg.{name}}}" for name in STAGES},
+}
 NEWER_OF_CRITICS = {
     "value.gae_lambda_policy": None,
     "value.gae_length_adaptive_alpha": None,
     "value.model_overrides": {},
+    **{f"value.megatron_cfg.{name}": None for name in STAGES},
+    "value.megatron_cfg.freeze_moe_router": False,
     "value.lora.exclude_modules": [],
     "value.lora.use_rslora": False,
     "value.lora.adapter_path": None,

@@ -148,6 +148,29 @@ def test_pipeline_parallel_must_divide_the_layers(demo: Demo) -> None:
     )
 
 
+PIPELINE = "policy.megatron_cfg.pipeline_model_parallel_size"
+FIRST, LAST = (f"policy.megatron_cfg.num_layers_in_{end}_pipeline_stage" for end in ("first", "last"))
+
+
+def test_stages_have_the_layers_that_their_keys_give_them(demo: Demo) -> None:
+    assert problems(demo(f"{PIPELINE}=2", f"{FIRST}=1")) == []
+    (problem,) = problems(demo(f"{PIPELINE}=2", f"{FIRST}=2"))
+    assert problem == (
+        f"{FIRST}=2 does not fit the model's 2 layers and {PIPELINE}=2: 0 layers cannot be divided over "
+        "1 stages; every other stage has equally many layers"
+    )
+    (problem,) = problems(demo(f"{PIPELINE}=2", f"{FIRST}=1", f"{LAST}=2"))
+    assert problem.startswith(f"{FIRST}=1, {LAST}=2 does not fit the model's 2 layers")
+    (problem,) = problems(demo(f"{LAST}=1"))
+    assert problem == f"{LAST}=1 needs {PIPELINE} above 1; set it to null"
+
+
+def test_routers_are_frozen_in_a_mixture_whose_weights_train(demo: Demo, checkpoint: Path) -> None:
+    key = "policy.megatron_cfg.freeze_moe_router=true"
+    (problem,) = problems(demo(key))
+    assert problem.startswith(f"{key} needs a mixture of experts, and this model is of type")
+
+
 EXPERTS = {
     "model_type": "qwen3_moe",
     "num_experts": 6,
