@@ -213,6 +213,15 @@ class FsdpModelConfig:
     """A model of transformers, and how it is spread over ranks. The default of each key asks for nothing."""
 
     tensor_parallel_size: Annotated[int, Key("divides attention heads, KV heads and FFN size", 1, at_least=1)]
+    context_parallel_size: Annotated[
+        int,
+        Key(
+            "Ranks over which every sequence is divided; for long sequences. It divides the attention heads "
+            "of a rank.",
+            1,
+            at_least=1,
+        ),
+    ]
     cpu_offload: Annotated[
         bool, Key("keep sharded weights, gradients and optimizer state in host memory", False)
     ]

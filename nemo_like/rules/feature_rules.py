@@ -10,6 +10,7 @@ from nemo_like.environments.registry import kind_of
 from nemo_like.generation.draft_rules import draft_problems
 from nemo_like.generation.speculation import KEY, speculation
 from nemo_like.models.model_info import has_vision_tower
+from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of
 from nemo_like.rollout.tasks import (
     has_grammars,
     task_environments,
@@ -40,7 +41,7 @@ def _features(cfg: Config, key: str) -> Iterator[Problem]:
     refused: dict[str, tuple[object, object, str]] = {
         "policy.sequence_packing.enabled": (policy.sequence_packing.enabled, True, branches),
         "policy.sequence_packing.share_prompts": (policy.sequence_packing.share_prompts, False, branches),
-        "policy.megatron_cfg.context_parallel_size": (policy.megatron_cfg.context_parallel_size, 1, branches),
+        f"policy.{backend_kind_of(policy).axes.get('cp')}": (axis_size(policy, "cp"), 1, branches),
         "loss_fn.use_kl_in_reward": (cfg.loss_fn.use_kl_in_reward, False, own_rows),
         "value": ("default" if cfg.value else None, None, own_rows),
         "teacher": ("default" if cfg.teacher else None, None, own_rows),

@@ -31,7 +31,7 @@ def data_parallel_size(value: Any, theirs: Theirs) -> int:
     names = (
         ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
         if is_megatron
-        else ("tensor_parallel_size",)
+        else ("tensor_parallel_size", "context_parallel_size")
     )
     each = 1
     for name in names:

@@ -38,7 +38,14 @@ def data_parallel_size(value: Any, theirs: Theirs) -> int:
     if theirs(f"{_ACTOR}.strategy", "fsdp") == "megatron":
         for name in _DIVISIONS:
             each *= int(theirs(f"{_ACTOR}.megatron.{name}", 1))
+    else:
+        each = _contexts(theirs, _ACTOR)
     return _whole(theirs, each, "replicas")
+
+
+def contexts(value: Any, theirs: Theirs, group: str) -> Any:
+    """Return the ranks over which FSDP divides a row; nothing for another backend."""
+    return LEFT_OUT if theirs(f"{group}.strategy", "fsdp") == "megatron" else _contexts(theirs, group)
 
 
 def num_engines(value: Any, theirs: Theirs) -> int:
@@ -400,6 +407,12 @@ def own_reward(value: Any, theirs: Theirs) -> Any:
 def own_arguments(value: Any, theirs: Theirs, group: str) -> Any:
     """Return the arguments of a function, where its file is named."""
     return dict(value) if value and theirs(f"{group}.path") else LEFT_OUT
+
+
+def _contexts(theirs: Theirs, group: str) -> int:
+    """Return the greater of two keys, of which verl deprecated one."""
+    name, part = "ulysses_sequence_parallel_size", "fsdp_config" if group == _ACTOR else "fsdp"
+    return max(int(theirs(f"{group}.{name}", 1)), int(theirs(f"{group}.{part}.{name}", 1)))
 
 
 def _names(value: Any) -> list[str]:

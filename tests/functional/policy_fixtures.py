@@ -193,7 +193,7 @@ def policy_config(
             num_layers_in_first_pipeline_stage=end_stages[0],
             num_layers_in_last_pipeline_stage=end_stages[1],
             freeze_moe_router=freezes_routers,
-            context_parallel_size=cp,
+            context_parallel_size=1 if is_fsdp else cp,
             expert_model_parallel_size=ep,
             sequence_parallel=sequence_parallel,
             use_distributed_optimizer=use_distributed_optimizer,
@@ -205,6 +205,7 @@ def policy_config(
         ),
         fsdp_cfg=FsdpConfig(
             tensor_parallel_size=tp if is_fsdp else 1,
+            context_parallel_size=cp if is_fsdp else 1,
             activation_checkpointing=False,
             cpu_offload=False,
             reduce_gradients_once=False,

@@ -54,6 +54,7 @@ LAYOUTS = [
     pytest.param({"pp": 2, "micro_batching": MicroBatching.packed}, marks=SLOW, id="PP2, packed"),
     pytest.param({"dp": 2, "micro_batching": MicroBatching.shared}, marks=SLOW, id="DP2, prompts shared"),
     pytest.param({"tp": 2, "backend": "fsdp"}, marks=SLOW, id="FSDP TP2"),
+    pytest.param({"cp": 2, "backend": "fsdp"}, marks=SLOW, id="FSDP CP2"),
 ]
 
 
@@ -229,6 +230,7 @@ def dense_updates(checkpoint: Path, batch: dict[str, Any]) -> dict[str, dict[str
         pytest.param({"cp": 2}, marks=SLOW, id="CP2"),
         pytest.param({"dp": 2, "backend": "fsdp"}, id="FSDP"),
         pytest.param({"tp": 2, "backend": "fsdp"}, marks=SLOW, id="FSDP TP2"),
+        pytest.param({"cp": 2, "backend": "fsdp"}, marks=SLOW, id="FSDP CP2"),
     ],
 )
 def test_students_on_every_layout_have_the_gradients_of_a_dense_one(

@@ -120,6 +120,7 @@ SLOW = [
         {"tp": 2, **PACKED, **FSDP},
         {"model_type": "llama", "tied": False},
     ),
+    Case("FSDP, CP2, packed", {"cp": 2, **PACKED, **FSDP}),
     Case("FSDP, TP2 x DP2, prompts shared", {"tp": 2, "dp": 2, **SHARED, **FSDP}),
 ]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nemo_like.config.problems import Problem
 from nemo_like.models.adapter_layers import num_adapter_parameters
+from nemo_like.models.division import must_divide
 from nemo_like.models.model_info import ModelInfo
 from nemo_like.policy.backends.backend_kind import (
     FLOAT32,
@@ -46,7 +47,7 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
     precision, and a few whole layers at a time.
     """
     tp = policy.fsdp_cfg.tensor_parallel_size
-    ranks = tp * policy.data_parallel_size
+    ranks = tp * policy.fsdp_cfg.context_parallel_size * policy.data_parallel_size
     counts = model.parameters
     trained, frozen, lora = model.num_parameters, 0, adapters_of(policy)
     if not isinstance(policy, TrainedGroupConfig):
@@ -75,6 +76,13 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
     )
 
 
+def _model_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+    fsdp = group.fsdp_cfg
+    heads = model.num_heads // fsdp.tensor_parallel_size
+    key = f"{name}.fsdp_cfg.context_parallel_size"
+    yield from must_divide(key, fsdp.context_parallel_size, {"attention heads on a TP rank": heads})
+
+
 def adapter_problem(model_directory: str, lora: LoraConfig) -> str | None:
     """Return why LoRA adapters cannot be put beside the layers that ``lora`` names; None when they can.
 
@@ -95,10 +103,11 @@ KIND = BackendKind(
     about="PyTorch's FSDP2, for any causal language model of transformers",
     backend="nemo_like.policy.fsdp.backend:FSDPBackend",
     part="fsdp_cfg",
-    axes={"tp": "fsdp_cfg.tensor_parallel_size"},
+    axes={"tp": "fsdp_cfg.tensor_parallel_size", "cp": "fsdp_cfg.context_parallel_size"},
     layout_prefix="FSDP ",
     passes_on={"model_kwargs": Library.transformers},
     held_memory=_held_memory,
     problems=_problems,
+    model_problems=_model_problems,
     adapter_problem=adapter_problem,
 )

@@ -16,6 +16,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from nemo_like.policy.backends.varlen import attend_varlen, has_varlen_kernel
 from nemo_like.policy.batch.policy_batch import Packing
 from nemo_like.policy.batch.shared_prompts import SharedPrompts
+from nemo_like.policy.fsdp.context_parallel import ContextExchange
 
 _NAME = "nemo_like_causal"
 # Options that change which positions attend to which, or how much. An option that is set must not be ignored.
@@ -52,30 +53,42 @@ def causal_attention(
     scaling: float | None = None,
     packing: Packing | None = None,
     sharing: SharedPrompts | None = None,
+    context: ContextExchange | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute causal attention. query: [n, heads, T, d]; key, value: [n, KV heads, T, d].
 
     Returns [n, T, heads, d], and None in place of attention weights. With ``packing`` n is 1 and the T tokens
     are the samples end to end. With ``sharing`` n is 1 and the T tokens are each prompt once, then the rest
-    of each sample. Raises ValueError for an option that plain causal attention does not support.
+    of each sample. With ``context`` T is this rank's share of the tokens, which are exchanged for heads.
+    Raises ValueError for an option that plain causal attention does not support.
     """
     unsupported = [name for name in _UNSUPPORTED_OPTIONS if options.get(name) is not None]
     if unsupported:
         raise ValueError(f"{type(module).__name__} asks for {', '.join(unsupported)}: not plain attention")
+    if context is not None:
+        query, key, value = (context.to_heads(tensor) for tensor in (query, key, value))
+        return context.to_tokens(_attend_apart(query, key, value, scaling, packing)), None
     if sharing is not None:
         query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
         return sharing.attention.attend(query, key, value, scaling)[None], None
+    return _attend_apart(query, key, value, scaling, packing), None
+
+
+def _attend_apart(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, packing: Packing | None
+) -> Tensor:
+    """Return the attention of each sample to itself, [n, T, heads, d]."""
     if packing is None:
-        context = _attend(query, key, value, scaling=scaling)
+        attended = _attend(query, key, value, scaling=scaling)
     elif has_varlen_kernel(query):
         query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        return attend_varlen(query, key, value, packing.sequences, scaling)[None], None
+        return attend_varlen(query, key, value, packing.sequences, scaling)[None]
     else:
         samples = (tensor.split(packing.lengths, dim=2) for tensor in (query, key, value))
-        contexts = [_attend(*parts, scaling=scaling) for parts in zip(*samples, strict=True)]
-        context = torch.cat(contexts, dim=2)
-    return context.transpose(1, 2).contiguous(), None
+        parts = [_attend(*parts, scaling=scaling) for parts in zip(*samples, strict=True)]
+        attended = torch.cat(parts, dim=2)
+    return attended.transpose(1, 2).contiguous()
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None) -> Tensor:

@@ -1,8 +1,9 @@
 """The FSDP2 training backend: causal language models of transformers, also with a vision tower, with their
 parameters spread over ranks.
 
-    data-parallel axis    fully_shard: every rank holds a part, and a layer is gathered while it computes
-    tensor-parallel axis  DTensor, by the model's own plan
+    data-parallel axis     fully_shard: every rank holds a part, and a layer is gathered while it computes
+    context-parallel axis  likewise; these ranks also share the tokens of each row
+    tensor-parallel axis   DTensor, by the model's own plan
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from nemo_like.policy.backends.kept_weights import KeptWeights
 from nemo_like.policy.backends.parking import HostParking, stays_on_device
 from nemo_like.policy.backends.scoring_backend import scoring_entropy
 from nemo_like.policy.backends.updating_backend import UpdatingBackend
-from nemo_like.policy.batch.policy_batch import PolicyBatch, empty_outputs, keep_outputs
+from nemo_like.policy.batch.policy_batch import ContextRank, PolicyBatch, empty_outputs, keep_outputs
 from nemo_like.policy.fsdp.checkpoint import checkpoint_state, load_checkpoint
 from nemo_like.policy.fsdp.image_text import freeze_vision_tower, image_rope_index, load_model, reads_images
 from nemo_like.policy.fsdp.lora import Adapters, add_adapters, checkpoint_name, initial_values
@@ -81,8 +82,9 @@ class FSDPBackend(UpdatingBackend):
         self._source = Path(cfg.model_name)
         layout = coordinates.layout
         self._mesh = init_device_mesh(
-            self.device.type, (layout.dp, layout.tp), mesh_dim_names=(DATA_AXIS, TENSOR_AXIS)
+            self.device.type, (layout.dp * layout.cp, layout.tp), mesh_dim_names=(DATA_AXIS, TENSOR_AXIS)
         )
+        self._context = ContextRank(coordinates.cp, layout.cp)
         self._causal_lm = empty_model(self._source, cfg.fsdp_cfg.model_kwargs)
         self._reads_images = reads_images(self._causal_lm.config)
         if isinstance(cfg, TrainedGroupConfig) and cfg.freeze_vision_tower:
@@ -99,7 +101,7 @@ class FSDPBackend(UpdatingBackend):
         if scoring is not None and self._reads_images:
             forbidden_ids = placeholder_ids(self._causal_lm.config.to_dict())
             scoring = replace(scoring, forbidden_ids=forbidden_ids)
-        self._model = ScoringCausalLM(self._causal_lm, scoring, group)
+        self._model = ScoringCausalLM(self._causal_lm, scoring, group, self._context_group())
         shard(self._model, self._mesh, cfg, self._dtype)
         materialise(self._model, self.device, cfg.fsdp_cfg)
         # While a layer computes, FSDP has gathered parameters in place of these sharded ones, which live on.
@@ -119,7 +121,7 @@ class FSDPBackend(UpdatingBackend):
         if isinstance(cfg, TrainedGroupConfig):
             self._prepare_training(cfg, spread.partial_gradients)
         # Adapter dropout must be alike on tensor-parallel ranks, whose inputs are alike.
-        torch.manual_seed(coordinates.dp)
+        torch.manual_seed(coordinates.dp * layout.cp + coordinates.cp)
 
     def _prepare_training(self, cfg: TrainedGroupConfig, partial_gradients: frozenset[str]) -> None:
         """Build the optimizer of the trained parameters; ``partial_gradients`` is explained in
@@ -148,7 +150,7 @@ class FSDPBackend(UpdatingBackend):
             self._model.eval()
             for update in schedule.global_batches:
                 for spec in update.micro_batches:
-                    inputs = batch.micro_batch(spec, schedule)
+                    inputs = batch.micro_batch(spec, schedule, self._context)
                     keep_outputs(packed, self._model.scores(inputs).tensors, inputs)
             self._model.train()
             # FSDP keeps the last unit gathered for a backward pass, but none follows here.
@@ -175,7 +177,7 @@ class FSDPBackend(UpdatingBackend):
             reduce_gradients(
                 self._model, spec is specs[-1] or not self._training.fsdp_cfg.reduce_gradients_once
             )
-            inputs = batch.micro_batch(spec, schedule)
+            inputs = batch.micro_batch(spec, schedule, self._context)
             loss(self._model.scores(inputs), inputs).backward()
 
     # An update frees its gradients, so new gradients add up with accumulated ones only.
@@ -307,6 +309,14 @@ class FSDPBackend(UpdatingBackend):
     def _add_adapters(self) -> Adapters:
         lora = adapters_of(self.cfg)
         return Adapters({}) if lora is None else add_adapters(self._causal_lm, lora)
+
+    def _context_group(self) -> dist.ProcessGroup | None:
+        """Make the group of the ranks that share rows with this one; return None where it has whole rows."""
+        layout = self.coordinates.layout
+        if layout.cp == 1:
+            return None
+        sizes = (layout.dp, layout.cp, layout.tp)
+        return init_device_mesh(self.device.type, sizes, mesh_dim_names=("dp", "cp", "tp")).get_group("cp")
 
     def _parallelize(self) -> TensorParallelModel:
         if self.coordinates.layout.tp == 1:

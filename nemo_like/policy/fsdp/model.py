@@ -38,14 +38,17 @@ from nemo_like.algorithms.logprobs import (
     linear_scores,
     scores_with_most_likely,
 )
+from nemo_like.policy.backends.context_scores import of_all_context_ranks
 from nemo_like.policy.batch.policy_batch import ModelInputs
 from nemo_like.policy.fsdp.attention import has_plain_attention, use_causal_attention
+from nemo_like.policy.fsdp.context_parallel import ContextExchange
 from nemo_like.policy.fsdp.image_text import auto_class, hidden_states, reads_images
 from nemo_like.policy.fsdp.lora import ADAPTER_DROPOUT
 from nemo_like.policy.fsdp.tensor_parallel import sum_gradient
 from nemo_like.policy.groups.layout import recomputes_layers
 from nemo_like.policy.options import FsdpModelConfig, WorkerGroupConfig
 
+# The axes of the mesh over which parameters are spread. The first has the context-parallel ranks too.
 DATA_AXIS, TENSOR_AXIS = "dp", "tp"
 
 
@@ -54,7 +57,8 @@ class ScoringCausalLM(nn.Module):
     ``settings`` its output layer is a value head, and it returns the tokens' values.
 
     The ranks of ``vocabulary_group`` each hold some rows of the output layer; it is None where every rank has
-    all rows.
+    all rows. The ranks of ``context_group`` each get some tokens of a row; it is None where a rank gets whole
+    rows. Raises ValueError with such a group for a model whose attention is its own.
     """
 
     def __init__(
@@ -62,11 +66,18 @@ class ScoringCausalLM(nn.Module):
         causal_lm: PreTrainedModel,
         settings: LogprobSettings | None,
         vocabulary_group: dist.ProcessGroup | None,
+        context_group: dist.ProcessGroup | None,
     ) -> None:
         super().__init__()
         self.causal_lm = causal_lm
         self.logprob_settings, self._vocabulary_group = settings, vocabulary_group
+        self._context_group = context_group
         self._has_plain_attention = has_plain_attention(causal_lm)
+        if context_group is not None and not self._has_plain_attention:
+            raise ValueError(
+                f"the attention of {type(causal_lm).__name__} is not plain and causal, so its rows cannot be "
+                "divided; set fsdp_cfg.context_parallel_size=1 of its worker group"
+            )
         if self._has_plain_attention:
             use_causal_attention(causal_lm)
         self.train()
@@ -97,7 +108,9 @@ class ScoringCausalLM(nn.Module):
         """Return the scores of the micro-batch's M scored tokens, or from a critic's model the tokens'
         values."""
         kind = TokenValues if self.logprob_settings is None else TokenScores
-        return kind.of(self(inputs))
+        scores = kind.of(self(inputs))
+        group = self._context_group
+        return scores if group is None else of_all_context_ranks(scores, inputs, group)
 
     def forward(self, inputs: ModelInputs) -> tuple[Tensor, ...]:
         # A tuple of tensors, not TokenScores, since FSDP looks for tensors in what a module returns.
@@ -138,6 +151,9 @@ class ScoringCausalLM(nn.Module):
 
         Raises ValueError for a model whose attention cannot keep the samples apart or share prompts.
         """
+        group = self._context_group
+        if group is not None:
+            return {"packing": inputs.packing, "context": ContextExchange(inputs, group)}
         if inputs.packing is None and inputs.sharing is None:
             return {}
         if self._has_plain_attention:
@@ -205,7 +221,7 @@ def set_dtypes(model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
 def shard(
     model: ScoringCausalLM, mesh: DeviceMesh, cfg: WorkerGroupConfig, compute_dtype: torch.dtype
 ) -> None:
-    """Spread the parameters over the data-parallel ranks: every layer is a unit, and the rest is one more.
+    """Spread the parameters over the ranks of all axes but TP: each layer is a unit, and the rest another.
 
     Gradients are summed over the ranks, never averaged: the loss arrives normalised by global counts.
     """

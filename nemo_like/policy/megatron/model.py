@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
 from megatron.core.tensor_parallel.mappings import (
@@ -29,6 +28,7 @@ from nemo_like.algorithms.logprobs import (
 )
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.models.model_info import ModelInfo
+from nemo_like.policy.backends.context_scores import of_all_context_ranks
 from nemo_like.policy.backends.devices import DTYPES
 from nemo_like.policy.batch.policy_batch import ModelInputs
 from nemo_like.policy.groups.layout import recomputes_layers
@@ -223,7 +223,9 @@ class ScoringGPTModel(GPTModel):
             if settings is None
             else self._scores(hidden_states, labels, settings)
         )
-        return outputs if labels.context_index is None else _of_all_context_ranks(outputs, labels)
+        if labels.context_index is None:
+            return outputs
+        return of_all_context_ranks(outputs, labels, parallel_state.get_context_parallel_group())
 
     def _values(self, hidden_states: Tensor, labels: ModelInputs) -> TokenValues:
         if self.config.sequence_parallel:
@@ -250,43 +252,3 @@ class ScoringGPTModel(GPTModel):
         if self.training:
             return linear_scores(scored, weight, ids, shard, settings, labels.topk_ids)
         return scores_with_most_likely(scored, weight, ids, shard, settings)
-
-
-def _of_all_context_ranks(
-    outputs: TokenScores | TokenValues, inputs: ModelInputs
-) -> TokenScores | TokenValues:
-    """Return the outputs for all M scored tokens of a micro-batch; each context-parallel rank passes
-    ``outputs`` of its own tokens."""
-    group, num_tokens = parallel_state.get_context_parallel_group(), len(inputs.packed_index)
-    # One tensor for one collective. Ids are exact in it: float32 has all whole numbers up to 2^24.
-    rows = [one.unsqueeze(1).flatten(1).t().to(outputs.tensors[0].dtype) for one in outputs.tensors]
-    everyone = _GatherScored.apply(torch.cat(rows), inputs.context_index, num_tokens, group)
-    parts = everyone.split([len(row) for row in rows])
-    return outputs.of(
-        [
-            part[0] if own.ndim == 1 else part.t().to(own.dtype)
-            for part, own in zip(parts, outputs.tensors, strict=True)
-        ]
-    )
-
-
-class _GatherScored(torch.autograd.Function):
-    """Puts every rank's values at their indexes in one tensor, the same on all ranks.
-
-    Each rank then computes the whole loss, so the gradient of its own values is complete without a sum over
-    ranks.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, values: Tensor, indexes: Tensor, num_tokens: int, group: dist.ProcessGroup
-    ) -> Tensor:
-        ctx.save_for_backward(indexes)
-        everyone = values.new_zeros(len(values), num_tokens).index_copy_(1, indexes, values)
-        dist.all_reduce(everyone, group=group)
-        return everyone
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (indexes,) = ctx.saved_tensors
-        return grad[:, indexes], None, None, None

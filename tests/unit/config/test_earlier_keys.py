@@ -63,8 +63,10 @@ NEWER = {
     "policy.lora.adapter_path": None,
     **{f"policy.megatron_cfg.{name}": None for name in STAGES},
     "policy.megatron_cfg.freeze_moe_router": False,
+    "policy.fsdp_cfg.context_parallel_size": 1,
 }
 NEWER_OF_TEACHERS = {
+    "teacher.fsdp_cfg.context_parallel_size": "${policy.fsdp_cfg.context_parallel_size}",
     "teacher.model_overrides": {},
     **{f"teacher.megatron_cfg.{name}": f"${{policy.megatron_cfg.{name}}}" for name in STAGES},
 }
@@ -74,6 +76,7 @@ NEWER_OF_CRITICS = {
     "value.model_overrides": {},
     **{f"value.megatron_cfg.{name}": None for name in STAGES},
     "value.megatron_cfg.freeze_moe_router": False,
+    "value.fsdp_cfg.context_parallel_size": 1,
     "value.lora.exclude_modules": [],
     "value.lora.use_rslora": False,
     "value.lora.adapter_path": None,

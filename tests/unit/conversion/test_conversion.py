@@ -136,6 +136,7 @@ actor_rollout_ref:
   rollout:
     name: vllm
     n: 4
+    over_sample_rate: 0.1
     temperature: 0.8
     top_k: -1
     tensor_model_parallel_size: 2
@@ -172,7 +173,8 @@ VERL_HERE: dict[str, Any] = {
     "policy.backend": "fsdp",
     "policy.model_name": "/models/seven",
     "policy.train_global_batch_size": 256,  # 64 prompts of 4 samples
-    "policy.data_parallel_size": 16,
+    "policy.data_parallel_size": 8,
+    "policy.fsdp_cfg.context_parallel_size": 2,
     "policy.sequence_packing.enabled": True,
     "policy.sequence_packing.train_mb_tokens": 9000,
     "policy.max_total_sequence_length": 2000,
@@ -254,7 +256,7 @@ def test_verls_files_are_sources_with_names_of_their_own(
 
 def test_what_is_missing_is_told_with_a_remedy(tmp_path: Path) -> None:
     conversion = converted(tmp_path, VERL)
-    assert "ulysses_sequence_parallel_size=2 is missing here" in lost(conversion)
+    assert "over_sample_rate=0.1 is missing here" in lost(conversion)
     assert all(problem.remedy or ":" in problem.rule for problem in conversion.lost)
     assert "megatron" not in "".join(problem.key for problem in conversion.lost)  # switched off
     answers = {source["answer_key"] for source in value(conversion, "data.train")}
@@ -518,7 +520,7 @@ def test_the_script_writes_a_file_that_loads_and_lists_what_it_could_not_transla
     command = [sys.executable, str(SCRIPT), str(path), "data.train_batch_size=128", "-o", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
-    assert "ulysses_sequence_parallel_size=2 is missing here" in done.stderr
+    assert "over_sample_rate=0.1 is missing here" in done.stderr
     assert f"{output} loads, and a run would be refused; all the rest is checked:" in done.stderr
     assert "policy.model_name=/models/seven is not a directory" in done.stderr
     assert "For a plan without weights put the model's config.json alone into that directory." in done.stderr
