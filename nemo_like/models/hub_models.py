@@ -1,4 +1,5 @@
-"""Finds checkpoints that are named as on the Hugging Face hub, OWNER/NAME, and downloads them."""
+"""Finds checkpoints that are named as on the Hugging Face hub, OWNER/NAME or OWNER/NAME@REVISION, and
+downloads them."""
 
 from __future__ import annotations
 
@@ -22,13 +23,19 @@ def is_hub_name(name: str) -> bool:
 
 def hub_checkpoint(name: str, *, may_download: bool = True) -> str:
     """Return the directory of a checkpoint in the hub's cache on this machine, into which it is downloaded
-    first where it is not there and ``may_download``.
+    first where it is not there and ``may_download``. A revision is a branch, a tag or a commit.
 
     Raises NotOnHub when it does not come.
     """
     from huggingface_hub import snapshot_download
 
+    repository, _, revision = name.partition("@")
     try:
-        return snapshot_download(name, allow_patterns=[*_FILES], local_files_only=not may_download)
+        return snapshot_download(
+            repository,
+            revision=revision or None,
+            allow_patterns=[*_FILES],
+            local_files_only=not may_download,
+        )
     except (OSError, ValueError) as error:  # the hub's own errors are of these classes
         raise NotOnHub(" ".join(str(error).split())) from error

@@ -234,11 +234,18 @@ def path(value: Any, theirs: Theirs) -> str:
     return f"${{oc.env:HOME}}{text[1:]}" if text.startswith("~/") else text
 
 
-def model_directory(value: Any, theirs: Theirs) -> Any:
-    """Return the directory of a model; for a name on the hub, the directory that recipes here use for it."""
+def model_directory(value: Any, theirs: Theirs, revision: str = "") -> Any:
+    """Return the directory of a model; for a name on the hub, the directory that recipes here use for it.
+
+    ``revision`` is the key of their configuration that names a branch, tag or commit on the hub.
+    """
     name = str(value)
     if len(PurePath(name).parts) != 2 or name.startswith((".", "/", "~")):
         return path(name, theirs)
     directory = f"models/{PurePath(name).name}"
-    download = f"hf download {quote(name)} --local-dir {quote(directory)}"
-    return Noted(directory, f"get it by {download} (for a plan its config.json is enough), or write {name}")
+    chosen = str(theirs(revision, "main")) if revision else "main"
+    option, at = ("", "") if chosen == "main" else (f" --revision {quote(chosen)}", f"@{chosen}")
+    download = f"hf download {quote(name)}{option} --local-dir {quote(directory)}"
+    return Noted(
+        directory, f"get it by {download} (for a plan its config.json is enough), or write {name}{at}"
+    )

@@ -731,3 +731,10 @@ def test_further_sampling_arguments_of_trl_are_keys_or_lost(tmp_path: Path) -> N
         CONVERTIBLE["trl"], Theirs({"generation_kwargs": {"presence_penalty": 1.0}}), "theirs.yaml"
     ).lost
     assert "presence_penalty has no key here" in str(lost[0])
+
+
+def test_a_revision_of_a_model_is_downloaded_or_named() -> None:
+    theirs = Theirs({"model_name_or_path": "Qwen/Qwen3-8B", "model_revision": "v1"})
+    (note,) = convert_configuration(CONVERTIBLE["trl"], theirs, "theirs.yaml").notes
+    assert "hf download Qwen/Qwen3-8B --revision v1 --local-dir models/Qwen3-8B" in str(note)
+    assert str(note).endswith("or write Qwen/Qwen3-8B@v1")

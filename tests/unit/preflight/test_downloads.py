@@ -62,6 +62,14 @@ def test_every_model_is_found_in_the_cache(
     assert cfg.policy.model_name == "Me/tiny"
 
 
+def test_a_revision_is_that_of_the_cache(demo: Callable[..., Config], cache: Path) -> None:
+    tiny = hub_snapshot(cache, "Me/tiny")
+    found = with_downloaded(demo("policy.model_name='Me/tiny@main'"))
+    assert found.policy.model_name == str(tiny)
+    other = "Me/tiny@" + "f" * 40
+    assert with_downloaded(demo(f"policy.model_name='{other}'")).policy.model_name == other
+
+
 def test_a_model_that_is_not_on_the_hub_is_refused_by_a_run_and_left_by_a_plan(
     demo: Callable[..., Config],
 ) -> None:
