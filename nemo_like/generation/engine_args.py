@@ -67,7 +67,8 @@ def engine_args(spec: EngineSpec) -> EngineArgs:
         enable_chunked_prefill=False,  # a partly prefilled request with a seed makes the engine fail
         enforce_eager=cfg.enforce_eager,
         tensor_parallel_size=cfg.tensor_parallel_size,
-        distributed_executor_backend="mp" if cfg.tensor_parallel_size > 1 else None,
+        pipeline_parallel_size=cfg.pipeline_parallel_size,
+        distributed_executor_backend="mp" if cfg.num_workers > 1 else None,
         max_logprobs=-1,  # no limit of its own on how many log-probs a request may ask for
         logprobs_mode="processed_logprobs",  # after temperature, top-p and top-k, as sampled
         disable_log_stats=True,

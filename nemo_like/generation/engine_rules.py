@@ -8,7 +8,7 @@ from nemo_like.config.problems import Problem
 from nemo_like.generation.draft_rules import cache_problems
 from nemo_like.generation.options import GenerationConfig, LoraSync
 from nemo_like.models.division import must_divide, nearest_divisors
-from nemo_like.models.model_info import ModelInfo
+from nemo_like.models.model_info import ModelInfo, has_vision_tower
 from nemo_like.policy.options import Device, PolicyConfig
 
 # Head sizes for which vLLM has attention on the CPU (CPUAttentionBackend.get_supported_head_sizes).
@@ -41,6 +41,7 @@ def engine_layout_problems(
     yield from must_divide(
         key, tp, {"attention heads": model.num_heads, "FFN columns": model.intermediate_size}
     )
+    yield from _stages(generation, policy, model)
     # vLLM gives every rank a copy of a key-value head when there are fewer heads than ranks.
     if tp >= 1 and model.num_kv_heads % tp and tp % model.num_kv_heads:
         yield Problem(
@@ -48,6 +49,33 @@ def engine_layout_problems(
             rule=f"must divide the model's {model.num_kv_heads} key-value heads, or be a multiple of them",
             remedy=f"try {nearest_divisors(model.num_kv_heads, tp)}",
         )
+
+
+def _stages(generation: GenerationConfig, policy: PolicyConfig, model: ModelInfo) -> Iterator[Problem]:
+    """Yield every problem of engines that are pipelines."""
+    key, stages = "generation.vllm_cfg.pipeline_parallel_size", generation.vllm_cfg.pipeline_parallel_size
+    yield from must_divide(key, stages, {"layers": model.num_layers})
+    if stages == 1:
+        return
+    adapters = generation.lora_sync is LoraSync.adapter and policy.lora.enabled
+    refused = {
+        "policy.megatron_cfg.router_replay=true": (
+            policy.megatron_cfg.router_replay,
+            "needs the experts of all layers from one process",
+        ),
+        "generation.vllm_kwargs.speculative_config": (
+            generation.vllm_kwargs.get("speculative_config") is not None,
+            "drafts in a process that has all layers",
+        ),
+        "generation.lora_sync=adapter": (adapters, "was never tried with engines of several stages"),
+        f"policy.model_name={policy.model_name}": (
+            model.has_vision_tower,
+            "reads images, which was never tried with engines of several stages",
+        ),
+    }
+    for setting, (is_set, rule) in refused.items():
+        if is_set:
+            yield Problem(key=setting, rule=rule, remedy=f"set {key}=1")
 
 
 def adapter_problems(generation: GenerationConfig, policy: PolicyConfig) -> Iterator[Problem]:
@@ -82,3 +110,31 @@ def cache_size_problems(generation: GenerationConfig, policy: PolicyConfig) -> I
             rule="must be a size with policy.device=cpu, where an engine cannot measure free memory",
             remedy="try 1.0",
         )
+
+
+def in_flight_problems(generation: GenerationConfig, policy: PolicyConfig) -> Iterator[Problem]:
+    """Yield a problem for each feature with which engines err when weights arrive during a sample."""
+    key, remedy = "grpo.weight_updates=in_flight", "set grpo.weight_updates=between_samples"
+    stages = generation.vllm_cfg.pipeline_parallel_size
+    rules = {
+        f"generation.vllm_cfg.pipeline_parallel_size={stages}": (
+            stages > 1,
+            f"has a batch in each stage, and with {key} one would be of two policy versions",
+        ),
+        "policy.megatron_cfg.router_replay=true": (
+            policy.megatron_cfg.router_replay,
+            f"needs the experts that sampled a token, and with {key} the engine computes tokens again by "
+            "other weights",
+        ),
+        key: (
+            has_vision_tower(policy.model_name),
+            f"was never tried with a model that reads images, such as {policy.model_name}",
+        ),
+    }
+    if policy.lora.enabled and generation.lora_sync is LoraSync.adapter:
+        rule = f"changes adapters that running samples have begun with, and with {key} these go on"
+        lora = f"set generation.lora_sync=merged, or {remedy}"
+        yield Problem(key="generation.lora_sync=adapter", rule=rule, remedy=lora)
+    yield from (
+        Problem(key=name, rule=rule, remedy=remedy) for name, (is_set, rule) in rules.items() if is_set
+    )

@@ -42,6 +42,9 @@ class LoraSync(Enum):
 @dataclass(kw_only=True, slots=True)
 class VllmConfig:
     tensor_parallel_size: Annotated[int, Key("of each engine", 1, at_least=1)]
+    pipeline_parallel_size: Annotated[
+        int, Key("stages of each engine, each of which holds some of the layers", 1, at_least=1)
+    ]
     enforce_eager: Annotated[bool, Key("no CUDA graphs and no compilation", True)]
     max_num_seqs: Annotated[int, Key("sequences that one engine decodes together", 256, at_least=1)]
     kv_cache_gib: Annotated[
@@ -60,6 +63,11 @@ class VllmConfig:
             None,
         ),
     ]
+
+    @property
+    def num_workers(self) -> int:
+        """Processes, and on GPUs also devices, of one engine."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
 
 @dataclass(kw_only=True, slots=True)

@@ -79,7 +79,7 @@ def complete_args(name: str, spec: EngineSpec, routes: EngineRoutes) -> EngineAr
     """Return ``engine_args`` completed by the arguments that routes, sleep, weight updates and structured
     outputs need. Raises ValueError when the engine should sleep but cannot."""
     args = engine_args(spec)
-    if spec.generation.vllm_cfg.tensor_parallel_size > 1:
+    if spec.generation.vllm_cfg.num_workers > 1:
         track_names(unset=MARK)
     routes.configure(args)
     args.enable_sleep_mode = has_sleep_mode(name, spec.sleeps, spec.device)
@@ -117,6 +117,8 @@ def prepare_engine(name: str, spec: EngineSpec, llm: LLMEngine, routes: EngineRo
         call_workers(llm, "return_unmasked_logprobs", {})
     if spec.device is Device.cpu and speculation(spec.generation) is not None:
         call_workers(llm, "mend_draft_sampling", {})
+    if spec.device is Device.cpu and spec.generation.vllm_cfg.pipeline_parallel_size > 1:
+        call_workers(llm, "make_stage_buffers", {})
     routes.start(llm)
     started = StartedVllm(
         name=name,

@@ -122,9 +122,7 @@ class VllmEngine:
 
     def weight_endpoint(self) -> WeightEndpoint:
         node_id = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
-        return WeightEndpoint(
-            node_id=node_id, num_workers=self._spec.generation.vllm_cfg.tensor_parallel_size
-        )
+        return WeightEndpoint(node_id=node_id, num_workers=self._spec.generation.vllm_cfg.num_workers)
 
     def join_weight_group(self, group: WeightGroup) -> None:
         self._thread.call(lambda: self._weights.join(group))

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from nemo_like.compat.draft_sampling import DraftSamplingExtension
 from nemo_like.compat.route_recorder import RouteRecorderExtension
+from nemo_like.compat.stage_buffers import StageBuffersExtension
 from nemo_like.compat.unmasked_logprobs import UnmaskedLogprobsExtension
 from nemo_like.generation.weight_receiver import WeightReceiverExtension
 
 
 class WorkerExtension(
-    WeightReceiverExtension, RouteRecorderExtension, UnmaskedLogprobsExtension, DraftSamplingExtension
+    WeightReceiverExtension,
+    RouteRecorderExtension,
+    UnmaskedLogprobsExtension,
+    DraftSamplingExtension,
+    StageBuffersExtension,
 ):
     """The methods that vLLM mixes into every worker, by its argument ``worker_extension_cls``."""

@@ -333,7 +333,7 @@ def engine_weights(cfg: Config, model: ModelInfo) -> int:
     num_bytes = model.num_parameters * size
     if cfg.generation.vllm_cfg.quantization is not None:
         num_bytes -= (model.num_parameters - model.parameters.embeddings) * (size - 1)
-    return num_bytes // cfg.generation.vllm_cfg.tensor_parallel_size
+    return num_bytes // cfg.generation.vllm_cfg.num_workers
 
 
 def engine_draft(cfg: Config) -> int:
@@ -343,7 +343,8 @@ def engine_draft(cfg: Config) -> int:
 
 def _one_sample(cfg: Config, model: ModelInfo) -> int:
     """Return the bytes of the longest sample's KV cache on each GPU of an engine, at least of one KV head."""
-    parts = min(cfg.generation.vllm_cfg.tensor_parallel_size, model.num_kv_heads)
+    vllm = cfg.generation.vllm_cfg
+    parts = min(vllm.tensor_parallel_size, model.num_kv_heads) * vllm.pipeline_parallel_size
     cache = str(cfg.generation.vllm_kwargs.get("kv_cache_dtype", "auto"))
     num_bytes = 1 if cache.startswith("fp8") else value_bytes(cfg.policy.precision)
     return cfg.policy.max_total_sequence_length * kv_bytes_per_token(model, num_bytes) // parts

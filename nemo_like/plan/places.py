@@ -126,13 +126,13 @@ def _on_gpus(cfg: Config) -> list[Place]:
             places += _on_own_gpus(cfg, role, free_gpus)
         else:
             places += _on_policy_gpus(cfg, role, places)
-    tp = cfg.generation.vllm_cfg.tensor_parallel_size
-    _check_fits(cfg, f"generation.vllm_cfg.tensor_parallel_size={tp}", tp if engines.count else 0)
+    size = cfg.generation.vllm_cfg.num_workers
+    _check_fits(cfg, _engine_key(cfg), size if engines.count else 0)
     if shares_gpus(cfg):
         places += _on_workers_gpus(cfg, places[: needs[Role.policy_worker].count], engines)
     else:
         for index in range(engines.count):
-            node, gpus = free_gpus.take(tp)
+            node, gpus = free_gpus.take(size)
             places.append(Place(actor_name(Role.engine, engines, index), Role.engine, node, gpus))
     places += [Place(name, Role.reward_model, *free_gpus.take(1)) for name in reward_models(cfg)]
     _check_nodes(cfg, free_gpus.num_nodes)
@@ -224,17 +224,17 @@ class _FreeGpus:
 
 def _on_workers_gpus(cfg: Config, workers: Sequence[Place], engines: RoleNeeds) -> list[Place]:
     """Spread the engines over the workers' GPUs; with more engines than GPUs, several share a GPU."""
-    tp = cfg.generation.vllm_cfg.tensor_parallel_size
+    size = cfg.generation.vllm_cfg.num_workers
     used = gpus_by_node(workers)
     slots = [
-        (node, tuple(range(first, first + tp)))
+        (node, tuple(range(first, first + size)))
         for node, count in used.items()
-        for first in range(0, count - tp + 1, tp)
+        for first in range(0, count - size + 1, size)
     ]
     if not slots:
         most = max(used.values())
         raise ConfigError.of(
-            f"generation.vllm_cfg.tensor_parallel_size={tp}",
+            _engine_key(cfg),
             f"must be at most {most} with cluster.placement=colocated: the policy workers have no more GPUs "
             "on one node",
             f"try {most}",
@@ -247,6 +247,14 @@ def _on_workers_gpus(cfg: Config, workers: Sequence[Place], engines: RoleNeeds) 
         Place(actor_name(Role.engine, engines, index), Role.engine, node, gpus)
         for index, (node, gpus) in enumerate(chosen)
     ]
+
+
+def _engine_key(cfg: Config) -> str:
+    """Return the settings that say how many GPUs an engine has."""
+    vllm = cfg.generation.vllm_cfg
+    stages = vllm.pipeline_parallel_size
+    by = f" x pipeline_parallel_size={stages}" if stages > 1 else ""
+    return f"generation.vllm_cfg.tensor_parallel_size={vllm.tensor_parallel_size}{by}"
 
 
 def _node_group(cfg: Config, role: Role) -> int:

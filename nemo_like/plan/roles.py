@@ -63,7 +63,7 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
     asks a server has a client of the server instead of engines.
     """
     on_gpu, generates = cfg.policy.device is Device.cuda, cfg.rollout.replay is None
-    engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
+    engine_size = cfg.generation.vllm_cfg.num_workers
     environments = [*used_environments(cfg).values()] if generates else []
     has_units = storage_kind_of(cfg.data_plane.backend).has_units
     num_units = cfg.data_plane.num_storage_units if has_units else 0
@@ -80,8 +80,8 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
         **_reward_models([env for env in environments if needs_gpu(env)]),
         Role.engine: RoleNeeds(
             count=cfg.generation.num_engines if generates and not asks_endpoint(cfg.evaluation) else 0,
-            num_cpus=engine_tp,
-            num_gpus=engine_tp if on_gpu else 0,
+            num_cpus=engine_size,
+            num_gpus=engine_size if on_gpu else 0,
         ),
         **({Role.endpoint: RoleNeeds(count=1, num_cpus=0)} if asks_endpoint(cfg.evaluation) else {}),
         Role.policy_worker: RoleNeeds(count=0, num_cpus=1),

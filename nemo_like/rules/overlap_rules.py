@@ -11,8 +11,7 @@ from nemo_like.cluster.options import Placement
 from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
 from nemo_like.environments.registry import kind_of
-from nemo_like.generation.options import LoraSync
-from nemo_like.models.model_info import has_vision_tower
+from nemo_like.generation.engine_rules import in_flight_problems
 from nemo_like.plan.derived import depends_on_timing, first_update_generations, groups_per_part
 from nemo_like.plan.plan import updates_per_step
 from nemo_like.rollout.options import JOURNAL_FOLDER
@@ -38,7 +37,7 @@ def overlap_problems(cfg: Config) -> Iterator[Problem]:
         yield from _needs_engines_apart(cfg, key)
         yield from _rollouts_ahead(cfg, key)
         if cfg.grpo.weight_updates is WeightUpdates.in_flight:
-            yield from _in_flight(cfg)
+            yield from in_flight_problems(cfg.generation, cfg.policy)
 
 
 def _followed_journal(cfg: Config, key: str) -> Iterator[Problem]:
@@ -188,27 +187,3 @@ def _pieces_of_responses(cfg: Config, key: str) -> Iterator[Problem]:
         if task.sampling.structured_outputs is not None:
             rule = f"begins anew with each request, and {key} makes several of a response"
             yield Problem(key=task.keys["structured_outputs"], rule=rule, remedy=f"leave {key} out")
-
-
-def _in_flight(cfg: Config) -> Iterator[Problem]:
-    """Yield a problem for each feature with which engines err when weights arrive during a sample."""
-    key, remedy = "grpo.weight_updates=in_flight", "set grpo.weight_updates=between_samples"
-    if cfg.policy.lora.enabled and cfg.generation.lora_sync is LoraSync.adapter:
-        yield Problem(
-            key="generation.lora_sync=adapter",
-            rule=f"changes adapters that running samples have begun with, and with {key} these go on",
-            remedy=f"set generation.lora_sync=merged, or {remedy}",
-        )
-    if cfg.policy.megatron_cfg.router_replay:
-        yield Problem(
-            key="policy.megatron_cfg.router_replay=true",
-            rule=f"needs the experts that sampled a token, and with {key} the engine computes tokens again "
-            "by other weights",
-            remedy=remedy,
-        )
-    if has_vision_tower(cfg.policy.model_name):
-        yield Problem(
-            key=key,
-            rule=f"was never tried with a model that reads images, such as {cfg.policy.model_name}",
-            remedy=remedy,
-        )

@@ -42,6 +42,7 @@ def data_parallel_size(value: Any, theirs: Theirs) -> int:
 def num_engines(value: Any, theirs: Theirs) -> int:
     """Return the number of engines on the GPUs that generate."""
     each = int(theirs("policy.generation.vllm_cfg.tensor_parallel_size", 1))
+    each *= int(theirs("policy.generation.vllm_cfg.pipeline_parallel_size", 1))
     return _whole("generation.num_engines", _gpus(theirs)[1], each, "engines")
 
 

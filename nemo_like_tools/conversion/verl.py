@@ -50,7 +50,8 @@ def contexts(value: Any, theirs: Theirs, group: str) -> Any:
 
 def num_engines(value: Any, theirs: Theirs) -> int:
     """Return the number of engines on the run's GPUs."""
-    return _whole(theirs, int(theirs(f"{_ROLLOUT}.tensor_model_parallel_size", 2)), "engines")
+    stages = int(theirs(f"{_ROLLOUT}.pipeline_model_parallel_size", 1))
+    return _whole(theirs, stages * int(theirs(f"{_ROLLOUT}.tensor_model_parallel_size", 2)), "engines")
 
 
 def samples(value: Any, theirs: Theirs) -> int:

@@ -110,6 +110,8 @@ def scaled(
     recipe_gpus = cfg.cluster.num_nodes * cfg.cluster.gpus_per_node
     if not recipe_gpus or cfg.policy.backend != "megatron":
         raise LayoutError("only recipes of Megatron-core on GPUs are planned")
+    if cfg.generation.vllm_cfg.pipeline_parallel_size > 1:
+        raise LayoutError("only engines without pipeline stages are planned")
     engine_tp = cfg.generation.vllm_cfg.tensor_parallel_size
     train_gpus = num_gpus * policy_world_size(cfg.policy) // recipe_gpus
     engine_gpus = num_gpus * cfg.generation.num_engines * engine_tp // recipe_gpus

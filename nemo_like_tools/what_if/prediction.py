@@ -137,7 +137,7 @@ def modes(cfg: Config) -> list[Mode]:
 
 def splits(cfg: Config) -> list[Split]:
     """Return the configured split, then other splits of the same devices; of many, evenly chosen ones."""
-    per_engine = cfg.generation.vllm_cfg.tensor_parallel_size
+    per_engine = cfg.generation.vllm_cfg.num_workers
     replicas = cfg.policy.data_parallel_size
     per_replica = policy_world_size(cfg.policy) // replicas
     configured = Split(cfg.generation.num_engines, replicas)

@@ -129,6 +129,7 @@ TEXT = Group(
         Spread("PP 2, one engine", PP2, samples=True),
         Spread("FSDP DP 2, one engine", (*FSDP, *DP2), samples=True),
         Spread("engine TP 2", ("generation.vllm_cfg.tensor_parallel_size=2",), samples=True),
+        Spread("engine PP 2", ("generation.vllm_cfg.pipeline_parallel_size=2",), samples=True),
         Spread("engines 2, Mooncake", ("generation.num_engines=2", *MOONCAKE), samples=True),
         Spread("engines 2, in memory", ("generation.num_engines=2", *IN_MEMORY), samples=True),
     ),

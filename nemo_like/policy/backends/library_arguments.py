@@ -42,6 +42,7 @@ KEYS: Mapping[Library, Mapping[str, str]] = {
         "max_model_len": "policy.max_total_sequence_length",
         "max_num_seqs": "generation.vllm_cfg.max_num_seqs",
         "tensor_parallel_size": "generation.vllm_cfg.tensor_parallel_size",
+        "pipeline_parallel_size": "generation.vllm_cfg.pipeline_parallel_size",
         "data_parallel_size": "generation.num_engines",
         "enforce_eager": "generation.vllm_cfg.enforce_eager",
         "gpu_memory_utilization": "generation.vllm_cfg.gpu_memory_utilization",
@@ -102,7 +103,7 @@ RELIED_ON: Mapping[Library, Mapping[str, str]] = {
                 " enable_cumem_allocator enable_nccl_comm_suspend"
             ),
             "follows from the plan of processes": (
-                "pipeline_parallel_size distributed_executor_backend nnodes node_rank master_addr master_port"
+                "distributed_executor_backend nnodes node_rank master_addr master_port"
                 " device_ids data_parallel_rank data_parallel_start_rank data_parallel_size_local"
                 " data_parallel_address data_parallel_rpc_port data_parallel_hybrid_lb"
                 " data_parallel_external_lb data_parallel_backend enable_elastic_ep"

@@ -42,14 +42,14 @@ class ContextExchange:
         if repeats > 1:
             tensor = tensor.repeat_interleave(repeats, dim=1)
         parts = tensor.unflatten(1, (self._size, -1)).movedim(1, 0)  # by rank that gets the heads
-        received = _Exchange.apply(parts.contiguous(), self._group)  # by rank that had the tokens
+        received = _SwapParts.apply(parts.contiguous(), self._group)  # by rank that had the tokens
         return received.movedim(0, 2).flatten(2, 3).index_select(2, self._in_row)
 
     def to_tokens(self, tensor: Tensor) -> Tensor:
         """Return some tokens of all heads, [n, T / ranks, H, d], for all tokens of some heads, [n, T, H /
         ranks, d]."""
         parts = tensor.index_select(1, self._in_parts).unflatten(1, (self._size, -1)).movedim(1, 0)
-        received = _Exchange.apply(parts.contiguous(), self._group)
+        received = _SwapParts.apply(parts.contiguous(), self._group)
         return received.movedim(0, 2).flatten(2, 3)
 
 
@@ -66,7 +66,7 @@ def tokens_in_parts(lengths: Sequence[int], num_ranks: int) -> Tensor:
     )
 
 
-class _Exchange(torch.autograd.Function):
+class _SwapParts(torch.autograd.Function):
     """Sends part i of a tensor [ranks, ...] to rank i, and returns the parts of all ranks, in their order."""
 
     @staticmethod

@@ -53,6 +53,7 @@ NEWER = {
     "loss_fn.positive_example_nll_weight": 0.0,
     "data.default.chat_template_kwargs": {},
     "generation.structured_outputs": {},
+    "generation.vllm_cfg.pipeline_parallel_size": 1,
     "generation.validation.structured_outputs": None,
     "env.arithmetic.sampling.structured_outputs": None,
     "env.arithmetic.validation_sampling.structured_outputs": None,
