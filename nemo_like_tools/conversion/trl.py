@@ -288,8 +288,11 @@ def source(value: Any, theirs: Theirs, split: str = "dataset_train_split") -> An
     return _noted(_train_source(value, theirs, split), theirs)
 
 
-def mixture(value: Any, theirs: Theirs) -> Any:
-    """Return the sources of a mixture, each with its share as its weight."""
+def mixture(value: Any, theirs: Theirs, is_held_out: bool = False) -> Any:
+    """Return the sources of a mixture, each with its share as its weight.
+
+    With ``test_split_size`` the end of each source is held out.
+    """
     sources = []
     for given in value or ():
         files = given.get("data_files")
@@ -297,7 +300,8 @@ def mixture(value: Any, theirs: Theirs) -> Any:
             raise Untranslatable("several data_files are not translated; write a source for each")
         name = str(files or given["path"])
         weight = {"weight": float(given["fraction"])} if given.get("fraction") else {}
-        sources.append({**_read_from(name, given.get("name"), given.get("split", "train"), theirs), **weight})
+        split = _cut(given.get("split", "train"), theirs("test_split_size"), is_held_out, len(value) == 1)
+        sources.append({**_read_from(name, given.get("name"), split, theirs), **weight})
     return _noted(sources, theirs) if sources else LEFT_OUT
 
 
@@ -346,6 +350,23 @@ def _reward_weights(theirs: Theirs) -> dict[str, float]:
     keys = ["quality"] * bool(theirs("reward_model_name_or_path")) + keys
     weights = theirs("reward_weights") or [1.0] * len(keys)
     return dict(zip(keys, map(float, weights), strict=True)) or {"math": 1.0}
+
+
+def _cut(split: str, size: Any, is_held_out: bool, is_alone: bool) -> str:
+    """Return the part of a split that trains, or that is held out: a share, or a number of problems."""
+    if size is None:
+        return split
+    share = 100 * float(size)
+    if isinstance(size, float) and size < 1 and share == round(share):
+        at = f"{100 - round(share)}%"
+    elif is_alone and size >= 1:
+        at = f"-{int(size)}"
+    else:
+        raise Untranslatable(
+            f"test_split_size={size} is no whole per cent of each source; cut them by their split, such as "
+            'split: "train[:99%]"'
+        )
+    return f"{split}[{at}:]" if is_held_out else f"{split}[:{at}]"
 
 
 def _train_source(name: Any, theirs: Theirs, split: str) -> dict[str, Any]:

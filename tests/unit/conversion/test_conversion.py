@@ -738,3 +738,28 @@ def test_a_revision_of_a_model_is_downloaded_or_named() -> None:
     (note,) = convert_configuration(CONVERTIBLE["trl"], theirs, "theirs.yaml").notes
     assert "hf download Qwen/Qwen3-8B --revision v1 --local-dir models/Qwen3-8B" in str(note)
     assert str(note).endswith("or write Qwen/Qwen3-8B@v1")
+
+
+@pytest.mark.parametrize(
+    ("size", "paths", "train", "held_out"),
+    [
+        (None, ["a"], ["train"], ["train"]),
+        (0.01, ["a", "b"], ["train[:99%]"] * 2, ["train[99%:]"] * 2),
+        (50, ["a"], ["train[:-50]"], ["train[-50:]"]),
+    ],
+)
+def test_a_mixture_holds_the_ends_of_its_sources_out(
+    size: float | None, paths: list[str], train: list[str], held_out: list[str]
+) -> None:
+    tree = {"datasets": [{"path": path} for path in paths], "test_split_size": size}
+    settings = convert_configuration(CONVERTIBLE["trl"], Theirs(tree), "theirs.yaml").settings
+    for key, expected in {"data.train": train, "data.validation": held_out}.items():
+        sources = settings[key].value
+        assert [one["split"] for one in (sources if isinstance(sources, list) else [sources])] == expected
+
+
+@pytest.mark.parametrize("size", [0.015, 50])
+def test_a_size_that_no_slice_of_each_source_has_is_lost(size: float) -> None:
+    tree = {"datasets": [{"path": "a"}, {"path": "b"}], "test_split_size": size}
+    lost = convert_configuration(CONVERTIBLE["trl"], Theirs(tree), "theirs.yaml").lost
+    assert "is no whole per cent of each source" in str(lost[0])

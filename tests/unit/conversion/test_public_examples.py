@@ -54,9 +54,6 @@ LOST: dict[str, dict[str, str]] = {
         "data.default.env_name=clevr-cogent": "set data.default.env=clevr-cogent",
         "env.clevr-cogent.": "and name it in data.default.env",
     },
-    "trl/mixture_dr_grpo.yaml": {
-        "test_split_size=0.01": "hold problems out in a file of their own",
-    },
     "trl/own_rewards_cispo.yaml": {
         "lr_scheduler_type=linear": "give max_steps=N, or set policy.scheduler.decay_style",
         "num_train_epochs=2": "set grpo.max_num_steps to 2 x problems / 16",
