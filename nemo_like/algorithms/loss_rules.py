@@ -41,6 +41,7 @@ def loss_problems(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
         yield from _unscored(loss, grpo)
     if loss.use_kl_in_reward:
         yield from _kl_in_reward(loss, grpo)
+    yield from _renewed_reference(loss)
     yield from _off_policy(loss)
     yield from _moving_entropy(loss)
     yield from _of_whole_updates(loss, grpo)
@@ -161,6 +162,15 @@ def _unscored(loss: LossConfig, grpo: GRPOConfig) -> Iterator[Problem]:
 
 def _choice_against_scoring(loss: LossConfig) -> str:
     return "force_on_policy_ratio" if loss.force_on_policy_ratio else "use_generation_logprobs_as_prev"
+
+
+def _renewed_reference(loss: LossConfig) -> Iterator[Problem]:
+    if loss.reference_policy_sync_steps is not None and loss.reference_policy_kl_penalty == 0:
+        yield Problem(
+            key=f"loss_fn.reference_policy_sync_steps={loss.reference_policy_sync_steps}",
+            rule="has no effect with reference_policy_kl_penalty=0, which keeps no reference",
+            remedy="set it to null, or loss_fn.reference_policy_kl_penalty above 0",
+        )
 
 
 def _off_policy(loss: LossConfig) -> Iterator[Problem]:

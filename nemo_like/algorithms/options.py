@@ -454,6 +454,25 @@ class LossConfig:
             False,
         ),
     ]
+    reference_policy_sync_steps: Annotated[
+        int | None,
+        Key(
+            "Every so many steps the reference moves towards the policy; null: it stays the model that the "
+            "run began with.",
+            None,
+            at_least=1,
+        ),
+    ]
+    reference_policy_sync_weight: Annotated[
+        float,
+        Key(
+            "a: the new reference is a x policy + (1 - a) x reference",
+            0.6,
+            above=0,
+            at_most=1,
+            remedy="with 1 the policy takes the reference's place",
+        ),
+    ]
     use_on_policy_kl_approximation: Annotated[
         bool,
         Key(

@@ -17,6 +17,13 @@ def update_problems(cfg: Config) -> Iterator[Problem]:
     """Yield every problem of the loss with how samples are drawn, and with how many train in one update."""
     yield from _normaliser(cfg)
     yield from _quantized_engines(cfg)
+    if cfg.loss_fn.reference_policy_sync_steps is not None and cfg.policy.lora.enabled:
+        yield Problem(
+            key=f"loss_fn.reference_policy_sync_steps={cfg.loss_fn.reference_policy_sync_steps}",
+            rule="needs a reference with weights of its own, and with policy.lora.enabled=true it is the "
+            "model without adapters",
+            remedy="set it to null",
+        )
     if cfg.loss_fn.force_on_policy_ratio:
         yield from _on_policy(cfg)
 

@@ -132,6 +132,13 @@ def entropy_target(value: Any, theirs: Theirs) -> Any:
     return theirs("entropy_target", 0.2) if value else LEFT_OUT
 
 
+def reference_steps(value: Any, theirs: Theirs) -> Any:
+    """Return every how many steps the reference is renewed, for their number of updates."""
+    if not value:
+        return None
+    return max(1, round(int(theirs("ref_model_sync_steps", 512)) / _updates_of_step(theirs)))
+
+
 def decay_style(value: Any, theirs: Theirs) -> str:
     """Return the style of the decay, which lasts to the end of the run."""
     styles = {

@@ -152,6 +152,12 @@ class WeightSource(Protocol):
     def reference_weights(self) -> Sequence[Tensor]:
         """Return this rank's part of the reference's weights on the host; empty where no copy is kept."""
 
+    def renew_reference(self, weight: float) -> None:
+        """Move the reference's weights towards the model's, as ``KeptWeights.mix`` does; needs a kept copy.
+
+        From then on checkpoints have the reference's weights too.
+        """
+
 
 class Persistent(Protocol):
     """Saves and restores training, and exports the model."""

@@ -32,6 +32,16 @@ class KeptWeights:
         """The kept weights on the host, in the order of the parameters."""
         return self._held.values
 
+    def take(self) -> None:
+        """Keep the values that the parameters have now."""
+        self._held.take(self._parameters())
+
+    @torch.no_grad()
+    def mix(self, weight: float) -> None:
+        """Replace each kept value by ``weight`` times the parameter plus (1 - ``weight``) times itself."""
+        for parameter, held in zip(self._parameters(), self.held, strict=True):
+            held.lerp_(parameter.detach().to(held.device), weight)
+
     @contextlib.contextmanager
     def in_model(self) -> Iterator[None]:
         """Give the parameters the kept values within the block, and their own values after it."""

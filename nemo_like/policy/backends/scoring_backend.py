@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
@@ -73,9 +74,11 @@ class ScoringBackend(ABC):
 
     cfg: WorkerGroupConfig
     objective: Objective
+    _source: Path  # of the weights that the run began with
     _model: ScoringModel
     _adapters: AdapterSwitch
     _reference: KeptWeights | None
+    _reference_is_new = False  # whether it differs from the weights that the run began with
     _kept: Mapping[str, KeptWeights]  # the objective's further models, by their names
     _weights_in_use: Callable[[], AbstractContextManager[None]]  # within it the weights are on the device
 
@@ -88,6 +91,10 @@ class ScoringBackend(ABC):
         They are the log-prob, or a critic's value; then the entropy if ``with_entropy``; then the log-probs
         and ids of the most likely tokens if the objective asks for any.
         """
+
+    @abstractmethod
+    def _load_weights(self, path: Path) -> object:
+        """Give the model the weights of a checkpoint directory; every rank calls it."""
 
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch; every rank returns all log-probs, packed [sum of lengths] float32 on the CPU, in
@@ -126,6 +133,24 @@ class ScoringBackend(ABC):
                 return self.logprobs(batch, schedule)
         with self._weights_in_use(), reference_in_model(self._reference):
             return self.logprobs(batch, schedule)
+
+    def renew_reference(self, weight: float) -> None:
+        """Move the reference's weights towards the model's."""
+        assert self._reference is not None, "the rules ask for a reference with weights of its own"
+        with self._weights_in_use():
+            self._reference.mix(weight)
+        self._reference_is_new = True
+
+    def _reference_has_come(self, is_stored: bool) -> None:
+        """Note whether the checkpoint that is loaded has a reference; one that it lacks is the first again.
+
+        The model's weights are lost.
+        """
+        assert self._reference is not None
+        if self._reference_is_new and not is_stored:
+            self._load_weights(self._source)
+            self._reference.take()
+        self._reference_is_new = is_stored
 
     def reference_weights(self) -> Sequence[Tensor]:
         """Return this rank's part of the reference's weights on the host; empty where no copy is kept."""

@@ -38,7 +38,12 @@ from nemo_like.policy.backends.parking import HostParking, stays_on_device
 from nemo_like.policy.backends.scoring_backend import scoring_entropy
 from nemo_like.policy.backends.updating_backend import UpdatingBackend
 from nemo_like.policy.batch.policy_batch import ContextRank, PolicyBatch, empty_outputs, keep_outputs
-from nemo_like.policy.fsdp.checkpoint import checkpoint_state, load_checkpoint
+from nemo_like.policy.fsdp.checkpoint import (
+    checkpoint_state,
+    load_checkpoint,
+    load_reference,
+    reference_state,
+)
 from nemo_like.policy.fsdp.image_text import freeze_vision_tower, image_rope_index, load_model, reads_images
 from nemo_like.policy.fsdp.lora import Adapters, add_adapters, checkpoint_name, initial_values
 from nemo_like.policy.fsdp.model import (
@@ -271,6 +276,8 @@ class FSDPBackend(UpdatingBackend):
         the empty directory ``path``; every rank calls it."""
         with self._weights_in_use(), self._moments_in_use():
             state = checkpoint_state(self._trained, self._optimizer, self.num_updates, writer)
+            if self._reference is not None and self._reference_is_new:
+                state |= reference_state(self._parameters, self._reference, writer)
             writer.write(state, path)
 
     def load_checkpoint(self, path: Path) -> None:
@@ -278,6 +285,9 @@ class FSDPBackend(UpdatingBackend):
         accumulated gradients; every rank calls it."""
         self.drop_accumulated()
         with self._weights_in_use(), self._moments_in_use():
+            if self._reference is not None:
+                is_stored = load_reference(path, self._parameters, self._reference)
+                self._reference_has_come(is_stored)
             self.num_updates = load_checkpoint(path, self._trained, self._optimizer)
 
     def random_states(self) -> Mapping[str, Tensor]:

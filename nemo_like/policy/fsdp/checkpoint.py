@@ -18,10 +18,11 @@ import torch
 import torch.distributed.checkpoint as torch_checkpoint
 from torch.distributed.tensor import DTensor
 
+from nemo_like.policy.backends.kept_weights import KeptWeights
 from nemo_like.policy.fsdp.optimizer import ShardedAdamW
 from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 
-_NUM_UPDATES = "num_updates"
+_NUM_UPDATES, _REFERENCE = "num_updates", "reference."
 
 
 def checkpoint_state(
@@ -29,6 +30,26 @@ def checkpoint_state(
 ) -> dict[str, Any]:
     """Collect this rank's parts of weights, optimizer and update count in the form that ``writer`` writes."""
     return writer.staged({**_tensors(parameters, optimizer), _NUM_UPDATES: num_updates})
+
+
+def reference_state(
+    parameters: Mapping[str, DTensor], reference: KeptWeights, writer: CheckpointWriter
+) -> dict[str, Any]:
+    """Copy this rank's parts of the reference's weights, which ``parameters`` have for a moment."""
+    with reference.in_model():
+        return writer.copy_of({f"{_REFERENCE}{name}": part.detach() for name, part in parameters.items()})
+
+
+def load_reference(path: Path, parameters: Mapping[str, DTensor], reference: KeptWeights) -> bool:
+    """Read the reference's weights through ``parameters``, which lose their values; return whether the
+    checkpoint has any."""
+    state = {f"{_REFERENCE}{name}": part.detach() for name, part in parameters.items()}
+    stored = torch_checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata
+    if not state.keys() <= stored.keys():
+        return False
+    torch_checkpoint.load(state, checkpoint_id=path)
+    reference.take()
+    return True
 
 
 def load_checkpoint(path: Path, parameters: Mapping[str, DTensor], optimizer: ShardedAdamW) -> int:

@@ -54,7 +54,7 @@ from nemo_like.policy.groups.parallelism import FIRST_REPLICA, is_beside_sender,
 from nemo_like.policy.loss.objective import LossFunction, Objective
 from nemo_like.policy.loss.train_metrics import TrainMetrics
 from nemo_like.policy.loss.update_watch import BackendState
-from nemo_like.policy.megatron.checkpoint import load_checkpoint, save_checkpoint
+from nemo_like.policy.megatron.checkpoint import load_checkpoint, load_reference, save_checkpoint
 from nemo_like.policy.megatron.expert_load import ExpertLoad, freeze_routers
 from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
 from nemo_like.policy.megatron.model import OUTPUT_LAYER, ScoringGPTModel, transformer_config
@@ -379,7 +379,8 @@ class MegatronBackend(UpdatingBackend):
         the empty directory ``path``; every rank calls it."""
         with self._megatron(), self._weights_in_use(), self._optimizer_state_on_device():
             counters = {"num_updates": self.num_updates}
-            save_checkpoint(path, self._stored(), self._optimizer, counters, writer)
+            reference = self._reference if self._reference_is_new else None
+            save_checkpoint(path, self._stored(), self._optimizer, counters, writer, reference)
 
     def load_checkpoint(self, path: Path) -> None:
         """Continue from a checkpoint of ``save_checkpoint``, which any layout may have written, and forget
@@ -391,6 +392,8 @@ class MegatronBackend(UpdatingBackend):
                 self._parking.end()
                 self._parking = None  # freed before another is made, so that the host holds one copy
             try:
+                if self._reference is not None:
+                    self._reference_has_come(load_reference(path, self._stored(), self._reference))
                 counters = load_checkpoint(path, self._stored(), self._optimizer, self.cfg.label)
                 self.num_updates = counters["num_updates"]
             finally:

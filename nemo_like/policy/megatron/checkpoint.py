@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,15 +26,18 @@ from megatron.core.dist_checkpointing.mapping import (
     ShardedObject,
     ShardedStateDict,
     ShardedTensor,
+    ShardedTensorFactory,
 )
 from megatron.core.dist_checkpointing.strategies import torch as torch_strategies
 from megatron.core.optimizer import MegatronOptimizer
 
+from nemo_like.policy.backends.kept_weights import KeptWeights
 from nemo_like.policy.megatron.optimizer import chained_optimizers, ensure_adam_state
 from nemo_like.policy.megatron.optimizer_shares import OptimizerShares, UntouchedZeros, sharded_parts
 from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 
 _FORMAT = ("torch_dist", 1)
+_REFERENCE = "reference"
 _IS_SHARDED = "optimizer_is_sharded"
 _MOMENTS = "optimizer.state."  # how the names of an optimizer's tensors begin
 _UNNUMBERED = "chained_optim_avoid_prefix"
@@ -78,14 +82,31 @@ def save_checkpoint(
     optimizer: MegatronOptimizer,
     counters: dict[str, int],
     writer: CheckpointWriter,
+    reference: KeptWeights | None,
 ) -> None:
     """Give this rank's part to ``writer``, which writes it into the empty directory ``path``; every rank
-    calls this with equal ``counters``."""
+    calls this with equal ``counters``. With ``reference`` its weights are written beside the model's."""
     ensure_adam_state(optimizer)  # a checkpoint without moments could not be loaded
     state = {**_sharded_state(model, optimizer, _METADATA, is_loading=False), **counters}
+    if reference is not None:
+        with reference.in_model():
+            state[_REFERENCE] = _copied(model.sharded_state_dict(prefix=f"{_REFERENCE}."))
     state[_IS_SHARDED] = bool(sharded_parts(optimizer))
     strategy = _InProcessSave(writer, are_gathered=state[_IS_SHARDED])
     dist_checkpointing.save(state, str(path), strategy, content_metadata=_METADATA)
+
+
+def load_reference(path: Path, model: torch.nn.Module, reference: KeptWeights) -> bool:
+    """Read the reference's weights through ``model``, which loses its own; return whether the checkpoint has
+    any. Every rank calls this."""
+    wanted = {_REFERENCE: model.sharded_state_dict(prefix=f"{_REFERENCE}.")}
+    stored = dist_checkpointing.load_tensors_metadata(str(path))
+    if not any(name.startswith(f"{_REFERENCE}.") for name in stored):
+        return False
+    state = dist_checkpointing.load(wanted, str(path))[_REFERENCE]
+    model.load_state_dict({name.removeprefix(f"{_REFERENCE}."): value for name, value in state.items()})
+    reference.take()
+    return True
 
 
 def load_checkpoint(
@@ -139,6 +160,15 @@ def _sharded_state(
     weights: Any = model.sharded_state_dict()
     moments = optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=dict(metadata))
     return {"model": weights, "optimizer": moments}
+
+
+def _copied(state: Any) -> Any:
+    """Return a nested state whose tensors are copies on the host."""
+    if isinstance(state, Mapping):
+        return {key: _copied(value) for key, value in state.items()}
+    if isinstance(state, ShardedTensor | ShardedTensorFactory):
+        return replace(state, data=state.data.detach().to("cpu", copy=True))
+    return state
 
 
 def _chain_length(stored: Mapping[Any, Any]) -> int:

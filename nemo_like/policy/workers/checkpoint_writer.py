@@ -51,7 +51,11 @@ class CheckpointWriter:
 
     def staged(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return a whole state that ``write`` can read, copied as by ``copied``; it may hold DTensors."""
-        return DefaultStager(_PLAIN_COPY).stage(state) if self._is_in_background else state
+        return self.copy_of(state) if self._is_in_background else state
+
+    def copy_of(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy on the host of a state that ``write`` can read; it may hold DTensors."""
+        return DefaultStager(_PLAIN_COPY).stage(state)
 
     def write(self, state: dict[str, Any], path: Path, planner: SavePlanner | None = None) -> None:
         """Write ``state``, made of results of ``copied`` or ``staged``: now, or in the background once

@@ -58,6 +58,7 @@ class TrainingWorker(GroupWorker):
         with span("compute"), Stopwatch() as compute, naming_samples(meta):
             metrics = self._backend.train(batch, schedule_of(meta))
         self.version += 1
+        self._after_training()
         self._is_updating = False
         measured = {} if self._watch is None else self._watch.trained()
         operations = self._batches.finish(meta.partition)
@@ -68,6 +69,9 @@ class TrainingWorker(GroupWorker):
     def _before_training(self, batch: PolicyBatch) -> None:
         """Add to ``batch`` what the workers compute together before its first update; every rank calls
         it."""
+
+    def _after_training(self) -> None:
+        """Change what follows from the updates of ``train``; every rank calls it."""
 
     @breaking_down()
     def skip(self, partition: str) -> Sequence[Operation]:
@@ -127,6 +131,7 @@ class TrainingWorker(GroupWorker):
         if self._watch is not None:
             self._watch.abandon()
             self._watch.forget_weights()
+            self._watch.renew_reference()
         self.version = version
         random_state = _random_state_path(path, self.coordinates)
         if random_state.is_file():

@@ -169,6 +169,15 @@ class PolicyWorker(TrainingWorker):
         share = self.loss.top_entropy_quantile
         batch.set_entropy_threshold(entropy_threshold(entropies, share, dist.group.WORLD))
 
+    def _after_training(self) -> None:
+        """Move the reference towards the policy, in the steps that ask for it."""
+        period = self.loss.reference_policy_sync_steps
+        if period is None or self.version % period:
+            return
+        self._backend.renew_reference(self.loss.reference_policy_sync_weight)
+        if self._watch is not None:
+            self._watch.renew_reference()
+
     def _scored(
         self, batch: PolicyBatch, schedule: Schedule, columns: Sequence[Column]
     ) -> dict[Column, Tensor]:

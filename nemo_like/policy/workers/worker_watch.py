@@ -71,13 +71,17 @@ class WorkerWatch:
         ``tripwires`` decides in which training phases losses are compared with their formulas.
         """
         self._cfg, self._loss, self._coordinates = cfg, loss, coordinates
-        self._reference, self._reference_at_start = reference, weight_sample(reference())
+        self._reference, self._reference_before = reference, weight_sample(reference())
         self._weights: Tensor | None = None  # as the latest training phase left them
         self._found: dict[Measured, float] = {}
         self._moments_norm = 0.0
         self._num_updates = 0
         self._tripwires, self._num_phases = tripwires, 0
         self._losses: UpdateWatch | None = None  # of the training phase that has begun
+
+    def renew_reference(self) -> None:
+        """Record the reference's weights anew, since other ones were meant to take their place."""
+        self._reference_before = weight_sample(self._reference())
 
     def forget_weights(self) -> None:
         """Forget the weights that training left, since other weights were loaded."""
@@ -95,7 +99,7 @@ class WorkerWatch:
         The policy's weights are known after the first training phase of this process.
         """
         prev, reference = logprobs.get(PREV_LOGPROBS), logprobs.get(REFERENCE_LOGPROBS)
-        start, now = self._reference_at_start, self._weights
+        start, now = self._reference_before, self._weights
         if prev is None or reference is None or now is None or not len(start):
             return
         has_other_weights = float((now != start).float().mean()) >= _DIFFERING_SHARE
@@ -110,7 +114,7 @@ class WorkerWatch:
         one after the other, and the batch that then trains, belong to one phase.
         """
         self._note(Measured.num_wrong_samples, _num_wrong(meta, batch))
-        moved = not torch.equal(weight_sample(self._reference()), self._reference_at_start)
+        moved = not torch.equal(weight_sample(self._reference()), self._reference_before)
         self._note(Measured.reference_moved, moved)
         if self._losses is None:
             self._num_phases += 1

@@ -48,6 +48,8 @@ NEWER = {
     "loss_fn.entropy_coef_min": 0.0,
     "loss_fn.entropy_coef_max": 1.0,
     "loss_fn.use_on_policy_kl_approximation": False,
+    "loss_fn.reference_policy_sync_steps": None,
+    "loss_fn.reference_policy_sync_weight": 0.6,
     "loss_fn.off_policy_mask_threshold": None,
     "loss_fn.top_entropy_quantile": 1.0,
     "loss_fn.positive_example_nll_weight": 0.0,

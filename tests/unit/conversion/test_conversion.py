@@ -763,3 +763,13 @@ def test_a_size_that_no_slice_of_each_source_has_is_lost(size: float) -> None:
     tree = {"datasets": [{"path": "a"}, {"path": "b"}], "test_split_size": size}
     lost = convert_configuration(CONVERTIBLE["trl"], Theirs(tree), "theirs.yaml").lost
     assert "is no whole per cent of each source" in str(lost[0])
+
+
+def test_a_reference_is_renewed_in_steps_where_trl_counts_updates() -> None:
+    batch = {"per_device_train_batch_size": 8, "num_processes": 1, "steps_per_generation": 4}
+    tree = {**batch, "sync_ref_model": True, "ref_model_sync_steps": 64, "ref_model_mixup_alpha": 0.9}
+    settings = convert_configuration(CONVERTIBLE["trl"], Theirs(tree), "theirs.yaml").settings
+    assert settings["loss_fn.reference_policy_sync_steps"].value == 16
+    assert settings["loss_fn.reference_policy_sync_weight"].value == 0.9
+    off = convert_configuration(CONVERTIBLE["trl"], Theirs({"sync_ref_model": False}), "theirs.yaml")
+    assert off.settings["loss_fn.reference_policy_sync_steps"].value is None

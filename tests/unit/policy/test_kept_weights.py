@@ -69,3 +69,14 @@ def test_no_swap_takes_new_memory_on_the_host(placement: ReferencePlacement) -> 
     for _ in range(2):
         with reference.in_model():
             assert [held.data_ptr() for held in reference.held] == places
+
+
+def test_kept_weights_move_a_share_of_the_way_to_the_models() -> None:
+    model = parameters()
+    reference = KeptWeights(lambda: model, ReferencePlacement.swap_in_place)
+    with torch.no_grad():
+        model[0].copy_(torch.tensor([3.0, 0.0]))
+    reference.mix(0.25)
+    assert [held.tolist() for held in reference.held] == [[1.5, 1.5], [3.0]]
+    reference.take()
+    assert [held.tolist() for held in reference.held] == [[3.0, 0.0], [3.0]]

@@ -87,6 +87,9 @@ class ByHand(UpdatingBackend):
         self.gradients = torch.zeros(sum(LENGTHS))
         self.rates: list[float] = []
 
+    def _load_weights(self, path: Path) -> object:
+        raise NotImplementedError
+
     def _token_outputs(self, *_: Any, **__: Any) -> list[torch.Tensor]:
         return []
 

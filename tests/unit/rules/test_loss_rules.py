@@ -124,6 +124,17 @@ def test_every_loss_can_be_asked_for(demo: Demo, arguments: tuple[str, ...]) -> 
             "loss_fn.top_entropy_quantile=0.2 needs all samples of an update, and grpo.overlap=exact",
         ),
         (
+            ("loss_fn.reference_policy_sync_steps=4",),
+            "reference_policy_sync_steps=4 has no effect with reference_policy_kl_penalty=0",
+        ),
+        (
+            (
+                *("loss_fn.reference_policy_sync_steps=4", "loss_fn.reference_policy_kl_penalty=0.1"),
+                "policy.lora.enabled=true",
+            ),
+            "with policy.lora.enabled=true it is the model without adapters",
+        ),
+        (
             ("loss_fn.entropy_target=0.3",),
             "loss_fn.entropy_target=0.3 moves loss_fn.entropy_coef, which is null",
         ),
