@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,6 +41,10 @@ from nemo_like.rollout.tasks import has_agents, used_environments
 # The deadline of calls to processes that are up already and have nothing to compute.
 SHORT_TIMEOUT_S = 30.0
 _ASYNC_ROLES = (Role.rollout, Role.environment, Role.reward_model, Role.endpoint)
+_OWN_TARGETS = {
+    Role.engine: "nemo_like.generation.vllm_engine:VllmEngine",
+    Role.policy_worker: "nemo_like.policy.workers.worker:PolicyWorker",
+}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,10 +108,14 @@ class Starter:
         directory: RunDirectory,
         places: Sequence[Place],
         on_wait: OnWait | None = None,
+        targets: Mapping[Role, str] = _OWN_TARGETS,
     ) -> None:
-        """Prepare to start the run's processes at ``places``. ``on_wait`` is as in ``Cluster.gather``."""
+        """Prepare to start the run's processes at ``places``. ``on_wait`` is as in ``Cluster.gather``.
+
+        ``targets`` names the classes of engines and of policy workers.
+        """
         self._cfg, self._cluster, self._directory = cfg, cluster, directory
-        self._on_wait = on_wait
+        self._on_wait, self._targets = on_wait, targets
         self._needs = roles(cfg)
         self._weight_replicas = weight_replicas(cfg, places)
         self._gpus = {place.actor: {(place.node, gpu) for gpu in place.gpus} for place in places}
@@ -118,7 +126,7 @@ class Starter:
         data_plane = self.data_plane(host)
         environments = self.environments()
         # Workers touch no GPU before they are told to set up.
-        groups = {role: self._workers(role, data_plane) for role in worker_groups(self._cfg)}
+        groups = {role: self.workers(role, data_plane) for role in worker_groups(self._cfg)}
         engines = self.engines(range(self._needs[self._answering].count))
         return Actors(
             host=host,
@@ -213,17 +221,18 @@ class Starter:
         return self._start(
             Role.engine,
             index,
-            "nemo_like.generation.vllm_engine:VllmEngine",
+            self._targets[Role.engine],
             engine_environment(self._cfg.policy.device),
             name=f"engine-{index}",
             spec=engine_of_run(self._cfg),
             timeout_s=self._patience_s(),
         )
 
-    def _workers(self, role: Role, data_plane: DataPlaneSpec) -> list[ActorHandle]:
-        """Start the workers of one training group."""
+    def workers(self, role: Role, data_plane: DataPlaneSpec | None) -> list[ActorHandle]:
+        """Start the workers of one training group; without ``data_plane`` they can fetch no samples."""
         cfg, group = self._cfg, worker_groups(self._cfg)[role]
         if is_one_engine(group):
+            assert data_plane is not None
             return [self._teacher_engine(group, data_plane)]
         layout = parallel_layout(group)
         meeting_place = self._meeting_place(role)
@@ -262,7 +271,7 @@ class Starter:
         """Return the class of a group's workers, and the arguments that workers of other groups do not
         have."""
         if role is Role.policy_worker:
-            return "nemo_like.policy.workers.worker:PolicyWorker", self._of_policy()
+            return self._targets[role], self._of_policy()
         if role is Role.value_worker:
             return "nemo_like.policy.workers.value_worker:ValueWorker", {}
         return "nemo_like.policy.workers.teacher_worker:TeacherWorker", self._of_teacher()

@@ -41,11 +41,16 @@ def canary_gap(trainer: Sequence[float], engines: Sequence[Sequence[float]]) -> 
     return math.inf if any(math.isnan(gap) for gap in gaps) else max(gaps)
 
 
+def canary_limit(cfg: WorkerGroupConfig) -> float:
+    """Return how far log-probs of the same tokens may be apart by rounding alone, nats per token."""
+    return _LIMITS.get((cfg.device, cfg.precision), _LIMIT_ELSEWHERE)
+
+
 def canary_alarms(gap: float | None, cfg: WorkerGroupConfig, *, has_experts: bool) -> Iterator[Alarm]:
     """Yield an alarm when engines and trainer score the canary differently; ``gap`` is None if it was not
     measured."""
     where = (cfg.device, cfg.precision)
-    limit = _LIMITS.get(where, _LIMIT_ELSEWHERE)
+    limit = canary_limit(cfg)
     if gap is not None and not gap <= limit:
         yield Alarm(
             tripwire="canary",

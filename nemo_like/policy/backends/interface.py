@@ -194,12 +194,13 @@ class TrainingBackend(TokenScorer, ScoringState, Trainer, WeightSource, Persiste
 class WorkerConnections:
     """A worker's rank in its group, where the group's workers meet, and the data plane that it uses.
 
-    ``data_plane`` is an object, or a description from which ``setup`` makes one in the worker's process.
+    ``data_plane`` is an object, or a description from which ``setup`` makes one in the worker's process;
+    None for a worker that fetches no samples.
     ``timeout_s`` bounds every collective of the group.
     """
 
     coordinates: Coordinates
-    data_plane: DataPlane | DataPlaneSpec
+    data_plane: DataPlane | DataPlaneSpec | None
     meeting_place: MeetingPlace
     timeout_s: float
 

@@ -1,0 +1,120 @@
+"""``Parties``: an engine and the policy workers of one replica, as a run starts them, without rollouts.
+
+started_parties ──▶ Ray, placement, ``Starter`` ──▶ TracedEngine, TracedWorker per rank
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nemo_like.cluster.actors import ActorHandle, Call
+from nemo_like.cluster.cluster import Cluster
+from nemo_like.cluster.janitor import swept_directory
+from nemo_like.cluster.options import longest_deadline_s
+from nemo_like.cluster.private_ray import temporary_parent
+from nemo_like.cluster.runtime import RayNeeds, ray_runtime
+from nemo_like.cluster.stage import EngineHolds
+from nemo_like.configuration import Config
+from nemo_like.driver.bundles import bundles
+from nemo_like.driver.processes import Starter
+from nemo_like.observability.run_directory import RunDirectory
+from nemo_like.plan.derived import shares_gpus
+from nemo_like.plan.places import gpus_by_node, placement
+from nemo_like.plan.roles import Role, ray_cpus
+from nemo_like.policy.backends.backend_kind import axis_size
+from nemo_like.tripwires.options import Tripwires
+
+TARGETS = {
+    Role.engine: "nemo_like.mismatch.traced_engine:TracedEngine",
+    Role.policy_worker: "nemo_like.mismatch.traced_worker:TracedWorker",
+}
+
+
+@dataclass(slots=True)
+class Parties:
+    """The two sides that are compared. Every call waits until it is answered."""
+
+    cluster: Cluster
+    engine: ActorHandle
+    workers: list[ActorHandle]  # by rank
+    timeout_s: float
+
+    def ask_engine(self, method: str, *args: Any) -> Any:
+        """Return the engine's answer to a call."""
+        return self._answers([self.engine.submit(method, *args)])[0]
+
+    def ask_trainer(self, method: str, *args: Any) -> list[Any]:
+        """Return every worker's answer to the same call, by rank."""
+        return self._answers([worker.submit(method, *args) for worker in self.workers])
+
+    def push(self, version: int) -> None:
+        """Send the trainer's weights to the engine, as policy version ``version``."""
+        self.ask_trainer("push_weights", version)
+
+    def _answers(self, calls: list[Call]) -> list[Any]:
+        return self.cluster.gather(calls, stage="find_mismatch", timeout_s=self.timeout_s)
+
+
+def as_parties(cfg: Config) -> Config:
+    """Return a configuration with one engine and, unless experts are spread over replicas, one replica.
+
+    The engine computes without compiled graphs, in which nothing could be recorded, and takes weights only
+    between requests.
+    """
+    is_whole = axis_size(cfg.policy, "ep") == 1
+    generation = replace(
+        cfg.generation,
+        num_engines=1,
+        vllm_cfg=replace(cfg.generation.vllm_cfg, enforce_eager=True),
+    )
+    policy = replace(cfg.policy, data_parallel_size=1) if is_whole else cfg.policy
+    return replace(
+        cfg,
+        generation=generation,
+        policy=policy,
+        grpo=replace(cfg.grpo, max_staleness=0),
+        rollout=replace(cfg.rollout, replay=None, generate_only=False),
+        debug=replace(cfg.debug, tripwires=Tripwires.all),
+        value=None,
+        teacher=None,
+        evaluation=None,
+    )
+
+
+@contextmanager
+def started_parties(
+    cfg: Config,
+    directory: RunDirectory,
+    warn: Callable[[str], None],
+    targets: dict[Role, str] = TARGETS,
+) -> Iterator[Parties]:
+    """Start both sides of ``cfg``, which is one of ``as_parties``, and connect them; end all processes when
+    the block is left. ``directory`` gets their logs. Raises the errors of ``Cluster.gather``."""
+    places = placement(cfg)
+    needs = RayNeeds(
+        address=cfg.cluster.address,
+        num_cpus=ray_cpus(cfg) if cfg.cluster.num_cpus is None else cfg.cluster.num_cpus,
+        num_gpus=sum(gpus_by_node(places).values()),
+        start_timeout_s=cfg.cluster.start_timeout_s,
+        logs_path=directory.logs_path / "ray",
+    )
+    patience_s = max(cfg.cluster.start_timeout_s, longest_deadline_s(cfg.cluster))
+    with swept_directory(temporary_parent()), ray_runtime(needs, warn) as ray_failure:
+        cluster = Cluster(directory.logs_path, ray_failure)
+        try:
+            cluster.reserve(bundles(cfg, places), timeout_s=cfg.cluster.start_timeout_s)
+            starter = Starter(cfg, cluster, directory, places, targets=targets)
+            workers = starter.workers(Role.policy_worker, None)
+            (engine,) = starter.engines([0])
+            parties = Parties(cluster, engine, workers, patience_s)
+            if shares_gpus(cfg):
+                parties.ask_engine("hold", EngineHolds.everything)
+            parties.ask_trainer("setup")
+            parties.ask_engine("stats")
+            parties.ask_trainer("connect_weights", [engine])
+            yield parties
+        finally:
+            cluster.stop()
