@@ -156,6 +156,11 @@ class TrainerWeightReceiver:
         """Return the digest of the latest transfer, summed over groups; None where none is computed."""
         return None if self._digests is None else sum(one.value() for one in self._digests.values())
 
+    def arrived(self) -> dict[str, int]:
+        """Return a digest of each tensor of the latest transfer, by name; empty where none is computed."""
+        groups = (self._digests or {}).values()
+        return {name: word for one in groups for name, word in one.by_name().items()}
+
     @contextmanager
     def _loading(self) -> Iterator[None]:
         """Tell the senders after the block that the transfer is loaded. On an error, leave all groups, so

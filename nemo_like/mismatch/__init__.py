@@ -3,4 +3,6 @@ computes.
 
     parties       one engine and one replica of the trainer, started with a run's own classes
     certificate   their log-probs beside those of transformers, as loaded and after training steps
+    search        both layer by layer, for one sample
+    past_run      the sample and the checkpoint of a run that is over
 """

@@ -3,7 +3,9 @@
     checkpoint ──▶ engine samples ──▶ engine, trainer and transformers score what it sampled   "as loaded"
         │ the trainer makes updates, sends its weights to the engine and exports them
         ▼
-    export ──▶ the engine samples again ──▶ all three score that                               "reloaded"
+    export ──▶ the engine samples again ──▶ all three score that                     "after 2 updates"
+
+Both times the layers are compared too (``search``).
 
 transformers computes in float32, whatever the precision of the two others.
 """
@@ -11,14 +13,15 @@ transformers computes in float32, whatever the precision of the two others.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nemo_like.configuration import Config
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.mismatch.parties import Parties
+from nemo_like.mismatch.search import NOTHING, EngineMismatch, History, find_mismatch, sampling_of
 from nemo_like.models.model_info import read_model_info
 from nemo_like.tripwires.canary_checks import canary_limit, canary_tokens
 
@@ -49,6 +52,7 @@ class Certificate:
     comparisons: Sequence[Comparison]
     moved: float | None
     limit: float
+    mismatches: Mapping[str, EngineMismatch] = field(default_factory=dict)  # by the weights
 
     @property
     def was_reload_tested(self) -> bool:
@@ -58,12 +62,34 @@ class Certificate:
     @property
     def holds(self) -> bool:
         """Whether all sides agree, and the reload was tested if there was one."""
-        return all(one.agrees for one in self.comparisons) and (self.moved is None or self.was_reload_tested)
+        agree: list[Comparison | EngineMismatch] = [*self.comparisons, *self.mismatches.values()]
+        return all(one.agrees for one in agree) and (self.moved is None or self.was_reload_tested)
+
+    @property
+    def sentence(self) -> str:
+        """What was found first, in one sentence."""
+        for weights, one in self.mismatches.items():
+            if not one.agrees:
+                return f"{weights}: {one.sentences[0]}"
+        if not all(one.agrees for one in self.comparisons):
+            return (
+                "engine, trainer and transformers do not agree, and no module of engine and trainer differs"
+            )
+        if self.moved is not None and not self.was_reload_tested:
+            return "the updates moved log-probs by less than the limit, so the reload was not tested"
+        return NOTHING
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as plain values."""
         rows = [asdict(one) | {"agrees": one.agrees} for one in self.comparisons]
-        return {"holds": self.holds, "moved": self.moved, "comparisons": rows}
+        layers = {weights: one.as_json() for weights, one in self.mismatches.items()}
+        return {
+            "holds": self.holds,
+            "sentence": self.sentence,
+            "moved": self.moved,
+            "comparisons": rows,
+            "layers": layers,
+        }
 
 
 def certificate(
@@ -73,19 +99,25 @@ def certificate(
 
     ``scratch`` gets the trained model, which transformers then reads.
     """
-    limit = canary_limit(cfg.policy)
-    seen, samples, before = _compared(cfg, parties, prompts, "as loaded", Path(cfg.policy.model_name), limit)
+    limit, history = canary_limit(cfg.policy), History()
+    history.note(parties, 0)
+    first = Path(cfg.policy.model_name)
+    seen, samples, before = _compared(cfg, parties, prompts, "as loaded", first, limit)
+    sampling = sampling_of(cfg, cfg.generation.max_new_tokens)
+    found = {"as loaded": find_mismatch(cfg, parties, prompts[-1], sampling, history)}
     if not num_updates:
-        return Certificate(comparisons=seen, moved=None, limit=limit)
+        return Certificate(comparisons=seen, moved=None, limit=limit, mismatches=found)
     for _ in range(num_updates):
         parties.ask_trainer("train_on", samples, 1)
+    history.note(parties, num_updates)
     parties.push(num_updates)
     export = scratch / "trained"
     parties.ask_trainer("export_hf", str(export))
     weights = f"after {num_updates} update{'s' * (num_updates > 1)}"
     moved, _ = _gaps([parties.ask_trainer("canary_logprobs", one)[0] for one in samples], before)
     more, *_ = _compared(cfg, parties, prompts, weights, export, limit)
-    return Certificate(comparisons=[*seen, *more], moved=moved, limit=limit)
+    found[weights] = find_mismatch(cfg, parties, prompts[-1], sampling, history)
+    return Certificate(comparisons=[*seen, *more], moved=moved, limit=limit, mismatches=found)
 
 
 def random_prompts(cfg: Config) -> list[list[int]]:

@@ -62,8 +62,13 @@ def as_parties(cfg: Config) -> Config:
     """Return a configuration with one engine and, unless experts are spread over replicas, one replica.
 
     The engine computes without compiled graphs, in which nothing could be recorded, and takes weights only
-    between requests.
+    between requests. Raises ValueError for a trainer that spreads a sample over ranks.
     """
+    if (cp := axis_size(cfg.policy, "cp")) > 1:
+        raise ValueError(
+            f"the policy divides each sample over {cp} context-parallel ranks, whose values are not put "
+            "together here; compare with a context-parallel size of 1"
+        )
     is_whole = axis_size(cfg.policy, "ep") == 1
     generation = replace(
         cfg.generation,

@@ -1,10 +1,12 @@
-"""``TracedEngine``: the engine of a run, which also samples single responses."""
+"""``TracedEngine``: the engine of a run, which also samples single responses, and says what its modules
+computed for them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from vllm import RequestOutput
 from vllm.inputs import tokens_input
 
@@ -13,6 +15,9 @@ from nemo_like.generation.interface import GroupRequest
 from nemo_like.generation.prefix_cache import drop_keys_and_values
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.generation.vllm_engine import VllmEngine
+from nemo_like.mismatch.engine_hooks import WorkerTrace, begin_trace, end_trace
+from nemo_like.mismatch.held_weights import arrived_weights, held_weights
+from nemo_like.mismatch.substitution import joined
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +28,18 @@ class SampledAnswer:
     logprobs: list[float]
 
 
+@dataclass(frozen=True, slots=True)
+class EngineTrace:
+    """What an engine computed for T tokens, and the log-probs of the T tokens that follow each of them."""
+
+    token_ids: list[int]  # T + 1 of them
+    points: dict[str, np.ndarray]  # [T, width] float32
+    dtype: str
+    logprobs: dict[str, np.ndarray]  # [T] by the sampling settings that are applied, "" for none
+    logit_sizes: np.ndarray  # [T]
+    sampled: np.ndarray  # log-probs that the engine reported of the last tokens, which it sampled
+
+
 class TracedEngine(VllmEngine):
     """A ``VllmEngine`` that looks at one request at a time."""
 
@@ -30,14 +47,38 @@ class TracedEngine(VllmEngine):
         """Sample one response. No cached prefix is read, so every token of the prompt is computed."""
         return self._thread.call(lambda: self._sampled(prompt_ids, sampling, seed))
 
+    def trace(self, prompt_ids: Sequence[int], sampling: SamplingSettings, seed: int) -> EngineTrace:
+        """Sample one response, and return what every module computed meanwhile."""
+        return self._thread.call(lambda: self._traced(prompt_ids, sampling, seed))
+
+    def held_weights(self) -> dict[str, int]:
+        """Return a digest of each weight that the model computes with, by its Hugging Face name, as far as it
+        can be read; empty for an engine of several workers."""
+        return self._thread.call(lambda: self._vllm.llm.collective_rpc(held_weights))[0]
+
+    def arrived_weights(self) -> dict[str, int]:
+        """Return a digest of the bytes of each tensor of the latest transfer, by its Hugging Face name."""
+        return self._thread.call(lambda: self._vllm.llm.collective_rpc(arrived_weights))[0]
+
+    def _traced(self, prompt_ids: Sequence[int], sampling: SamplingSettings, seed: int) -> EngineTrace:
+        llm = self._vllm.llm
+        llm.collective_rpc(begin_trace)
+        answer = self._sampled(prompt_ids, sampling, seed)
+        token_ids = [*prompt_ids, *answer.token_ids]
+        workers: list[WorkerTrace] = llm.collective_rpc(end_trace, args=(token_ids, sampling))
+        first = workers[0]
+        assert first.logit_sizes is not None
+        points = joined({rank: one.points for rank, one in enumerate(workers)}, divides_rows=False)
+        sampled = np.array(answer.logprobs, np.float32)
+        return EngineTrace(token_ids, points, first.dtype, first.logprobs, first.logit_sizes, sampled)
+
     def _sampled(self, prompt_ids: Sequence[int], sampling: SamplingSettings, seed: int) -> SampledAnswer:
         llm = self._vllm.llm
         drop_keys_and_values(llm, under_way=False)
         request = GroupRequest("sample", tuple(prompt_ids), (seed,))
         params = sampling_params(request, sampling, self._vllm.added_tokens)
-        llm.add_request(
-            "sample", tokens_input(list(prompt_ids)), params, lora_request=self._vllm.weights.adapter
-        )
+        adapter = self._vllm.weights.adapter
+        llm.add_request("sample", tokens_input(list(prompt_ids)), params, lora_request=adapter)
         finished: list[RequestOutput] = []
         while not finished:
             finished = [one for one in llm.step() if one.finished]

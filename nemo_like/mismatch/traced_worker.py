@@ -1,8 +1,10 @@
-"""``TracedWorker``: the policy worker of a run, which also trains on given tokens."""
+"""``TracedWorker``: a run's policy worker, which also trains on given tokens and computes on given values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,10 +28,27 @@ from nemo_like.batch.tags import (
     Tag,
     by_tag_name,
 )
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.mismatch.points import LOGPROBS
+from nemo_like.mismatch.substitution import Substitution, TensorPart
+from nemo_like.mismatch.weight_words import WeightWords, weight_word
+from nemo_like.models.model_info import read_model_info
+from nemo_like.policy.backends.backend_kind import sequence_parts
 from nemo_like.policy.batch.policy_batch import PolicyBatch
-from nemo_like.policy.groups.parallelism import train_strategy
+from nemo_like.policy.groups.parallelism import gathers_weights, train_strategy
 from nemo_like.policy.workers.group_worker import schedule_of
 from nemo_like.policy.workers.worker import PolicyWorker
+from nemo_like.tripwires.weight_digests import word_sum
+
+
+@dataclass(frozen=True, slots=True)
+class RankTrace:
+    """What one worker computed on the engine's values for T tokens."""
+
+    coordinates: Coordinates
+    points: dict[str, np.ndarray]  # this worker's part, float32
+    divides_rows: bool
+    dtype: str
 
 
 class TracedWorker(PolicyWorker):
@@ -76,3 +95,44 @@ class TracedWorker(PolicyWorker):
         torch.manual_seed(self.version)
         self._backend.train(batch, schedule_of(shard))
         self.version += 1
+
+    def substituted(self, token_ids: Sequence[int], given: Mapping[str, np.ndarray]) -> RankTrace:
+        """Score the tokens at temperature 1 while every module gets the engine's values; every rank calls
+        it. Raises ValueError for a backend whose modules are not known here."""
+        layout = self.coordinates.layout
+        model = read_model_info(self.cfg.model_name, self.cfg.backend)
+        divides_rows = layout.tp > 1 and sequence_parts(self.cfg) > 1
+        part = TensorPart(self.coordinates.tp, layout.tp, divides_rows)
+        substitution = Substitution(given, part, model.num_kv_heads // layout.tp)
+        with self._substituting(substitution):
+            logprobs = self.canary_logprobs(token_ids)
+        if self.coordinates.pp == layout.pp - 1:
+            substitution.own[LOGPROBS] = np.array(logprobs, np.float32)[:, None]
+        return RankTrace(self.coordinates, substitution.own, divides_rows, self.cfg.precision.name)
+
+    def own_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Score the tokens as those of a run's samples, at its temperature; every rank calls it."""
+        return self._logprobs_of(token_ids)
+
+    def weight_words(self) -> WeightWords:
+        """Return digests of each weight of this pipeline stage, with adapters merged; every rank calls it,
+        and only the weight sender is sure to get all."""
+        words = WeightWords({}, {})
+        if gathers_weights(self.cfg, self.coordinates):
+            for name, tensor in self._backend.stage_weights():
+                words.values[name], words.sent[name] = weight_word(tensor), int(word_sum(tensor))
+        return words
+
+    def _substituting(self, substitution: Substitution) -> AbstractContextManager[None]:
+        backend: Any = self._backend
+        if self.cfg.backend == "fsdp":
+            from nemo_like.mismatch import fsdp_hooks
+
+            return fsdp_hooks.substituting(backend.model.causal_lm, substitution)
+        if self.cfg.backend == "megatron":
+            from nemo_like.mismatch import megatron_hooks
+
+            return megatron_hooks.substituting(backend.model, substitution)
+        raise ValueError(
+            f"policy.backend={self.cfg.backend}: its modules are not known; use fsdp or megatron"
+        )

@@ -42,6 +42,10 @@ class WeightsDigest:
             self.add(name, tensor)
             yield name, tensor
 
+    def by_name(self) -> dict[str, int]:
+        """Return the sum of each tensor's words, as ``word_sum`` has it."""
+        return {described.split(" ", 1)[0]: int(value) for described, value in self._sums}
+
     def value(self) -> int:
         """Return the digest of all tensors that were taken in."""
         if not self._sums:

@@ -96,6 +96,11 @@ class ScoringBackend(ABC):
     def _load_weights(self, path: Path) -> object:
         """Give the model the weights of a checkpoint directory; every rank calls it."""
 
+    @property
+    def model(self) -> ScoringModel:
+        """This rank's part of the model, for programs that look into it."""
+        return self._model
+
     def logprobs(self, batch: PolicyBatch, schedule: Schedule) -> Tensor:
         """Score the batch; every rank returns all log-probs, packed [sum of lengths] float32 on the CPU, in
         nats; 0 where response_mask is 0."""

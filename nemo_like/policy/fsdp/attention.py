@@ -18,17 +18,17 @@ from nemo_like.policy.batch.policy_batch import Packing
 from nemo_like.policy.batch.shared_prompts import SharedPrompts
 from nemo_like.policy.fsdp.context_parallel import ContextExchange
 
-_NAME = "nemo_like_causal"
+ATTENTION_NAME = "nemo_like_causal"
 # Options that change which positions attend to which, or how much. An option that is set must not be ignored.
 _UNSUPPORTED_OPTIONS = ("sliding_window", "softcap", "s_aux", "position_bias")
 
 
 def use_causal_attention(model: PreTrainedModel) -> None:
     """Make a model use ``causal_attention``; ``has_plain_attention`` must hold for it."""
-    AttentionInterface.register(_NAME, causal_attention)
+    AttentionInterface.register(ATTENTION_NAME, causal_attention)
     # The layers of a vision tower, which are not causal, keep their own attention.
     has_vision_tower = "text_config" in model.config.sub_configs
-    model.set_attn_implementation({"text_config": _NAME} if has_vision_tower else _NAME)
+    model.set_attn_implementation({"text_config": ATTENTION_NAME} if has_vision_tower else ATTENTION_NAME)
 
 
 def has_plain_attention(model: PreTrainedModel) -> bool:

@@ -213,6 +213,11 @@ class PolicyWorker(TrainingWorker):
     def canary_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Score the tokens at temperature 1; return the log-probs of all but the first, nats. Every rank
         calls it."""
+        with self._backend.at_temperature_one():
+            return self._logprobs_of(token_ids)
+
+    def _logprobs_of(self, token_ids: Sequence[int]) -> list[float]:
+        """Score the tokens as one sample; return the log-probs of all but the first, nats."""
         length = len(token_ids)
         meta = KVBatchMeta(
             "canary",
@@ -234,8 +239,7 @@ class PolicyWorker(TrainingWorker):
         mask[0] = 0
         columns = {INPUT_IDS.name: np.array(token_ids, np.int32), RESPONSE_MASK.name: mask}
         batch = PolicyBatch(columns, (length,), {}, self._backend.device)
-        with self._backend.at_temperature_one():
-            scored = self._backend.logprobs(batch, schedule_of(shard))
+        scored = self._backend.logprobs(batch, schedule_of(shard))
         logprobs: list[float] = scored[1:].tolist()
         return logprobs
 

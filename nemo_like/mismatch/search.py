@@ -1,0 +1,275 @@
+"""Finds the module in which an engine and a trainer differ, for one sample.
+
+engine   samples the sample's tokens, or reads them, while its modules' values are recorded
+trainer  computes every module on these values
+         weights of both, by digests
+──▶ EngineMismatch: what differs, in the order in which a model computes, and one sentence
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nemo_like.configuration import Config
+from nemo_like.generation.options import LoraSync
+from nemo_like.generation.sampling import SamplingSettings
+from nemo_like.mismatch.comparison import Compared, Finding, Sizes, compared, stale_weights
+from nemo_like.mismatch.parties import Parties
+from nemo_like.mismatch.past_run import PastSample
+from nemo_like.mismatch.points import EMBEDDING, LOGPROBS, Law, in_order, point
+from nemo_like.mismatch.substitution import joined
+from nemo_like.mismatch.weight_words import WeightWords
+from nemo_like.models.model_info import read_model_info
+from nemo_like.tripwires.canary_checks import canary_limit
+
+if TYPE_CHECKING:
+    from nemo_like.mismatch.traced_engine import EngineTrace
+
+NOTHING = "nothing differs beyond rounding"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightComparison:
+    """Which weights of the engine differ from the trainer's, by their Hugging Face names."""
+
+    differing: Mapping[str, int | None]  # with the version that the engine has, if it is known
+    compared: frozenset[str]
+    version: int  # of the trainer
+    # Whether the engine has every weight that changed since an earlier version as that version had it.
+    is_earlier_version: bool
+
+    def sentence(self, name: str) -> str:
+        """Say what is wrong with a weight."""
+        had = self.differing[name]
+        if had is None:
+            return f"the engine has another weight ({name}) than the trainer"
+        return f"the engine has the weight of version {had}, the trainer is at {self.version}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMismatch:
+    """What differs between engine and trainer."""
+
+    compared: Compared
+    weights: WeightComparison
+    settings: str | None  # the sampling settings by which log-probs differ; "" for none that is known
+    num_tokens: int
+    is_past: bool = False  # whether the log-probs of sampled tokens are those that a run's engine gave
+
+    @property
+    def agrees(self) -> bool:
+        return not (self.compared.findings or self.weights.differing or self.settings is not None)
+
+    @property
+    def sentences(self) -> list[str]:
+        """One sentence per difference, the first of the computation first."""
+        if self.weights.is_earlier_version:
+            return [f"every weight: {self.weights.sentence(next(iter(self.weights.differing)))}"]
+        findings = {one.name: one for one in self.compared.findings}
+        by_point = {_point_of_weight(name): name for name in reversed([*self.weights.differing])}
+        names = [one.name for one in in_order({*findings, *filter(None, by_point)})]
+        said = [self._sentence(name, findings.get(name), by_point.get(name)) for name in names]
+        if not said and self.settings is not None:
+            said = [f"{NOTHING}; {self._of_log_probs(self.settings)}"]
+        return said or [NOTHING]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as plain values."""
+        return {
+            "agrees": self.agrees,
+            "sentences": self.sentences,
+            "num_tokens": self.num_tokens,
+            "num_weights": len(self.weights.compared),
+            "weights": dict(self.weights.differing),
+            "settings": self.settings,
+            "findings": [asdict(one) for one in self.compared.findings],
+            "excess": self.compared.excess,
+        }
+
+    def _of_log_probs(self, settings: str) -> str:
+        if settings:
+            return f"the sampling settings do: {settings}"
+        whose = "the run's engine" if self.is_past else "the engine"
+        return f"the log-probs that {whose} gave do, and no sampling setting explains them"
+
+    def _sentence(self, name: str, finding: Finding | None, weight: str | None) -> str:
+        if weight is not None:
+            return f"{name}: {self.weights.sentence(weight)}"
+        assert finding is not None
+        law, known = point(name).kind.law, {_point_of_weight(one) for one in self.weights.compared}
+        has_weights = law in (Law.norm, Law.linear, Law.experts) or name == EMBEDDING
+        if name in known or (known and not has_weights):
+            return f"{name}: weights are equal, {name.rpartition('.')[2]} differs{_where(finding)}"
+        return f"{name}: it differs{_where(finding)}; the engine's weights of it are not known"
+
+
+def _where(finding: Finding) -> str:
+    where = ""
+    if finding.heads:
+        where += f" in head{'s' * (len(finding.heads) > 1)} {', '.join(map(str, finding.heads))}"
+    if finding.experts:
+        where += f" in expert{'s' * (len(finding.experts) > 1)} {', '.join(map(str, finding.experts))}"
+    first = finding.first_position
+    if finding.num_positions < finding.num_compared and not finding.experts:
+        is_to_the_end = finding.num_positions == finding.num_compared - first
+        where += f" from position {first} on" if is_to_the_end else f", first at position {first}"
+    return where
+
+
+def _point_of_weight(name: str) -> str | None:
+    """Return the point at which a weight is used, by its Hugging Face name; None where it is at none."""
+    if name == "lm_head.weight":
+        return LOGPROBS
+    leaf = name.removeprefix("model.").rpartition(".")[0]
+    if ".experts." in leaf:
+        leaf = leaf.partition(".experts.")[0] + ".experts"
+    try:
+        return point(leaf).name
+    except KeyError:
+        return None
+
+
+@dataclass(slots=True)
+class History:
+    """Digests of the trainer's weights by version."""
+
+    words: dict[int, WeightWords] = field(default_factory=dict)
+
+    def note(self, parties: Parties, version: int) -> None:
+        """Take the digests of the trainer's present weights, as those of ``version``."""
+        words = WeightWords({}, {})
+        for rank in parties.ask_trainer("weight_words"):
+            words.values.update(rank.values)
+            words.sent.update(rank.sent)
+        self.words[version] = words
+
+
+def sampling_of(cfg: Config, max_new_tokens: int) -> SamplingSettings:
+    """Return the sampling settings of a run's training rollouts."""
+    own = cfg.generation
+    return SamplingSettings(
+        temperature=own.temperature,
+        top_p=own.top_p,
+        top_k=own.top_k or 0,
+        min_p=own.min_p,
+        max_new_tokens=max_new_tokens,
+    )
+
+
+def find_mismatch(
+    cfg: Config,
+    parties: Parties,
+    prompt_ids: Sequence[int],
+    sampling: SamplingSettings,
+    history: History,
+    reported: np.ndarray | None = None,
+) -> EngineMismatch:
+    """Have the engine sample a response to the prompt, and find out where the trainer differs.
+
+    The trainer is at the newest version of ``history``. With ``reported`` the prompt is a sample of a run, of
+    which the engine only reads the tokens: [T - 1] the log-probs that the run's engine gave of all T tokens
+    but the first, NaN for those that it did not sample.
+    """
+    if reported is not None:
+        sampling = replace(sampling, max_new_tokens=1)
+    trace: EngineTrace = parties.ask_engine("trace", prompt_ids, sampling, 0)
+    if reported is None:
+        reported = np.full(len(trace.token_ids) - 1, np.nan)
+        reported[-len(trace.sampled) :] = trace.sampled
+        is_past = False
+    else:
+        reported, is_past = np.append(reported, np.nan), True
+    given = {**trace.points, LOGPROBS: trace.logprobs[""][:, None]}
+    ranks = parties.ask_trainer("substituted", trace.token_ids, given)
+    own: dict[str, np.ndarray] = {}
+    for stage in range(ranks[0].coordinates.layout.pp):
+        tensor_ranks = [one for one in ranks if (one.coordinates.pp, one.coordinates.dp) == (stage, 0)]
+        own |= joined({one.coordinates.tp: one.points for one in tensor_ranks}, ranks[0].divides_rows)
+    return EngineMismatch(
+        compared=compared(given, own, (trace.dtype, ranks[0].dtype), _sizes(cfg), trace.logit_sizes),
+        weights=_compare_weights(cfg, parties, history),
+        settings=_settings(
+            trace.logprobs,
+            np.array(parties.ask_trainer("own_logprobs", trace.token_ids)[0]),
+            reported,
+            canary_limit(cfg.policy),
+        ),
+        num_tokens=len(trace.token_ids) - 1,
+        is_past=is_past,
+    )
+
+
+def past_mismatch(cfg: Config, parties: Parties, sample: PastSample) -> EngineMismatch:
+    """Load the weights that sampled a sample of a run into both sides, and find out where they differ on
+    it."""
+    if sample.checkpoint is not None:
+        parties.ask_trainer("load_checkpoint", str(sample.checkpoint.absolute()), sample.version)
+        parties.push(sample.version)
+    history = History()
+    history.note(parties, sample.version)
+    return find_mismatch(
+        cfg, parties, sample.token_ids, sampling_of(cfg, 1), history, reported=sample.reported
+    )
+
+
+def _compare_weights(cfg: Config, parties: Parties, history: History) -> WeightComparison:
+    """Compare the weights that the engine computes with, and the bytes that arrived of those that cannot be
+    read from it."""
+    version = max(history.words)
+    if cfg.generation.lora_sync is LoraSync.adapter:  # the engine has weights and adapters apart
+        return WeightComparison(differing={}, compared=frozenset(), version=version, is_earlier_version=False)
+    held, current = parties.ask_engine("held_weights"), history.words[version]
+    arrived = {name: word for name, word in parties.ask_engine("arrived_weights").items() if name not in held}
+    differing = dict(
+        stale_weights(held, current.values, {v: words.values for v, words in history.words.items()})
+    ) | dict(stale_weights(arrived, current.sent, {v: words.sent for v, words in history.words.items()}))
+    return WeightComparison(
+        differing=differing,
+        compared=frozenset(held | arrived) & current.values.keys(),
+        version=version,
+        is_earlier_version=_is_earlier_version(differing, history, held.keys() | arrived.keys()),
+    )
+
+
+def _is_earlier_version(
+    differing: Mapping[str, int | None], history: History, known: Collection[str]
+) -> bool:
+    versions = set(differing.values())
+    if len(versions) != 1 or None in versions:
+        return False
+    (had,) = versions
+    assert had is not None
+    before, now = history.words[had].values, history.words[max(history.words)].values
+    changed = {name for name in now if name in known and now[name] != before[name]}
+    return len(changed) > 1 and changed <= differing.keys()
+
+
+def _settings(
+    by_settings: Mapping[str, np.ndarray], trained: np.ndarray, reported: np.ndarray, limit: float
+) -> str | None:
+    """Return which sampling settings make the reported log-probs other than the trainer's, or "" where none
+    of them explains it; None where they are no others. All are [T]; NaN was not reported."""
+    sampled = ~np.isnan(reported)
+
+    def gap(values: np.ndarray) -> float:
+        return float(np.abs(values[sampled] - reported[sampled]).mean())
+
+    if not sampled.any() or gap(trained) <= limit:
+        return None
+    explained = [name for name, values in by_settings.items() if gap(values) <= limit]
+    return (explained[0] or "temperature") if explained else ""
+
+
+def _sizes(cfg: Config) -> Sizes:
+    model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
+    return Sizes(
+        head_size=model.head_size,
+        num_heads=model.num_heads,
+        num_kv_heads=model.num_kv_heads,
+        intermediate_size=model.intermediate_size,
+        num_experts_per_token=model.num_experts_per_token,
+    )

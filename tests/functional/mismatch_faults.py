@@ -1,0 +1,126 @@
+"""An engine and a worker in which single modules can be made to compute something else."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from nemo_like.generation.expert_stacks import ExpertStacks
+from nemo_like.generation.weight_channels import NamedTensors, WholeInMemory
+from nemo_like.mismatch.traced_engine import TracedEngine
+from nemo_like.mismatch.traced_worker import TracedWorker
+from nemo_like.plan.roles import Role
+
+TARGETS = {
+    Role.engine: f"{__name__}:FaultyEngine",
+    Role.policy_worker: f"{__name__}:FaultyWorker",
+}
+
+
+class _Swapped:
+    """A layer's way to multiply that returns the two halves in the other order."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._own, name)
+
+    def apply(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        first, second = self._own.apply(*args, **kwargs).chunk(2, dim=-1)
+        return torch.cat((second, first), dim=-1)
+
+
+class FaultyEngine(TracedEngine):
+    """Its faults are in vLLM's model, or in what is loaded into it."""
+
+    _mend: Callable[[], object] | None = None
+
+    def plant(self, fault: str, where: str) -> None:
+        """Plant one fault in the module or the tensor of this name."""
+        self._mend = self._thread.call(lambda: getattr(self, f"_{fault}")(where))
+
+    def mend(self) -> None:
+        """Take the fault away."""
+        assert self._mend is not None
+        self._thread.call(self._mend)
+        self._mend = None
+
+    def _module(self, name: str) -> Any:
+        (model,) = self._vllm.llm.collective_rpc(_model)
+        return model.get_submodule(name)
+
+    def _rope_base(self, name: str) -> Callable[[], object]:
+        attention = self._module(name.rpartition(".")[0])
+        own = attention.rotary_emb
+        other = copy.deepcopy(own)
+        other.base = own.base * 1.01
+        other.cos_sin_cache = other._compute_cos_sin_cache().to(own.cos_sin_cache)
+        attention.rotary_emb = other
+        return lambda: setattr(attention, "rotary_emb", own)
+
+    def _short_table(self, name: str) -> Callable[[], object]:
+        """From position 40 on, the angles of position 39."""
+        table = self._module(name).cos_sin_cache
+        own = table.clone()
+        table[40:] = table[39]
+        return lambda: table.copy_(own)
+
+    def _epsilon(self, name: str) -> Callable[[], object]:
+        norm = self._module(name)
+        own = norm.variance_epsilon
+        norm.variance_epsilon = own * 10
+        return lambda: setattr(norm, "variance_epsilon", own)
+
+    def _swap(self, name: str) -> Callable[[], object]:
+        layer = self._module(name)
+        own = layer.quant_method
+        layer.quant_method = _Swapped(own)
+        return lambda: setattr(layer, "quant_method", own)
+
+    def _bias_of_head_1(self, name: str) -> Callable[[], object]:
+        layer = self._module(name)
+        own = layer.bias.detach().clone()
+        with torch.no_grad():
+            layer.bias[layer.head_size : 2 * layer.head_size] = 0
+        return lambda: layer.bias.data.copy_(own)
+
+    def _stale(self, name: str) -> Callable[[], object]:
+        """The tensor of this name comes as in the first transfer from now on."""
+        own, first = WholeInMemory.receive, {}
+
+        def receive(channel: WholeInMemory) -> Iterator[NamedTensors]:
+            for tensors in own(channel):
+                first.setdefault(name, dict(tensors)[name].clone())
+                yield [(one, first[name] if one == name else tensor) for one, tensor in tensors]
+
+        WholeInMemory.receive = receive  # type: ignore[method-assign]
+        return lambda: setattr(WholeInMemory, "receive", own)
+
+    def _transpose(self, name: str) -> Callable[[], object]:
+        """The tensor of this name is loaded transposed."""
+        own = ExpertStacks.take
+
+        def take(stacks: ExpertStacks, tensors: NamedTensors) -> NamedTensors:
+            return own(
+                stacks, [(one, tensor.T.contiguous() if one == name else tensor) for one, tensor in tensors]
+            )
+
+        ExpertStacks.take = take  # type: ignore[method-assign]
+        return lambda: setattr(ExpertStacks, "take", own)
+
+
+def _model(worker: Any) -> Any:
+    return worker.get_model()
+
+
+class FaultyWorker(TracedWorker):
+    """Its faults are in the trainer's model."""
+
+    def double_scaling(self, name: str) -> None:
+        """Double the scaling of the adapter of the layer with this name."""
+        backend: Any = self._backend
+        backend._causal_lm.get_submodule(name).scaling["default"] *= 2
