@@ -68,6 +68,8 @@ from nemo_like.tripwires.update_checks import (
     entropy_alarms,
     finite_alarms,
     first_ratio_alarms,
+    first_reference_alarms,
+    group_setting_alarms,
     loss_alarms,
     optimizer_alarms,
     ratio_alarms,
@@ -221,6 +223,8 @@ class StepTripwires:
                 measured, policy, learning_rates=rates, gradient_norm=metrics["grad_norm"]
             )
         yield from optimizer_alarms(measured, policy, self._num_updates, num_updates)
+        yield from group_setting_alarms(measured, policy)
+        yield from first_reference_alarms(measured, policy)
         yield from loss_alarms(measured)
         if isinstance(loss, ClippedLossConfig) and cuts_ratio(loss):
             yield from ratio_alarms(metrics, loss)

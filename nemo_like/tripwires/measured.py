@@ -29,13 +29,18 @@ class Measured(StrEnum):
     # The policy workers; the greatest over all ranks unless said otherwise.
     num_wrong_samples = "num_wrong_samples"  # samples whose columns do not fit their tags
     has_policy_as_reference = "has_policy_as_reference"  # 1: equal log-probs, though their weights differ
+    reference_gap = "reference_gap"  # mean |prev - reference log-prob| before any update or checkpoint, nats
     loss_gradient_error = "loss_gradient_error"  # of d loss / d logprob, relative to its terms
     loss_error = "loss_error"  # of the loss, relative to its terms
     first_ratio_gap = "first_ratio_gap"  # mean |logprob - prev_logprob| in the first update, nats
     num_trained_tokens = "num_trained_tokens"  # over updates; summed over replicas
     num_updates = "num_updates"  # optimizer updates since the run's start, as the schedule counts them
     optimizer_step_gap = "optimizer_step_gap"  # difference of the optimizer's own count from num_updates
-    learning_rate = "learning_rate"  # in the optimizer after the step's last update
+    learning_rate = (
+        "learning_rate"  # in the optimizer after the step's last update, the greatest of its groups
+    )
+    learning_rate_spread = "learning_rate_spread"  # by which that of another group is less
+    weight_decay = "weight_decay"  # in the optimizer, the greatest of its groups
     moment_excess = "moment_excess"  # by which Adam's first moment is too long for clipped gradients
     weights_moved = "weights_moved"  # greatest change of a sampled weight in training
     largest_weight = "largest_weight"  # greatest magnitude of a sampled weight

@@ -83,6 +83,28 @@ def first_ratio_alarms(measured: Mapping[str, float], cfg: WorkerGroupConfig) ->
         )
 
 
+def first_reference_alarms(measured: Mapping[str, float], cfg: TrainedGroupConfig) -> Iterator[Alarm]:
+    """Yield an alarm when, before the first update of a run, reference_logprobs are not prev_logprobs, though
+    the reference's weights are the policy's.
+
+    Adapters that were trained before are not in the reference, and its routers replay nothing.
+    """
+    gap = measured.get(Measured.reference_gap, 0.0)
+    begins_trained = cfg.lora.enabled and cfg.lora.adapter_path is not None
+    limit = _FIRST_GAP.get((cfg.device, cfg.precision), _FIRST_GAP_ELSEWHERE)
+    if not (gap <= limit or begins_trained or cfg.megatron_cfg.router_replay):
+        yield Alarm(
+            tripwire="first_reference",
+            wrong=(
+                f"before the first update reference_logprobs differ from prev_logprobs by {gap:.3g} nats per "
+                f"token, over {limit:g}, though both are of the checkpoint's weights"
+            ),
+            look_at="with which weights and temperature the reference scores "
+            "(policy/backends/kept_weights.py, policy/backends/scoring_backend.py)",
+            ends_run=(cfg.device, cfg.precision) in _FIRST_GAP,
+        )
+
+
 def entropy_alarms(metrics: Mapping[str, float], num_tokens: float) -> Iterator[Alarm]:
     """Yield an alarm when the exact entropy is negative, or far from the mean of -log p of the samples."""
     entropy, estimate = metrics.get("entropy"), metrics.get("approx_entropy")
@@ -140,6 +162,28 @@ def optimizer_alarms(
                 f"policy.max_grad_norm={cfg.max_grad_norm:g} can make it"
             ),
             look_at="whether the optimizer clips (policy/megatron/optimizer.py, policy/fsdp/optimizer.py)",
+        )
+
+
+def group_setting_alarms(measured: Mapping[str, float], cfg: TrainedGroupConfig) -> Iterator[Alarm]:
+    """Yield an alarm when the optimizer's parameter groups have several learning rates, or no group has the
+    configured weight decay."""
+    spread = measured.get(Measured.learning_rate_spread, 0.0)
+    if not spread <= _RATE_TOLERANCE * cfg.optimizer.lr:
+        yield Alarm(
+            tripwire="learning_rate",
+            wrong=f"the learning rates of the optimizer's parameter groups differ by {spread:.3g}",
+            look_at="where an update sets the rate (policy/megatron/backend.py, policy/fsdp/optimizer.py), "
+            "and what a checkpoint restores",
+        )
+    due = cfg.optimizer.weight_decay
+    decay = measured.get(Measured.weight_decay, due)
+    if not abs(decay - due) <= _RATE_TOLERANCE * due:
+        yield Alarm(
+            tripwire="weight_decay",
+            wrong=f"the weight decay is {decay:.6g}, and policy.optimizer.weight_decay is {due:.6g}",
+            look_at="how the optimizer is built, and what a checkpoint restores of its groups",
+            ends_run=False,
         )
 
 

@@ -203,7 +203,8 @@ class FSDPBackend(UpdatingBackend):
             first_moments=self._optimizer.first_moments(),
             num_updates=self.num_updates,
             optimizer_steps=self._optimizer.step_counts(),
-            learning_rate=self._optimizer.learning_rate,
+            learning_rates=self._optimizer.of_groups("lr"),
+            weight_decays=self._optimizer.of_groups("weight_decay"),
         )
 
     # Weights

@@ -102,10 +102,9 @@ class ShardedAdamW:
         counts = [int(state["step"]) for state in self._adam.state.values() if "step" in state]
         return [max(counts)] if counts else []
 
-    @property
-    def learning_rate(self) -> float:
-        """The rate of the latest update."""
-        return max(float(group["lr"]) for group in self._adam.param_groups)
+    def of_groups(self, name: str) -> list[float]:
+        """Return the present value of one of AdamW's settings for each of its parameter groups."""
+        return [float(group[name]) for group in self._adam.param_groups]
 
     def continue_after(self, num_updates: int) -> None:
         """Set every parameter's count of updates to ``num_updates``, the number of updates that made the

@@ -52,7 +52,8 @@ class BackendState:
     first_moments: Sequence[Tensor]  # Adam's; none before the first update
     num_updates: int  # as the learning-rate schedule counts them
     optimizer_steps: Sequence[int]  # as the optimizer counts them
-    learning_rate: float  # as the optimizer has it
+    learning_rates: Sequence[float]  # of the optimizer's parameter groups
+    weight_decays: Sequence[float]  # likewise
 
 
 @dataclass(slots=True)

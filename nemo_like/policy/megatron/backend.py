@@ -285,7 +285,8 @@ class MegatronBackend(UpdatingBackend):
             first_moments=adam.first_moments,
             num_updates=self.num_updates,
             optimizer_steps=adam.steps,
-            learning_rate=max(group["lr"] for group in self._optimizer.param_groups),
+            learning_rates=[group["lr"] for group in self._optimizer.param_groups],
+            weight_decays=[group["weight_decay"] for group in self._optimizer.param_groups],
         )
 
     # Weights

@@ -40,12 +40,15 @@ _DIFFERING_SHARE = 0.01
 _EXCHANGED = (
     Measured.num_wrong_samples,
     Measured.has_policy_as_reference,
+    Measured.reference_gap,
     Measured.loss_gradient_error,
     Measured.loss_error,
     Measured.first_ratio_gap,
     Measured.num_updates,
     Measured.optimizer_step_gap,
     Measured.learning_rate,
+    Measured.learning_rate_spread,
+    Measured.weight_decay,
     Measured.moment_excess,
     Measured.weights_moved,
     Measured.largest_weight,
@@ -73,6 +76,7 @@ class WorkerWatch:
         self._cfg, self._loss, self._coordinates = cfg, loss, coordinates
         self._reference, self._reference_before = reference, weight_sample(reference())
         self._weights: Tensor | None = None  # as the latest training phase left them
+        self._is_reference = True  # whether the policy's weights are still those of the start
         self._found: dict[Measured, float] = {}
         self._moments_norm = 0.0
         self._num_updates = 0
@@ -85,7 +89,7 @@ class WorkerWatch:
 
     def forget_weights(self) -> None:
         """Forget the weights that training left, since other weights were loaded."""
-        self._weights = None
+        self._weights, self._is_reference = None, False
 
     def abandon(self) -> None:
         """Forget the measurements of a step that is abandoned."""
@@ -94,16 +98,21 @@ class WorkerWatch:
             self._losses, self._num_phases = None, self._num_phases - 1
 
     def scored(self, logprobs: Mapping[Column, Tensor], batch: PolicyBatch) -> None:
-        """Check in a log-prob phase that a reference with other weights gives other log-probs.
+        """Check in a log-prob phase that a reference with other weights gives other log-probs, and measure
+        how far its log-probs are from the policy's while both have the same weights.
 
         The policy's weights are known after the first training phase of this process.
         """
         prev, reference = logprobs.get(PREV_LOGPROBS), logprobs.get(REFERENCE_LOGPROBS)
+        if prev is None or reference is None:
+            return
+        mask = batch.columns[RESPONSE_MASK.name].bool()
+        if self._is_reference and mask.any():
+            self._note(Measured.reference_gap, float((prev - reference)[mask].abs().mean()))
         start, now = self._reference_before, self._weights
-        if prev is None or reference is None or now is None or not len(start):
+        if now is None or not len(start):
             return
         has_other_weights = float((now != start).float().mean()) >= _DIFFERING_SHARE
-        mask = batch.columns[RESPONSE_MASK.name].bool()
         is_equal = torch.equal(prev[mask], reference[mask])
         self._note(Measured.has_policy_as_reference, has_other_weights and is_equal)
 
@@ -150,7 +159,7 @@ class WorkerWatch:
         before = weight_sample(now.weights)
         if self._weights is not None:
             self._found[Measured.weights_moved_elsewhere] = float(not torch.equal(before, self._weights))
-        self._weights, self._num_updates = before, now.num_updates
+        self._weights, self._num_updates, self._is_reference = before, now.num_updates, False
         self._moments_norm = _norm(now.first_moments)
 
     def end(self, now: BackendState) -> None:
@@ -166,7 +175,9 @@ class WorkerWatch:
             Measured.optimizer_step_gap: float(
                 max((abs(steps - now.num_updates) for steps in now.optimizer_steps), default=0)
             ),
-            Measured.learning_rate: now.learning_rate,
+            Measured.learning_rate: max(now.learning_rates),
+            Measured.learning_rate_spread: max(now.learning_rates) - min(now.learning_rates),
+            Measured.weight_decay: max(now.weight_decays),
             Measured.moment_excess: max(0.0, _norm(now.first_moments) - longest),
             Measured.weights_moved: _largest(after - before),
             Measured.largest_weight: _largest(after),

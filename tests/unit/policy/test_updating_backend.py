@@ -130,7 +130,8 @@ class ByHand(UpdatingBackend):
             first_moments=[],
             num_updates=self.num_updates,
             optimizer_steps=[len(self.rates)],
-            learning_rate=self.rates[-1] if self.rates else 0.0,
+            learning_rates=self.rates[-1:] or [0.0],
+            weight_decays=[0.0],
         )
 
 

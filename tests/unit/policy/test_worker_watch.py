@@ -42,7 +42,8 @@ def internals(**changes: Any) -> BackendState:
         first_moments=[],
         num_updates=0,
         optimizer_steps=[],
-        learning_rate=0.0,
+        learning_rates=[0.0],
+        weight_decays=[0.0],
     )
     return replace(start, **changes)
 
@@ -67,7 +68,8 @@ TRAINED = internals(
     first_moments=[torch.tensor([0.3, 0.4])],
     num_updates=2,
     optimizer_steps=[2, 2],
-    learning_rate=0.01,
+    learning_rates=[0.01, 0.004],
+    weight_decays=[0.0, 0.1],
 )
 
 
@@ -77,6 +79,8 @@ def test_a_training_phase_moves_weights_and_counts() -> None:
     assert found[Measured.largest_weight] == pytest.approx(1.01)
     assert found[Measured.num_updates] == 2
     assert found[Measured.learning_rate] == 0.01
+    assert found[Measured.learning_rate_spread] == pytest.approx(0.006)
+    assert found[Measured.weight_decay] == 0.1
     assert found[Measured.optimizer_step_gap] == found[Measured.num_wrong_samples] == 0
     assert found[Measured.reference_moved] == found[Measured.weights_moved_elsewhere] == 0
 
@@ -129,6 +133,27 @@ def test_another_reference_gives_other_logprobs(
     reference = torch.full((6,), reference_logprob)
     watch.scored({PREV_LOGPROBS: torch.full((6,), -1.0), REFERENCE_LOGPROBS: reference}, batch())
     assert measured(after, after, watch)[Measured.has_policy_as_reference] == is_wrong
+
+
+def scored(watch: WorkerWatch) -> None:
+    """Both score the batch, half a nat apart."""
+    reference = torch.full((6,), -1.5)
+    watch.scored({PREV_LOGPROBS: torch.full((6,), -1.0), REFERENCE_LOGPROBS: reference}, batch())
+
+
+def test_before_the_first_update_the_reference_gives_the_policys_logprobs() -> None:
+    watch = watch_of()
+    scored(watch)
+    assert measured(internals(), TRAINED, watch)[Measured.reference_gap] == 0.5
+    scored(watch)
+    assert measured(TRAINED, TRAINED, watch)[Measured.reference_gap] == 0.0
+
+
+def test_after_a_checkpoint_was_loaded_the_reference_may_differ() -> None:
+    watch = watch_of()
+    watch.forget_weights()
+    scored(watch)
+    assert measured(internals(), TRAINED, watch)[Measured.reference_gap] == 0.0
 
 
 def test_samples_that_do_not_fit_their_tags_are_counted() -> None:

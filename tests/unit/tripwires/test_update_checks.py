@@ -15,6 +15,8 @@ from nemo_like.tripwires.update_checks import (
     entropy_alarms,
     finite_alarms,
     first_ratio_alarms,
+    first_reference_alarms,
+    group_setting_alarms,
     loss_alarms,
     optimizer_alarms,
     ratio_alarms,
@@ -128,6 +130,28 @@ def test_updates_are_those_planned_and_the_optimizer_counts_them_too() -> None:
 def test_the_learning_rate_is_the_schedules() -> None:
     assert optimizer(learning_rate=1e-3 * 15 / 40) == ["learning_rate"]
     assert optimizer(learning_rate=math.nan) == ["learning_rate"]
+
+
+def test_all_groups_of_the_optimizer_have_one_learning_rate_and_the_weight_decay_is_the_keys() -> None:
+    decay = POLICY.optimizer.weight_decay
+    healthy = {Measured.learning_rate_spread: 0.0, Measured.weight_decay: decay}
+    assert list(group_setting_alarms(healthy, POLICY)) == list(group_setting_alarms({}, POLICY)) == []
+    for wrong, tripwire in (
+        ({Measured.learning_rate_spread: 1e-5}, "learning_rate"),
+        ({Measured.weight_decay: decay + 0.01}, "weight_decay"),
+    ):
+        assert [one.tripwire for one in group_setting_alarms(healthy | wrong, POLICY)] == [tripwire]
+
+
+def test_before_the_first_update_the_reference_is_the_policy() -> None:
+    near, far = {Measured.reference_gap: 1e-6}, {Measured.reference_gap: 1e-2}
+    assert list(first_reference_alarms(near, POLICY)) == list(first_reference_alarms({}, POLICY)) == []
+    (alarm,) = first_reference_alarms(far, POLICY)
+    assert (alarm.tripwire, alarm.ends_run) == ("first_reference", True)
+    begun = replace(POLICY, lora=replace(POLICY.lora, enabled=True, adapter_path="adapters"))
+    assert list(first_reference_alarms(far, begun)) == []
+    replaying = replace(POLICY, megatron_cfg=replace(POLICY.megatron_cfg, router_replay=True))
+    assert list(first_reference_alarms(far, replaying)) == []
 
 
 def test_clipped_gradients_make_no_long_moment() -> None:
