@@ -29,6 +29,7 @@ from nemo_like.plan.plan import checkpoint_bytes
 from nemo_like.policy.groups.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.options import PolicyConfig, Precision
 from nemo_like.policy.workers.worker import PolicyWorker
+from nemo_like.tripwires.measured import Measured
 from tests.functional.policy_fixtures import (
     loss_config,
     make_checkpoint,
@@ -137,6 +138,21 @@ def train_without_saving(
     """The same round without a checkpoint."""
     plane = InMemoryDataPlane()
     return trained_and_exported(ready_worker(cfg, loss_config(), coordinates, plane), plane, path)
+
+
+def measured_with_other_settings(
+    coordinates: Coordinates, cfg: PolicyConfig, path: Path, resume_from: Path | None
+) -> list[float]:
+    """The weight decay with which a policy trains that goes on from a checkpoint of another one."""
+    cfg.optimizer.weight_decay = 0.3
+    plane = InMemoryDataPlane()
+    worker = ready_worker(cfg, loss_config(), coordinates, plane)
+    worker.load_checkpoint(str(resume_from / "checkpoint"), version=1)
+    meta = put_samples(plane, "second", BATCH)
+    sizes = {"num_shards": coordinates.layout.dp, "global_batch_size": 8, "strategy": train_strategy(cfg)}
+    worker.compute_logprobs(shard_for_logprobs(meta, **sizes)[coordinates.dp], [PREV_LOGPROBS])
+    update = worker.train(shard_for_training(meta, **sizes)[coordinates.dp])
+    return [] if update is None else [update.measured[Measured.weight_decay].value]
 
 
 def trained_and_exported(worker: PolicyWorker, plane: InMemoryDataPlane, path: Path) -> list[float]:
@@ -255,6 +271,14 @@ def test_a_resumed_policy_trains_on_as_if_never_stopped(
     saved_by: str, resumed_by: str, tolerance: float, model: Path, whole: Whole, tmp_path: Path
 ) -> None:
     check_resumption(whole(saved_by, model), resumed_by, tolerance, model, tmp_path)
+
+
+@pytest.mark.parametrize("layout", ["one", "DP2 with sharded optimizer", "FSDP, DP2"])
+def test_a_resumed_policy_trains_with_the_weight_decay_that_is_configured_now(
+    layout: str, model: Path, whole: Whole, tmp_path: Path
+) -> None:
+    path, _ = whole(layout, model)
+    assert run(tmp_path / "resumed", layout, model, path, rounds=measured_with_other_settings) == [0.3]
 
 
 @pytest.mark.parametrize(

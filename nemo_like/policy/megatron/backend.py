@@ -61,6 +61,7 @@ from nemo_like.policy.megatron.model import OUTPUT_LAYER, ScoringGPTModel, trans
 from nemo_like.policy.megatron.optimizer import (
     adam_state,
     build_optimizer,
+    configure_groups,
     ensure_adam_state,
     tensors_beside_model,
 )
@@ -397,6 +398,7 @@ class MegatronBackend(UpdatingBackend):
                     self._reference_has_come(load_reference(path, self._stored(), self._reference))
                 counters = load_checkpoint(path, self._stored(), self._optimizer, self.cfg.label)
                 self.num_updates = counters["num_updates"]
+                configure_groups(self._optimizer, self._training)
             finally:
                 if was_parked:
                     self._park_optimizer()  # some of the state's tensors are new ones

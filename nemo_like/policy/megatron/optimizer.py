@@ -94,7 +94,15 @@ def build_optimizer(cfg: TrainedGroupConfig, model: torch.nn.Module, dtype: torc
     weights for bfloat16. Biases and norms have no weight decay."""
     use_torch_kernels()
     optimizer = get_megatron_optimizer(optimizer_config(cfg, dtype), [model])
-    # Megatron-core applies a group's multiplier of the weight decay only in its own scheduler.
-    for group in optimizer.param_groups:
-        group["weight_decay"] = cfg.optimizer.weight_decay * group["wd_mult"]
+    configure_groups(optimizer, cfg)
     return optimizer
+
+
+def configure_groups(optimizer: MegatronOptimizer, cfg: TrainedGroupConfig) -> None:
+    """Set what the configuration says of AdamW in every parameter group; a loaded checkpoint brings the
+    settings of the run that wrote it."""
+    adam = cfg.optimizer
+    for group in optimizer.param_groups:
+        # Megatron-core applies a group's multiplier of the weight decay only in its own scheduler.
+        group["weight_decay"] = adam.weight_decay * group["wd_mult"]
+        group["betas"], group["eps"] = (adam.adam_beta1, adam.adam_beta2), adam.adam_eps
