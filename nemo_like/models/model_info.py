@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.config.problems import ConfigError
+from nemo_like.models.family import Family, family_of
 from nemo_like.models.parameter_counts import ParameterCounts
 from nemo_like.policy.options import BACKEND_KINDS, ValueConfig, WorkerGroupConfig
 
-SUPPORTED_MODEL_TYPES = ("llama", "qwen2", "qwen3", "qwen3_moe")
 # Models with a vision tower.
 IMAGE_TEXT_MODEL_TYPES = ("qwen2_5_vl", "qwen3_vl")
 # The keys of config.json for tokens that stand for an image or a video. In a response such a token
@@ -31,7 +31,6 @@ _REQUIRED = (
     "num_hidden_layers",
     "vocab_size",
 )
-_REQUIRED_OF_MIXTURES = ("moe_intermediate_size", "num_experts", "num_experts_per_tok")
 # Names of these sizes in other models, or in other versions of transformers.
 _OTHER_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
@@ -46,6 +45,8 @@ _USUAL_FFN_FACTOR = 4
 # Values that transformers assumes when config.json has none.
 _USUAL_NORM_EPSILON = 1e-6
 _USUAL_ROPE_THETA = 10000.0
+# A model of a type without a family is counted like one of this family.
+_ASSUMED = Family(about="assumed", model_types=())
 # The only rope scaling that Megatron-core implements: Llama 3.1's, with any factor.
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -80,14 +81,19 @@ class ModelInfo:
         return self.model_type in IMAGE_TEXT_MODEL_TYPES
 
     @property
+    def family(self) -> Family:
+        """What is known of models of this type; of a type that no file describes, Llama's is assumed."""
+        return family_of(self.model_type) or _ASSUMED
+
+    @property
     def has_qkv_bias(self) -> bool:
         """Whether the projections to queries, keys and values have biases."""
-        return self.model_type == "qwen2"
+        return self.family.has_qkv_bias
 
     @property
     def has_qk_norm(self) -> bool:
         """Whether queries and keys are normalised."""
-        return self.model_type in ("qwen3", "qwen3_moe")
+        return self.family.has_qk_norm
 
     def padded_vocab_size(self, tp: int) -> int:
         """Return the rows of an embedding on ``tp`` ranks: the vocabulary, rounded up to a multiple."""
@@ -201,14 +207,14 @@ def read_model_info(model_name: str, backend: str | None, group: str = "policy")
     refusal = None if backend is None else BACKEND_KINDS.load(backend).refusal
     if refusal is not None and (refused := refusal(group, content)) is not None:
         raise _error(group, model_name, *refused)
-    required = _REQUIRED + (_REQUIRED_OF_MIXTURES if model_type == "qwen3_moe" else ())
+    family = family_of(model_type)
+    required = _REQUIRED + (family.mixture.sizes if family and family.mixture else ())
     bad = [name for name in required if not _is_size(content.get(name))]
     if bad:
         raise _error(
             group, model_name, f"has a config.json without a positive integer for {', '.join(bad)}", ""
         )
-    is_known = model_type in SUPPORTED_MODEL_TYPES
-    return _model_info(content, None if is_known else count_stored_scalars(Path(model_name)))
+    return _model_info(content, None if family else count_stored_scalars(Path(model_name)))
 
 
 def _check_vision_tower(group: str, model_name: str, model_type: str) -> None:
@@ -287,14 +293,17 @@ def rope(content: Mapping[str, Any]) -> tuple[float, float | None] | None:
 def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> ModelInfo:
     theta, scaling_factor = rope(content) or (_USUAL_ROPE_THETA, None)
     num_heads = content["num_attention_heads"]
-    is_mixture = content["model_type"] == "qwen3_moe"
+    family = family_of(content["model_type"])
+    mixture = family.mixture if family else None
     return ModelInfo(
         model_type=content["model_type"],
         hidden_size=content["hidden_size"],
-        intermediate_size=content["moe_intermediate_size" if is_mixture else "intermediate_size"],
-        num_experts=content["num_experts"] if is_mixture else None,
-        num_experts_per_token=content["num_experts_per_tok"] if is_mixture else 0,
-        normalises_chosen_experts=bool(content.get("norm_topk_prob", False)),
+        intermediate_size=content[mixture.expert_size if mixture else "intermediate_size"],
+        num_experts=content[mixture.num_experts] if mixture else None,
+        num_experts_per_token=content[mixture.num_chosen] if mixture else 0,
+        normalises_chosen_experts=bool(
+            mixture and (not mixture.normalises or content.get(mixture.normalises, False))
+        ),
         num_layers=content["num_hidden_layers"],
         num_heads=num_heads,
         num_kv_heads=content.get("num_key_value_heads") or num_heads,

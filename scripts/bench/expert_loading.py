@@ -41,6 +41,7 @@ from vllm.config import set_current_vllm_config
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from nemo_like.generation.expert_stacks import ExpertStacks, repack_experts
+from nemo_like.models.family import FAMILIES
 from nemo_like.policy.megatron.weight_conversion import Geometry, ModelPart, hf_tensors, single_experts
 from nemo_like.weight_transport.buckets import from_lists, to_lists
 from nemo_like.weight_transport.packing import Assembler, as_announced, pack, spec_of
@@ -88,7 +89,15 @@ def _grouped_experts(num_layers: int, num_experts: int) -> Named:
 
 def _cut(grouped: Named, num_experts: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield each expert's matrices under the names of the checkpoint, as a sender does."""
-    part = ModelPart(first_layer=0, tp_rank=0, tp_size=1, ep_rank=0, ep_size=1, num_local_experts=num_experts)
+    part = ModelPart(
+        family=FAMILIES.load("qwen3_moe"),
+        first_layer=0,
+        tp_rank=0,
+        tp_size=1,
+        ep_rank=0,
+        ep_size=1,
+        num_local_experts=num_experts,
+    )
     geometry = Geometry(
         num_attention_heads=HEADS,
         num_query_groups=KV_HEADS,

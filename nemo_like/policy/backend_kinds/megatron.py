@@ -19,8 +19,8 @@ from nemo_like.models.adapter_layers import (
     num_adapter_parameters,
 )
 from nemo_like.models.division import must_divide, nearest_divisors
+from nemo_like.models.family import described_types, family_of, nearest_type
 from nemo_like.models.model_info import (
-    SUPPORTED_MODEL_TYPES,
     ModelInfo,
     read_model_info,
     rope,
@@ -43,8 +43,6 @@ from nemo_like.policy.groups.layout import (
 )
 from nemo_like.policy.groups.parallelism import shards_optimizer
 from nemo_like.policy.options import LoraConfig, Precision, TrainedGroupConfig, WorkerGroupConfig
-
-_UNSUPPORTED_FEATURES = ("attention_bias", "mlp_bias", "use_sliding_window")
 
 
 def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
@@ -269,15 +267,17 @@ def _refusal(name: str, content: Mapping[str, Any]) -> tuple[str, str] | None:
     if "vision_config" in content:
         rule = f"has a vision tower (it is of type {content['model_type']!r}), which {name}.backend=megatron"
         return f"{rule} does not train", f"set {name}.backend=fsdp"
-    if content.get("model_type") not in SUPPORTED_MODEL_TYPES:
-        remedy = f"supported are {', '.join(SUPPORTED_MODEL_TYPES)}; {name}.backend=fsdp trains others too"
-        return f"is a model of type {content.get('model_type')!r}", remedy
-    for feature in _UNSUPPORTED_FEATURES:
-        if content.get(feature):
-            return f"has {feature}=true, which is not supported", "use a checkpoint without it"
-    if content.get("mlp_only_layers") or content.get("decoder_sparse_step", 1) != 1:
-        rule = "has layers without experts (mlp_only_layers or decoder_sparse_step), which is not supported"
-        return rule, "use a checkpoint with experts in every layer"
+    model_type = content.get("model_type")
+    family = family_of(model_type)
+    if family is None:
+        nearest = f", of which {like} is nearest" if (like := nearest_type(model_type)) else ""
+        remedy = (
+            f"supported are {', '.join(described_types())}{nearest}; {name}.backend=fsdp trains others too"
+        )
+        return f"is a model of type {model_type!r}", remedy
+    for one in family.trained_values:
+        if (refusal := one.refusal(content)) is not None:
+            return refusal
     if rope(content) is None:
         rule = f"has rope scaling {rope_settings(content)}, which is not supported"
         return rule, "use a checkpoint with none, or with that of Llama 3.1"

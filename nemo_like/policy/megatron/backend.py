@@ -26,6 +26,7 @@ from nemo_like.compat.cpu_shim import cuda_means_cpu
 from nemo_like.compat.foreach import use_torch_kernels
 from nemo_like.models.adapter_layers import adapted_layers
 from nemo_like.models.model_info import read_model_info
+from nemo_like.models.weight_names import Cut, Rule
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.backends.adapters import (
     ADAPTER_DIRECTORY,
@@ -69,10 +70,8 @@ from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.megatron.router_replay import RouteReplay
 from nemo_like.policy.megatron.weight_conversion import (
-    Cut,
     Geometry,
     ModelPart,
-    Rule,
     full_shape,
     hf_tensors,
     join,

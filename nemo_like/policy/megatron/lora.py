@@ -37,12 +37,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nemo_like.models.adapter_layers import adapted_layers, adapter_scale
+from nemo_like.models.weight_names import Cut, Rule
 from nemo_like.policy.backends.adapters import LORA_A, LORA_B, initial_value, peft_name
 from nemo_like.policy.megatron.weight_conversion import (
-    Cut,
     Geometry,
     ModelPart,
-    Rule,
     cut,
     full_shape,
     merge,

@@ -28,6 +28,7 @@ from nemo_like.algorithms.logprobs import (
 )
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.models.model_info import ModelInfo
+from nemo_like.models.weight_names import Cut
 from nemo_like.policy.backends.context_scores import of_all_context_ranks
 from nemo_like.policy.backends.devices import DTYPES
 from nemo_like.policy.batch.policy_batch import ModelInputs
@@ -39,7 +40,7 @@ from nemo_like.policy.megatron.modules import (
     layer_spec,
     uses_transformer_engine,
 )
-from nemo_like.policy.megatron.weight_conversion import Cut, ModelPart, rule_for, single_experts
+from nemo_like.policy.megatron.weight_conversion import ModelPart, rule_for, single_experts
 from nemo_like.policy.options import Precision, WorkerGroupConfig
 
 # The name of the last stage's parameter [vocabulary, H], or [1, H] in a critic's model.
@@ -79,7 +80,12 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         num_layers_in_first_pipeline_stage=cfg.megatron_cfg.num_layers_in_first_pipeline_stage,
         num_layers_in_last_pipeline_stage=cfg.megatron_cfg.num_layers_in_last_pipeline_stage,
         context_parallel_size=layout.cp,
-        **{**_mixture_options(model, cfg, layout), **_recompute_options(cfg), **given},
+        **{
+            **model.family.megatron,
+            **_mixture_options(model, cfg, layout),
+            **_recompute_options(cfg),
+            **given,
+        },
         sequence_parallel=cfg.megatron_cfg.sequence_parallel and layout.tp > 1,
         # Weights come from a checkpoint, so nothing is drawn at random.
         perform_initialization=False,

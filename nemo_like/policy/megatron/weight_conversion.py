@@ -1,10 +1,7 @@
-"""Converts weights between Hugging Face checkpoints and Megatron-core's GPT model: Llama, Qwen2, Qwen3,
-Qwen3-MoE.
+"""Converts weights between Hugging Face checkpoints and Megatron-core's GPT model, by the rules of a family.
 
-A table of rules says for each Megatron parameter which Hugging Face tensors make it up, how they are merged,
-and how the merged tensor is cut over tensor-parallel ranks. An expert of a mixture is never cut: each
-expert-parallel rank holds some experts whole. Loading reads one parameter at a time, so a whole model is
-never in memory.
+An expert of a mixture is never cut: each expert-parallel rank holds some experts whole. Loading reads one
+parameter at a time, so a whole model is never in memory.
 """
 
 from __future__ import annotations
@@ -12,14 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.models.family import Family
 from nemo_like.models.model_info import ModelInfo
+from nemo_like.models.weight_names import MODEL_RULES, Cut, Merge, Rule
 from nemo_like.policy.backends.hf_checkpoint import HFCheckpoint
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
@@ -29,70 +27,12 @@ _TE_EXPERT = re.compile(r"mlp\.experts\.(?P<layer>linear_fc[12])\.weight(?P<inde
 _GROUPED_EXPERTS = re.compile(r"(.+\.mlp\.experts)\.weight([12])")
 
 
-class Cut(Enum):
-    """The ways in which a full tensor is cut over tensor-parallel ranks."""
-
-    replicated = "replicated"
-    rows = "rows"
-    columns = "columns"
-    gated_rows = "gated_rows"  # [gate; up]: each half is cut by rows
-
-
-class Merge(Enum):
-    """The ways in which the Hugging Face tensors of one parameter are merged."""
-
-    single = "single"
-    vocabulary = "vocabulary"  # one tensor, a row per token, padded so that the ranks share it evenly
-    stacked = "stacked"  # one below the other
-    grouped_qkv = "grouped_qkv"  # per key-value group: its queries, its key, its value
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """Which Hugging Face tensors make up a Megatron parameter, how they are merged, and how the merged tensor
-    is cut."""
-
-    hf_names: tuple[str, ...]
-    cut: Cut = Cut.replicated
-    merge: Merge = Merge.single
-    is_expert: bool = False
-
-
-_MODEL_RULES = {
-    "embedding.word_embeddings.weight": Rule(("model.embed_tokens.weight",), Cut.rows, Merge.vocabulary),
-    "decoder.final_layernorm.weight": Rule(("model.norm.weight",)),
-    "output_layer.weight": Rule(("lm_head.weight",), Cut.rows, Merge.vocabulary),
-}
-_QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
-_LAYER_RULES = {
-    "input_layernorm.weight": Rule(("input_layernorm.weight",)),
-    "self_attention.linear_qkv.weight": Rule(tuple(f"{n}.weight" for n in _QKV), Cut.rows, Merge.grouped_qkv),
-    "self_attention.linear_qkv.bias": Rule(tuple(f"{n}.bias" for n in _QKV), Cut.rows, Merge.grouped_qkv),
-    "self_attention.linear_proj.weight": Rule(("self_attn.o_proj.weight",), Cut.columns),
-    "self_attention.q_layernorm.weight": Rule(("self_attn.q_norm.weight",)),
-    "self_attention.k_layernorm.weight": Rule(("self_attn.k_norm.weight",)),
-    "pre_mlp_layernorm.weight": Rule(("post_attention_layernorm.weight",)),
-    "mlp.linear_fc1.weight": Rule(
-        ("mlp.gate_proj.weight", "mlp.up_proj.weight"), Cut.gated_rows, Merge.stacked
-    ),
-    "mlp.linear_fc2.weight": Rule(("mlp.down_proj.weight",), Cut.columns),
-    "mlp.router.weight": Rule(("mlp.gate.weight",)),
-    # Transformer Engine folds a norm into the linear layer after it.
-    "self_attention.linear_qkv.layer_norm_weight": Rule(("input_layernorm.weight",)),
-    "mlp.linear_fc1.layer_norm_weight": Rule(("post_attention_layernorm.weight",)),
-}
-# The rules of one expert; its Hugging Face tensors are under mlp.experts.INDEX.
-_EXPERT_RULES = {
-    "linear_fc1": Rule(("gate_proj.weight", "up_proj.weight"), merge=Merge.stacked, is_expert=True),
-    "linear_fc2": Rule(("down_proj.weight",), is_expert=True),
-}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPart:
     """The part of the model that one rank holds: a pipeline stage's layers, a piece of each tensor, and some
-    of the experts."""
+    of the experts. Names of its weights follow from its family."""
 
+    family: Family
     first_layer: int
     tp_rank: int
     tp_size: int
@@ -105,6 +45,7 @@ class ModelPart:
         """Return the part at these coordinates; ``stage_layers`` has the layers of each pipeline stage."""
         layout = coordinates.layout
         return cls(
+            family=model.family,
             first_layer=sum(stage_layers[: coordinates.pp]),
             tp_rank=coordinates.tp,
             tp_size=layout.tp,
@@ -140,19 +81,19 @@ def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
     """Return the rule of one rank's Megatron parameter, with full Hugging Face names.
 
     With ``ep_rank`` it is the rule for the parameter of this name on another expert-parallel rank. Raises
-    KeyError for a parameter that no supported model has.
+    KeyError for a parameter that no model of the family has.
     """
     match = _LAYER.fullmatch(name)
     if match is None:
-        return _MODEL_RULES[name]
+        return MODEL_RULES[name]
     prefix, rest = f"model.layers.{int(match[1]) + part.first_layer}.", match[2]
     expert = _EXPERT.fullmatch(rest) or _TE_EXPERT.fullmatch(rest)
     if expert is None:
-        rule = _LAYER_RULES[rest]
+        rule = part.family.layer_rule(rest)
     else:
-        rule = _EXPERT_RULES[expert["layer"]]
+        rule = part.family.expert_rule(expert["layer"])
         first = (part.ep_rank if ep_rank is None else ep_rank) * part.num_local_experts
-        prefix += f"mlp.experts.{first + int(expert['index'])}."
+        prefix += f"{part.family.experts_at}.{first + int(expert['index'])}."
     return replace(rule, hf_names=tuple(prefix + hf_name for hf_name in rule.hf_names))
 
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from nemo_like.models.family import described_types
 from nemo_like.models.model_info import planned_shape, read_model_info
 from nemo_like.policy.backend_kinds import fsdp
 from nemo_like.policy.backends.backend_kind import BackendKind, axis_size, backend_kind_of, sequence_parts
@@ -49,7 +50,7 @@ def test_what_a_backend_refuses_of_models_is_its_own(backend, refuses):
     refusal = BACKEND_KINDS.load(backend).refusal
     told = refusal("value", {"model_type": "gpt2"}) if refusal else None
     rule = "is a model of type 'gpt2'"
-    remedy = "supported are llama, qwen2, qwen3, qwen3_moe; value.backend=fsdp trains others too"
+    remedy = f"supported are {', '.join(described_types())}; value.backend=fsdp trains others too"
     assert told == ((rule, remedy) if refuses else None)
 
 

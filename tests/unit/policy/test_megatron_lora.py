@@ -7,13 +7,17 @@ import torch
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.spec_utils import ModuleSpec
 
+from nemo_like.models.family import FAMILIES
 from nemo_like.policy.megatron import lora
 from nemo_like.policy.megatron.lora import AdapterSettings, LayerAdapters, without_fused_norms
 from nemo_like.policy.megatron.weight_conversion import Geometry, ModelPart, merge, rule_for
 from nemo_like.policy.options import LoraConfig
 
+FAMILY = FAMILIES.load("qwen3")
 GEOMETRY = Geometry(num_attention_heads=4, num_query_groups=2, head_size=3, vocab_size=8, padded_vocab_size=8)
-WHOLE = ModelPart(first_layer=0, tp_rank=0, tp_size=1, ep_rank=0, ep_size=1, num_local_experts=0)
+WHOLE = ModelPart(
+    family=FAMILY, first_layer=0, tp_rank=0, tp_size=1, ep_rank=0, ep_size=1, num_local_experts=0
+)
 HIDDEN, RANK, SCALING = 5, 2, 3.0
 
 
@@ -70,7 +74,9 @@ def test_queries_keys_and_values_get_adapters_of_their_own_in_the_order_of_the_f
 def test_an_adapter_is_cut_as_the_weight_beside_it(layer: str, shapes: list[tuple[int, int]]) -> None:
     name = f"decoder.layers.0.{layer}.weight"
     parts = [
-        ModelPart(first_layer=0, tp_rank=rank, tp_size=2, ep_rank=0, ep_size=1, num_local_experts=0)
+        ModelPart(
+            family=FAMILY, first_layer=0, tp_rank=rank, tp_size=2, ep_rank=0, ep_size=1, num_local_experts=0
+        )
         for rank in range(2)
     ]
     weight = torch.zeros(12, HIDDEN) if layer == "mlp.linear_fc1" else torch.zeros(HIDDEN, 6)

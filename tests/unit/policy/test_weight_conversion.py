@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nemo_like.models.family import FAMILIES
 from nemo_like.policy.backends.hf_checkpoint import HFCheckpoint
 from nemo_like.policy.megatron.weight_conversion import (
     Geometry,
@@ -27,6 +28,7 @@ from nemo_like.policy.megatron.weight_conversion import (
     split,
 )
 
+FAMILY = FAMILIES.load("qwen3_moe")
 # 4 heads in 2 groups, head size 3, 10 tokens padded to 12
 GEOMETRY = Geometry(
     num_attention_heads=4, num_query_groups=2, head_size=3, vocab_size=10, padded_vocab_size=12
@@ -56,6 +58,7 @@ SHAPES = {
 
 def part(first_layer: int = 0, ep_rank: int = 0, ep_size: int = 1) -> ModelPart:
     return ModelPart(
+        family=FAMILY,
         first_layer=first_layer,
         tp_rank=0,
         tp_size=1,

@@ -8,6 +8,7 @@ import pytest
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
+from nemo_like.models.family import described_types
 from nemo_like.models.model_info import read_model_info
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.rules.checkpoint_rules import checkpoint_problems
@@ -97,11 +98,16 @@ def test_a_file_that_is_missing_is_named(demo: Demo, checkpoint: Path, file: str
     assert problem.startswith(f"policy.model_name={checkpoint} {rule}")
 
 
-def test_a_model_of_an_unsupported_type_names_the_supported_ones(demo: Demo, checkpoint: Path) -> None:
-    write_checkpoint(checkpoint, model_type="gpt2")
+@pytest.mark.parametrize(
+    ("model_type", "nearest"), [("gpt2", ""), ("llama4_text", ", of which llama is nearest")]
+)
+def test_a_model_of_an_unsupported_type_names_the_supported_ones_and_that_which_is_nearest(
+    demo: Demo, checkpoint: Path, model_type: str, nearest: str
+) -> None:
+    write_checkpoint(checkpoint, model_type=model_type)
     (problem,) = problems(demo())
     assert problem.endswith(
-        "is a model of type 'gpt2'; supported are llama, qwen2, qwen3, qwen3_moe; "
+        f"is a model of type {model_type!r}; supported are {', '.join(described_types())}{nearest}; "
         "policy.backend=fsdp trains others too"
     )
 

@@ -1,0 +1,122 @@
+"""``Family``: all that is known of a model family; each family has one file with it.
+
+families/qwen3.py    KIND = Family(model_types=("qwen3",), has_qk_norm=True, ...)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from nemo_like.config.kinds import Kinds
+from nemo_like.models.weight_names import EXPERT_RULES, LAYER_RULES, Rule
+
+FAMILIES = Kinds(
+    "nemo_like.models.families", "model family", "nemo_like.models.family:Family", has_keys=False
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedValues:
+    """The values of a key of config.json with which Megatron-core trains a family's models; a missing key
+    means the first one. ``rule`` and ``remedy`` are what a model with another value is told."""
+
+    key: str
+    values: tuple[Any, ...]
+    rule: str = ""
+    remedy: str = "use a checkpoint without it"
+
+    def refusal(self, content: Mapping[str, Any]) -> tuple[str, str] | None:
+        """Return what is wrong with the key in ``content``, and a remedy; None where its value trains."""
+        value = content.get(self.key, self.values[0])
+        if value in self.values:
+            return None
+        return self.rule or f"has {self.key}={json.dumps(value)}, which is not supported", self.remedy
+
+
+def without(*keys: str) -> tuple[TrainedValues, ...]:
+    """Return that each of these features must be off."""
+    return tuple(TrainedValues(key, (False, None)) for key in keys)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixture:
+    """The keys of config.json for a family's mixtures, whose routers take a softmax.
+
+    ``normalises`` is the key that says whether the weights of a token's chosen
+    experts are scaled to sum to 1; they always are where it is empty.
+    """
+
+    num_experts: str = "num_experts"
+    num_chosen: str = "num_experts_per_tok"
+    expert_size: str = "moe_intermediate_size"
+    normalises: str = "norm_topk_prob"
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The keys that have to be positive integers."""
+        return (self.expert_size, self.num_experts, self.num_chosen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """A model family: decoder-only transformers with RMS norms, rotary positions and SwiGLU.
+
+    about: the models' name, and what distinguishes them, as the page of models has it.
+    model_types: the values of ``model_type`` in config.json.
+    trained_values: the keys of config.json with the values that Megatron-core trains.
+    has_qkv_bias: the projections to queries, keys and values have biases.
+    has_qk_norm: each head's queries and keys are normalised.
+    mixture: how config.json describes experts; None for dense models.
+    megatron: further options of Megatron-core's TransformerConfig.
+    layer_rules, expert_rules: weight rules of a layer and of one expert, where they are not those of most
+        families (``weight_names``).
+    experts_at: the place of experts in a layer of a checkpoint.
+    """
+
+    about: str
+    model_types: tuple[str, ...]
+    trained_values: tuple[TrainedValues, ...] = without("attention_bias", "mlp_bias", "use_sliding_window")
+    has_qkv_bias: bool = False
+    has_qk_norm: bool = False
+    mixture: Mixture | None = None
+    megatron: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    layer_rules: Mapping[str, Rule] = field(default_factory=dict, hash=False)
+    expert_rules: Mapping[str, Rule] = field(default_factory=dict, hash=False)
+    experts_at: str = "mlp.experts"
+
+    def layer_rule(self, name: str) -> Rule:
+        """Return the rule of a layer's parameter; raise KeyError for one that no model of the family has."""
+        return self.layer_rules.get(name) or LAYER_RULES[name]
+
+    def expert_rule(self, name: str) -> Rule:
+        """Return the rule of the weight of one of an expert's linear layers."""
+        return self.expert_rules.get(name) or EXPERT_RULES[name]
+
+
+@cache
+def _families() -> Mapping[str, Family]:
+    """Return the family of each model type, in the alphabetical order of the types."""
+    families = [FAMILIES.load(name) for name in FAMILIES.names()]
+    of_types = {model_type: family for family in families for model_type in family.model_types}
+    return dict(sorted(of_types.items()))
+
+
+def family_of(model_type: object) -> Family | None:
+    """Return the family of a model type; None where no file describes it."""
+    return _families().get(model_type) if isinstance(model_type, str) else None
+
+
+def described_types() -> tuple[str, ...]:
+    """Return the model types that have a family, in alphabetical order."""
+    return tuple(_families())
+
+
+def nearest_type(model_type: object) -> str | None:
+    """Return the model type with a family whose name is most like ``model_type``; None where none is like
+    it."""
+    return next(iter(get_close_matches(str(model_type), described_types(), n=1)), None)

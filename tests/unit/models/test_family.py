@@ -1,0 +1,75 @@
+"""What families say of models, and that every file of their folder is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nemo_like.models.families
+from nemo_like.models.family import (
+    FAMILIES,
+    Family,
+    TrainedValues,
+    described_types,
+    family_of,
+    nearest_type,
+    without,
+)
+
+FOLDER = Path(nemo_like.models.families.__file__).parent
+
+
+def test_every_file_of_the_folder_is_a_family_of_model_types_of_its_own() -> None:
+    names = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "__init__")
+    assert list(FAMILIES.names()) == names
+    families = [FAMILIES.load(name) for name in names]
+    assert all(isinstance(family, Family) for family in families)
+    types = [model_type for family in families for model_type in family.model_types]
+    assert sorted(types) == list(described_types())
+    assert {name: family_of(FAMILIES.load(name).model_types[0]) for name in names} == {
+        name: FAMILIES.load(name) for name in names
+    }
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", None, ["llama"]])
+def test_another_model_type_has_no_family(model_type: object) -> None:
+    assert family_of(model_type) is None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "nearest"), [("llama4_text", "llama"), ("qwen3_next", "qwen3_moe"), ("gpt2", None)]
+)
+def test_the_nearest_type_is_one_of_a_similar_name(model_type: str, nearest: str | None) -> None:
+    assert nearest_type(model_type) == nearest
+
+
+@pytest.mark.parametrize(
+    ("content", "refused"),
+    [
+        ({}, None),
+        ({"bias": None}, None),
+        ({"bias": True}, ("has bias=true, which is not supported", "use a checkpoint without it")),
+    ],
+)
+def test_a_key_with_a_value_that_does_not_train_is_named(
+    content: dict[str, Any], refused: tuple[str, str] | None
+) -> None:
+    (limit,) = without("bias")
+    assert limit.refusal(content) == refused
+
+
+def test_a_missing_key_means_the_first_value_and_a_family_may_say_more() -> None:
+    limit = TrainedValues("step", (1,), "has gaps", "fill them")
+    assert limit.refusal({}) is None
+    assert limit.refusal({"step": 2}) == ("has gaps", "fill them")
+
+
+def test_a_family_has_the_rules_of_most_families_but_for_its_own() -> None:
+    family = family_of("qwen3")
+    assert family is not None
+    assert family.layer_rule("mlp.linear_fc2.weight").hf_names == ("mlp.down_proj.weight",)
+    assert family.expert_rule("linear_fc2").hf_names == ("down_proj.weight",)
+    with pytest.raises(KeyError, match="shared_experts"):
+        family.layer_rule("mlp.shared_experts.linear_fc1.weight")
