@@ -1,6 +1,6 @@
 #!/usr/bin/env python
 """Write the default files in ``configs/``, the JSON schemas and the table of kinds in
-docs/how_to/environments.md.
+docs/how_to/environments.md and docs/reference/models.md.
 
     python scripts/write_configs.py            # after a key was added or changed
     python scripts/write_configs.py --check    # only say which files would change
@@ -35,9 +35,12 @@ from nemo_like.config.keys import MISSING, Key, keys  # noqa: E402
 from nemo_like.configuration import Config  # noqa: E402
 from nemo_like.environments.kind import Kind  # noqa: E402
 from nemo_like.environments.options import ENVIRONMENT_KINDS, EnvConfig  # noqa: E402
+from nemo_like.models.family import FAMILIES, Family  # noqa: E402
 
 SCHEMAS = Path("configs/schemas")
 _ENVIRONMENTS_PAGE = Path("docs/how_to/environments.md")
+_MODELS_PAGE = Path("docs/reference/models.md")
+_FAMILIES_HEAD = "| `model_type` | models | what `config.json` must say |\n|---|---|---|\n"
 _KINDS_HEAD = "| kind | reward | `options` in an example |\n|---|---|---|\n"
 _WIDTH = 118
 # Groups whose keys are as in another group, where they have it, unless their ``otherwise`` says more.
@@ -52,7 +55,10 @@ def written() -> dict[Path, str]:
     kinds = {name: ENVIRONMENT_KINDS.load(name) for name in ENVIRONMENT_KINDS.names()}
     for kind, what in kinds.items():
         files[Path("configs/env", f"{kind}.yaml")] = _kind_file(kind, what)
-    files[_ENVIRONMENTS_PAGE] = _with_table(kinds)
+    rows = [f"| `{name}` | {kind.reward} | {kind.example} |\n" for name, kind in kinds.items()]
+    files[_ENVIRONMENTS_PAGE] = _with_rows(_ENVIRONMENTS_PAGE, _KINDS_HEAD, rows)
+    families = [_family_row(FAMILIES.load(name)) for name in FAMILIES.names()]
+    files[_MODELS_PAGE] = _with_rows(_MODELS_PAGE, _FAMILIES_HEAD, families)
     for name in LOSS_KINDS.names():
         files[Path("configs/loss_fn", f"{name}.yaml")] = _loss_file(name, LOSS_KINDS.load(name))
     schemas = {name: _schema(group) for name, group in {"configuration": Config, **groups}.items()}
@@ -125,11 +131,16 @@ def _loss_file(name: str, kind: LossKind) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _with_table(kinds: Mapping[str, Kind]) -> str:
-    """Return the page on environments with a row for each kind."""
-    before, head, after = (ROOT / _ENVIRONMENTS_PAGE).read_text(encoding="utf-8").partition(_KINDS_HEAD)
-    rows = "".join(f"| `{name}` | {kind.reward} | {kind.example} |\n" for name, kind in kinds.items())
-    return f"{before}{head}{rows}\n{after.partition(chr(10) * 2)[2]}"
+def _with_rows(page: Path, head: str, rows: Sequence[str]) -> str:
+    """Return a page with these rows in the table that ``head`` begins."""
+    before, _, after = (ROOT / page).read_text(encoding="utf-8").partition(head)
+    return f"{before}{head}{''.join(rows)}\n{after.partition(chr(10) * 2)[2]}"
+
+
+def _family_row(family: Family) -> str:
+    values = [f"`{one.key}`: {json.dumps(one.values[0])}" for one in family.trained_values]
+    types = ", ".join(f"`{model_type}`" for model_type in family.model_types)
+    return f"| {types} | {family.about} | {', '.join(values)} |\n"
 
 
 def _group_lines(

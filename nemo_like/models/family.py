@@ -19,28 +19,46 @@ FAMILIES = Kinds(
     "nemo_like.models.families", "model family", "nemo_like.models.family:Family", has_keys=False
 )
 
+_LINEAR_LAYERS = (
+    *("self_attention.linear_qkv", "self_attention.linear_proj"),
+    *("mlp.linear_fc1", "mlp.linear_fc2"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TrainedValues:
-    """The values of a key of config.json with which Megatron-core trains a family's models; a missing key
-    means the first one. ``rule`` and ``remedy`` are what a model with another value is told."""
+    """The values of a key of config.json with which Megatron-core trains a family's models.
+
+    A key that is not there means ``missing``. ``rule`` and ``remedy`` are what a model with another value is
+    told, where {group} stands for the worker group.
+    """
 
     key: str
     values: tuple[Any, ...]
+    missing: Any = None
     rule: str = ""
     remedy: str = "use a checkpoint without it"
 
-    def refusal(self, content: Mapping[str, Any]) -> tuple[str, str] | None:
+    def refusal(self, group: str, content: Mapping[str, Any]) -> tuple[str, str] | None:
         """Return what is wrong with the key in ``content``, and a remedy; None where its value trains."""
-        value = content.get(self.key, self.values[0])
+        value = content.get(self.key, self.missing)
         if value in self.values:
             return None
-        return self.rule or f"has {self.key}={json.dumps(value)}, which is not supported", self.remedy
+        rule = self.rule or f"has {self.key}={json.dumps(value)}, which is not supported"
+        return rule, self.remedy.replace("{group}", group)
 
 
 def without(*keys: str) -> tuple[TrainedValues, ...]:
     """Return that each of these features must be off."""
     return tuple(TrainedValues(key, (False, None)) for key in keys)
+
+
+WINDOW_OFF = TrainedValues(
+    "sliding_window",
+    (None,),
+    remedy="set {group}.model_overrides={sliding_window: null} if no sequence is longer than the window, or "
+    "{group}.backend=fsdp",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +89,7 @@ class Family:
     trained_values: the keys of config.json with the values that Megatron-core trains.
     has_qkv_bias: the projections to queries, keys and values have biases.
     has_qk_norm: each head's queries and keys are normalised.
+    has_partial_rotation: config.json says which share of a head's values rotates with the position.
     mixture: how config.json describes experts; None for dense models.
     megatron: further options of Megatron-core's TransformerConfig.
     layer_rules, expert_rules: weight rules of a layer and of one expert, where they are not those of most
@@ -83,11 +102,18 @@ class Family:
     trained_values: tuple[TrainedValues, ...] = without("attention_bias", "mlp_bias", "use_sliding_window")
     has_qkv_bias: bool = False
     has_qk_norm: bool = False
+    has_partial_rotation: bool = False
     mixture: Mixture | None = None
     megatron: Mapping[str, Any] = field(default_factory=dict, hash=False)
     layer_rules: Mapping[str, Rule] = field(default_factory=dict, hash=False)
     expert_rules: Mapping[str, Rule] = field(default_factory=dict, hash=False)
     experts_at: str = "mlp.experts"
+
+    @property
+    def linear_layers(self) -> tuple[str, ...]:
+        """The names of a layer's linear layers in a checkpoint, with the layers that an expert has too."""
+        rules = [self.layer_rule(f"{layer}.weight") for layer in _LINEAR_LAYERS]
+        return tuple(name.split(".")[-2] for rule in rules for name in rule.hf_names)
 
     def layer_rule(self, name: str) -> Rule:
         """Return the rule of a layer's parameter; raise KeyError for one that no model of the family has."""

@@ -73,6 +73,7 @@ class ModelInfo:
     rope_scaling_factor: float | None  # of Llama 3.1's scaling; None with no scaling, or with another kind
     num_stored_scalars: int | None  # counted in the weight files; None if the sizes give the number
     placeholder_ids: tuple[int, ...] = ()  # tokens that are never sampled; none without a vision tower
+    rotated_share: float = 1.0  # the share of a head's values that rotate with the position
     has_value_head: bool = False  # a critic's one output is in the place of the output layer
 
     @property
@@ -290,6 +291,11 @@ def rope(content: Mapping[str, Any]) -> tuple[float, float | None] | None:
     return theta, float(settings["factor"])
 
 
+def _rotated_share(content: Mapping[str, Any]) -> float:
+    name = "partial_rotary_factor"
+    return float(rope_settings(content).get(name, content.get(name, 1.0)))
+
+
 def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> ModelInfo:
     theta, scaling_factor = rope(content) or (_USUAL_ROPE_THETA, None)
     num_heads = content["num_attention_heads"]
@@ -315,6 +321,7 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
         rope_theta=theta,
         rope_scaling_factor=scaling_factor,
         num_stored_scalars=num_stored_scalars,
+        rotated_share=_rotated_share(content) if family and family.has_partial_rotation else 1.0,
         placeholder_ids=placeholder_ids(content) if content["model_type"] in IMAGE_TEXT_MODEL_TYPES else (),
     )
 

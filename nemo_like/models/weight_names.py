@@ -27,6 +27,7 @@ class Merge(Enum):
     vocabulary = "vocabulary"  # one tensor, a row per token, padded so that the ranks share it evenly
     stacked = "stacked"  # one below the other
     grouped_qkv = "grouped_qkv"  # per key-value group: its queries, its key, its value
+    fused_qkv = "fused_qkv"  # grouped_qkv of one tensor that has all queries, then all keys, then all values
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,8 +285,8 @@ class WorkerGroupConfig:
     model_name: Annotated[
         str,
         Key(
-            "a checkpoint's directory, or its name on the Hugging Face hub; megatron: Llama, Qwen2, Qwen3 or "
-            "Qwen3-MoE",
+            "a checkpoint's directory, or its name on the Hugging Face hub; megatron: of a family in "
+            "docs/reference/models.md",
             is_path=True,
         ),
     ]

@@ -128,8 +128,9 @@ class DenseReference:
             of_layers = []
             for logits in output.router_logits:
                 weights, experts = logits.softmax(-1).topk(cfg.num_experts_per_tok)
-                weights = weights / weights.sum(-1, keepdim=True) if cfg.norm_topk_prob else weights
-                counts = torch.bincount(experts[scored].flatten(), minlength=cfg.num_experts)
+                if getattr(cfg, "norm_topk_prob", True):
+                    weights = weights / weights.sum(-1, keepdim=True)
+                counts = torch.bincount(experts[scored].flatten(), minlength=logits.shape[-1])
                 of_layers.append(torch.cat([counts, weights[scored, 0].sum()[None]]))
             sums.append(torch.stack(of_layers).double())
         return torch.stack(sums).sum(dim=0)
@@ -172,7 +173,7 @@ class DenseReference:
             share = num_tokens if self.loss.token_level_loss else float(masks[row].sum()) * num_samples
             total = total + (token_loss * masks[row]).sum() / share
             details.append(torch.stack((ratio, clipped, low, high, kl, entropy)).detach()[:, masks[row] > 0])
-        is_mixture = hasattr(self.model.config, "norm_topk_prob")
+        is_mixture = hasattr(self.model.config, "num_experts_per_tok")
         choices = self.choices(batch, rows) if is_mixture else None
         self.optimizer.zero_grad()
         total.backward()

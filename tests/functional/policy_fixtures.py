@@ -13,10 +13,15 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    Ernie4_5Config,
     LlamaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Phi3Config,
     Qwen2Config,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
 )
 
 from nemo_like.algorithms.options import LossConfig
@@ -62,7 +67,7 @@ VOCAB_SIZE = 96
 GROUP_SIZE = 4
 PAD_ID = 7
 # Nothing here is what Megatron-core or transformers take by default, so that what is not read shows.
-_SIZES = {
+_SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -76,20 +81,28 @@ _SIZES = {
     "pad_token_id": PAD_ID,
     "initializer_range": 0.1,  # far from uniform log-probs, so that mistakes show
 }
-_CONFIGS: dict[str, Callable[..., Any]] = {
-    "llama": LlamaConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": lambda **sizes: Qwen3Config(head_dim=24, **sizes),
-    "qwen3_moe": lambda **sizes: Qwen3MoeConfig(
-        head_dim=24,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=48,
-        norm_topk_prob=True,
-        router_aux_loss_coef=0.5,
-        output_router_logits=True,
-        **sizes,
+# By the name of a family's file: the class of its configuration, and what that has beyond _SIZES.
+TINY_MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "ernie4_5": (Ernie4_5Config, {"head_dim": 24}),
+    "llama": (LlamaConfig, {}),
+    "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": None}),
+    "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "phi3": (Phi3Config, {"rope_parameters": {**_SIZES["rope_parameters"], "partial_rotary_factor": 0.75}}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen3": (Qwen3Config, {"head_dim": 24}),
+    "qwen3_moe": (
+        Qwen3MoeConfig,
+        {
+            "head_dim": 24,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 48,
+            "norm_topk_prob": True,
+            "router_aux_loss_coef": 0.5,
+            "output_router_logits": True,
+        },
     ),
+    "seed_oss": (SeedOssConfig, {"head_dim": 24}),
 }
 
 
@@ -98,20 +111,18 @@ def make_checkpoint(
     model_type: str = "qwen3",
     *,
     tied: bool = True,
-    vocab_size: int = VOCAB_SIZE,
     shard_size: str = "1GB",
     is_critic: bool = False,
     seed: int = 11,
-    num_layers: int = 2,
+    **changes: Any,
 ) -> Path:
-    """A random checkpoint directory of the named architecture; the same weights every time with a ``seed``.
-    That of a critic has a head with one output."""
+    """A random checkpoint directory of the named architecture, with changes of its configuration; the same
+    weights every time with a ``seed``. That of a critic has a head with one output."""
     torch.manual_seed(seed)
-    sizes = {**_SIZES, "vocab_size": vocab_size, "num_hidden_layers": num_layers}
-    if is_critic:
-        sizes["num_labels"] = 1
+    make_config, own = TINY_MODELS[model_type]
+    sizes = {**_SIZES, **own, **changes, **({"num_labels": 1} if is_critic else {})}
     kind = AutoModelForSequenceClassification if is_critic else AutoModelForCausalLM
-    model = kind.from_config(_CONFIGS[model_type](tie_word_embeddings=tied, **sizes))
+    model = kind.from_config(make_config(tie_word_embeddings=tied, **sizes))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):

@@ -114,8 +114,8 @@ ANSWERS = [
 ]
 
 
-def test_ten_questions_are_answered() -> None:
-    assert len(ANSWERS) == 10
+def test_eleven_questions_are_answered() -> None:
+    assert len(ANSWERS) == 11
 
 
 @pytest.mark.parametrize(("question", "answer"), ANSWERS)

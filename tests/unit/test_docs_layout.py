@@ -21,6 +21,7 @@ GENERATED = {
     **{f"reference/from_{name}.md": r"^## Key by key\n.*" for name in ("nemo_rl", "verl", "trl")},
     "reference/layout_runs.md": r"<!-- matrix of whole runs: begin -->.*<!-- matrix of whole runs: end -->",
     "how_to/environments.md": r"^\| kind \| reward \|[^\n]*\n(?:\|[^\n]*\n)+",
+    "reference/models.md": r"^\| `model_type` \|[^\n]*\n(?:\|[^\n]*\n)+",
     "explanation/scaling.md": r"(?:^\|[^\n]*\n)+",
 }
 PARTS = ("nemo_like", "nemo_like_tools", "configs", "recipes", "scripts", "tests", "docs", "requirements")

@@ -97,6 +97,7 @@ def _model_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> It
     yield from _stage_problems(name, group, model)
     yield from _expert_problems(name, group, model)
     yield from _adapted_expert_problems(name, group, model)
+    yield from _fused_layer_problems(name, group, model)
 
 
 def _stage_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
@@ -167,6 +168,19 @@ def _adapted_expert_problems(name: str, group: WorkerGroupConfig, model: ModelIn
             rule=f"asks for adapters beside {', '.join(experts)}, which are experts in this mixture and get "
             f"none with {name}.backend=megatron",
             remedy=f"name layers of the attention: [{', '.join(ATTENTION_LAYERS)}]",
+        )
+
+
+def _fused_layer_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+    lora, layers = adapters_of(group), model.family.linear_layers
+    fused = [layer for layer in adapted_layers(lora) if layer not in layers] if lora else []
+    if lora and fused:
+        single = [layer for layer in layers if layer in ADAPTABLE_LAYERS]
+        yield Problem(
+            key=f"{name}.lora.target_modules=[{', '.join(lora.target_modules)}]",
+            rule=f"asks for adapters beside {', '.join(fused)}, and a model of type {model.model_type!r} has "
+            f"{', '.join(layers)}",
+            remedy=f"set it to [{', '.join(single)}], or set {name}.backend=fsdp",
         )
 
 
@@ -276,7 +290,7 @@ def _refusal(name: str, content: Mapping[str, Any]) -> tuple[str, str] | None:
         )
         return f"is a model of type {model_type!r}", remedy
     for one in family.trained_values:
-        if (refusal := one.refusal(content)) is not None:
+        if (refusal := one.refusal(name, content)) is not None:
             return refusal
     if rope(content) is None:
         rule = f"has rope scaling {rope_settings(content)}, which is not supported"

@@ -161,6 +161,7 @@ class ScoringGPTModel(GPTModel):
             post_process=parallel_state.is_pipeline_last_stage(),
             share_embeddings_and_output_weights=model.has_tied_embeddings,
             position_embedding_type="rope",
+            rotary_percent=model.rotated_share,
             rotary_base=model.rope_theta,
             rope_scaling=model.rope_scaling_factor is not None,
             rope_scaling_factor=model.rope_scaling_factor or 1.0,

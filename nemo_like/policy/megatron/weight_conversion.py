@@ -76,6 +76,15 @@ class Geometry:
             padded_vocab_size=model.padded_vocab_size(tp),
         )
 
+    @property
+    def group_sizes(self) -> list[int]:
+        """The rows of a key-value group's queries, of its key and of its value."""
+        return [
+            self.num_attention_heads // self.num_query_groups * self.head_size,
+            self.head_size,
+            self.head_size,
+        ]
+
 
 def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
     """Return the rule of one rank's Megatron parameter, with full Hugging Face names.
@@ -132,6 +141,8 @@ def merge(rule: Rule, parts: Sequence[Tensor], geometry: Geometry) -> Tensor:
         return functional.pad(parts[0], (0, 0, 0, geometry.padded_vocab_size - len(parts[0])))
     if rule.merge is Merge.stacked:
         return torch.cat(list(parts))
+    if rule.merge is Merge.fused_qkv:
+        parts = parts[0].split([geometry.num_query_groups * size for size in geometry.group_sizes])
     groups = geometry.num_query_groups
     return torch.cat([part.unflatten(0, (groups, -1)) for part in parts], dim=1).flatten(0, 1)
 
@@ -144,10 +155,9 @@ def split(rule: Rule, full: Tensor, geometry: Geometry) -> list[Tensor]:
         return [full[: geometry.vocab_size]]
     if rule.merge is Merge.stacked:
         return list(full.chunk(2))
-    per_group = full.unflatten(0, (geometry.num_query_groups, -1))
-    queries = geometry.num_attention_heads // geometry.num_query_groups * geometry.head_size
-    parts = per_group.split([queries, geometry.head_size, geometry.head_size], dim=1)
-    return [part.flatten(0, 1) for part in parts]
+    per_group = full.unflatten(0, (geometry.num_query_groups, -1)).split(geometry.group_sizes, dim=1)
+    parts = [part.flatten(0, 1) for part in per_group]
+    return [torch.cat(parts)] if rule.merge is Merge.fused_qkv else parts
 
 
 def cut(rule: Rule, full: Tensor, rank: int, num_ranks: int) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import nemo_like.models.families
+from nemo_like.models.adapter_layers import ADAPTABLE_LAYERS
 from nemo_like.models.family import (
     FAMILIES,
     Family,
@@ -57,13 +58,13 @@ def test_a_key_with_a_value_that_does_not_train_is_named(
     content: dict[str, Any], refused: tuple[str, str] | None
 ) -> None:
     (limit,) = without("bias")
-    assert limit.refusal(content) == refused
+    assert limit.refusal("policy", content) == refused
 
 
-def test_a_missing_key_means_the_first_value_and_a_family_may_say_more() -> None:
-    limit = TrainedValues("step", (1,), "has gaps", "fill them")
-    assert limit.refusal({}) is None
-    assert limit.refusal({"step": 2}) == ("has gaps", "fill them")
+def test_a_missing_key_may_train_and_a_family_may_say_more() -> None:
+    limit = TrainedValues("step", (1,), missing=1, rule="has gaps", remedy="set {group}.backend=fsdp")
+    assert limit.refusal("value", {}) is None
+    assert limit.refusal("value", {"step": 2}) == ("has gaps", "set value.backend=fsdp")
 
 
 def test_a_family_has_the_rules_of_most_families_but_for_its_own() -> None:
@@ -73,3 +74,9 @@ def test_a_family_has_the_rules_of_most_families_but_for_its_own() -> None:
     assert family.expert_rule("linear_fc2").hf_names == ("down_proj.weight",)
     with pytest.raises(KeyError, match="shared_experts"):
         family.layer_rule("mlp.shared_experts.linear_fc1.weight")
+
+
+def test_the_linear_layers_of_a_checkpoint_follow_from_the_rules() -> None:
+    usual = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    assert usual == ADAPTABLE_LAYERS == FAMILIES.load("qwen3").linear_layers
+    assert FAMILIES.load("phi3").linear_layers == ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")

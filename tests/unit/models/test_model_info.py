@@ -114,6 +114,44 @@ def test_what_the_conversion_does_not_cover_is_refused(
         described(checkpoint(tmp_path, **changes))
 
 
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("mistral", {}, "sliding_window=4096, which is not supported"),
+        ("mistral", {"sliding_window": 1024}, r"set policy\.model_overrides=\{sliding_window: null\}"),
+        ("phi3", {"rope_scaling": {"type": "longrope"}}, "rope scaling .*longrope.* which is not supported"),
+        ("seed_oss", {"attention_bias": False}, "attention_bias=false, which is not supported; use a checkp"),
+        ("seed_oss", {"attention_out_bias": True}, "attention_out_bias=true"),
+        ("ernie4_5", {"use_bias": True}, "use_bias=true"),
+        ("mixtral", {"sliding_window": 4096, **MIXTURE}, "sliding_window=4096"),
+        ("mixtral", {}, "without a positive integer for num_experts, num_experts_per_tok"),
+    ],
+)
+def test_a_family_says_what_of_it_is_refused(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        described(checkpoint(tmp_path, model_type=model_type, **changes))
+
+
+def test_the_share_that_rotates_is_read_where_the_family_has_one(tmp_path: Path) -> None:
+    shares = [
+        described(checkpoint(tmp_path, model_type=model_type, **changes)).rotated_share
+        for model_type in ("phi3", "qwen3")
+        for changes in (
+            {"partial_rotary_factor": 0.75},
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            {},
+        )
+    ]
+    assert shares == [0.75, 0.5, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_experts_of_mixtral_have_the_feed_forward_size_and_weights_that_sum_to_1(tmp_path: Path) -> None:
+    model = described(checkpoint(tmp_path, model_type="mixtral", num_local_experts=8, num_experts_per_tok=2))
+    assert (model.intermediate_size, model.num_experts, model.normalises_chosen_experts) == (96, 8, True)
+
+
 def test_a_directory_without_a_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.json"):
         described(tmp_path)

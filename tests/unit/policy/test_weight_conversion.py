@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,23 @@ def test_queries_keys_and_values_lie_together_by_group() -> None:
     # Group 0: heads 0 and 1, its key, its value; then group 1.
     assert merged == [*range(6), 100, 101, 102, 200, 201, 202, *range(6, 12), 103, 104, 105, 203, 204, 205]
     assert cut(rule, torch.tensor(merged), 1, 2).tolist() == merged[12:]
+
+
+def test_queries_keys_and_values_of_one_tensor_lie_as_those_of_three() -> None:
+    name = "decoder.layers.0.self_attention.linear_qkv.weight"
+    three = numbered(SHAPES[name])
+    fused = rule_for(name, replace(part(), family=FAMILIES.load("phi3")))
+    full = merge(fused, [torch.cat(three)], GEOMETRY)
+    assert full.tolist() == merge(rule_for(name, part()), three, GEOMETRY).tolist()
+    (back,) = split(fused, full, GEOMETRY)
+    assert back.tolist() == torch.cat(three).tolist()
+
+
+def test_an_expert_is_found_under_the_names_of_its_family() -> None:
+    name = "decoder.layers.1.mlp.experts.local_experts.3.linear_fc1.weight"
+    rule = rule_for(name, replace(part(6, 1, 2), family=FAMILIES.load("mixtral")))
+    prefix = "model.layers.7.block_sparse_moe.experts.7"
+    assert rule.hf_names == (f"{prefix}.w1.weight", f"{prefix}.w3.weight")
 
 
 def test_every_rank_holds_its_part_of_the_gate_above_its_part_of_the_up_projection() -> None:

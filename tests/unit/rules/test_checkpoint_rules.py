@@ -208,6 +208,17 @@ def test_experts_get_no_adapters_but_attention_beside_them_does(demo: Demo, chec
     )
 
 
+def test_fused_layers_of_a_checkpoint_get_no_adapters_but_the_others_do(demo: Demo, checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, model_type="phi3")
+    assert not problems(demo("policy.lora.enabled=true", "policy.lora.target_modules=[o_proj,down_proj]"))
+    (problem,) = problems(demo("policy.lora.enabled=true", "policy.lora.target_modules=[o_proj,up_proj]"))
+    assert problem == (
+        "policy.lora.target_modules=[o_proj, up_proj] asks for adapters beside up_proj, and a model of type "
+        "'phi3' has qkv_proj, o_proj, gate_up_proj, down_proj; set it to [o_proj, down_proj], or set "
+        "policy.backend=fsdp"
+    )
+
+
 def test_a_dense_model_has_no_experts_to_spread(demo: Demo) -> None:
     (problem,) = problems(demo("policy.megatron_cfg.expert_model_parallel_size=2"))
     assert problem == (

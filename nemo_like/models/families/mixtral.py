@@ -1,0 +1,17 @@
+"""Mixtral: experts in every layer, under names of their own."""
+
+from nemo_like.models.family import WINDOW_OFF, Family, Mixture
+from nemo_like.models.weight_names import Merge, Rule
+
+KIND = Family(
+    about="Mixtral, without sliding windows: experts in every layer",
+    model_types=("mixtral",),
+    trained_values=(WINDOW_OFF,),
+    mixture=Mixture(expert_size="intermediate_size", normalises=""),
+    layer_rules={"mlp.router.weight": Rule(("block_sparse_moe.gate.weight",))},
+    expert_rules={
+        "linear_fc1": Rule(("w1.weight", "w3.weight"), merge=Merge.stacked, is_expert=True),
+        "linear_fc2": Rule(("w2.weight",), is_expert=True),
+    },
+    experts_at="block_sparse_moe.experts",
+)

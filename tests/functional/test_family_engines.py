@@ -1,0 +1,44 @@
+"""A real engine computes every model family as transformers does, also with weights that it was sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nemo_like.generation.options import WeightTransport
+from nemo_like.models.family import FAMILIES
+from tests.functional.policy_fixtures import make_checkpoint
+from tests.functional.weight_setup import Processes
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.engine]
+
+QUICK = ("mixtral", "phi3")
+TOLERANCE = 1e-5
+# vLLM's attention on CPUs has no smaller heads, and its experts are multiples of 32 wide.
+SIZES = {"hidden_size": 128, "intermediate_size": 64, "head_dim": 32}
+
+
+@pytest.fixture
+def processes(private_ray: None, request: pytest.FixtureRequest) -> Iterator[Processes]:
+    """Of one family: what vLLM sets up for dense models and for mixtures differs by process."""
+    processes = Processes(request.node.callspec.id)
+    yield processes
+    processes.stop()
+
+
+@pytest.mark.parametrize(
+    "family",
+    [one if one in QUICK else pytest.param(one, marks=pytest.mark.slow) for one in FAMILIES.names()],
+)
+def test_an_engine_computes_what_transformers_does_before_and_after_an_update(
+    family: str, processes: Processes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    sizes = SIZES | ({"moe_intermediate_size": 64} if family == "qwen3_moe" else {})
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp(family), family, tied=False, **sizes)
+    setup = processes.setup(checkpoint, WeightTransport.shared_memory)
+    assert setup.logprob_error(setup.generate("first")) < TOLERANCE
+    setup.update(seed=1)
+    stale = setup.logprob_error(setup.generate("stale"))
+    setup.push(1)
+    assert setup.logprob_error(setup.generate("updated")) < TOLERANCE < 1e-2 < stale

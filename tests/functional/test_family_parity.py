@@ -1,0 +1,106 @@
+"""Every model family computes on Megatron-core what transformers with torch.optim does, in every layout.
+
+The claims are those of ``test_policy_parity``, over this module's cases. AdamW divides a gradient by its own
+size, so after three updates weights are equal only if all gradients were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nemo_like.cluster.coordinates import Coordinates
+from nemo_like.data_plane.in_memory import InMemoryDataPlane
+from nemo_like.models.family import FAMILIES
+from nemo_like.policy.groups.parallelism import parallel_layout
+from tests.functional.policy_fixtures import (
+    TINY_MODELS,
+    loss_config,
+    make_checkpoint,
+    policy_config,
+    ready_worker,
+)
+from tests.functional.test_policy_parity import (
+    DYNAMIC,
+    PACKED,
+    SEQUENCE_PARALLEL,
+    UNTIED,
+    Case,
+    Matrix,
+    Outcome,
+    as_params,
+    test_entropies_equal_the_dense_model,
+    test_exported_weights_equal_the_dense_model_after_its_updates,
+    test_logprobs_equal_the_dense_model,
+    test_the_canary_is_scored_by_the_trained_weights_at_temperature_1,
+    test_training_metrics_equal_the_dense_model,
+)
+from tests.functional.worlds import run_world
+
+__all__ = [
+    "test_entropies_equal_the_dense_model",
+    "test_exported_weights_equal_the_dense_model_after_its_updates",
+    "test_logprobs_equal_the_dense_model",
+    "test_the_canary_is_scored_by_the_trained_weights_at_temperature_1",
+    "test_training_metrics_equal_the_dense_model",
+]
+
+
+def cases_of(family: str) -> list[Case]:
+    """The layouts of a family, of which one is quick."""
+    model: dict[str, Any] = {"model_type": family, **UNTIED}
+    is_mixture = FAMILIES.load(family).mixture is not None
+    layouts = [
+        Case(f"{family}, TP2", SEQUENCE_PARALLEL if is_mixture else {"tp": 2}, PACKED, model, slow=True),
+        Case(f"{family}, PP2", {"pp": 2}, DYNAMIC, {"model_type": family}, slow=True),
+    ]
+    if is_mixture:
+        layouts.append(Case(f"{family}, EP2", {"ep": 2, "dp": 2}, PACKED, model, slow=True))
+    return [Case(f"{family}, one process", {}, PACKED, model), *layouts]
+
+
+CASES = [case for family in FAMILIES.names() for case in cases_of(family)]
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
+    with Matrix(CASES, tmp_path_factory.mktemp("families")) as matrix:
+        yield matrix
+
+
+@pytest.fixture(scope="module", params=as_params(CASES), ids=lambda case: case.name)
+def outcome(request: pytest.FixtureRequest, matrix: Matrix) -> Outcome:
+    return matrix.outcome(request.param)
+
+
+def export_all(coordinates: Coordinates, models: dict[str, Path], layout: dict[str, Any]) -> None:
+    """In each process of a world: load every model, and export it beside its checkpoint."""
+    for path in models.values():
+        worker = ready_worker(policy_config(path, **layout), loss_config(), coordinates, InMemoryDataPlane())
+        worker.export_hf(f"{path}-exported")
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param({}, id="one process"), pytest.param({"tp": 2, "pp": 2}, marks=pytest.mark.slow)]
+)
+def test_an_export_of_loaded_weights_is_the_checkpoint(layout: dict[str, Any], tmp_path: Path) -> None:
+    layout = layout and {**layout, "sequence_parallel": True}
+    models = {name: make_checkpoint(tmp_path / name, name) for name in FAMILIES.names()}
+    world = parallel_layout(policy_config(Path("unused"), **layout))
+    run_world(export_all, world, models, layout)
+    for name, path in models.items():
+        exported: dict[str, torch.Tensor] = {}
+        for file in Path(f"{path}-exported").glob("*.safetensors"):
+            exported |= load_file(file)
+        stored = load_file(path / "model.safetensors")
+        assert exported.keys() == stored.keys(), name
+        assert all(torch.equal(tensor, stored[key]) for key, tensor in exported.items()), name
+
+
+def test_every_family_has_a_tiny_model_of_its_type() -> None:
+    assert TINY_MODELS.keys() == set(FAMILIES.names())
