@@ -17,7 +17,7 @@ _MOST_IN_UINT8 = 255
 
 
 def routed_experts_column(model: ModelInfo) -> Column:
-    """Return the column of a mixture: [T, layers, k], the k experts of each token in each layer.
+    """Return the column of a mixture: [T, layers with experts, k], the k experts of each token in each layer.
 
     Experts are numbered from 1. A token has 0 where no engine chose experts for it:
     the last token of a sample, which never entered a model, and all tokens of a sample without a response.
@@ -28,7 +28,7 @@ def routed_experts_column(model: ModelInfo) -> Column:
         "uint8" if num_experts <= _MOST_IN_UINT8 else "int16",
         Layout.per_token,
         "the experts that the engine chose for the token, by layer, numbered from 1; 0 where it chose none",
-        inner_shape=(model.num_layers, model.num_experts_per_token),
+        inner_shape=(model.num_mixture_layers, model.num_experts_per_token),
     )
 
 

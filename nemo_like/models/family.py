@@ -63,7 +63,7 @@ WINDOW_OFF = TrainedValues(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
-    """The keys of config.json for a family's mixtures, whose routers take a softmax.
+    """The keys of config.json for a family's mixtures; an empty one is of a part that they do not have.
 
     ``normalises`` is the key that says whether the weights of a token's chosen
     experts are scaled to sum to 1; they always are where it is empty.
@@ -73,6 +73,9 @@ class Mixture:
     num_chosen: str = "num_experts_per_tok"
     expert_size: str = "moe_intermediate_size"
     normalises: str = "norm_topk_prob"
+    num_dense_layers: str = ""  # how many of the first layers have no experts
+    num_shared: str = ""  # how many experts every token uses, besides those chosen for it
+    scale: str = ""  # the factor of the weights of chosen experts
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -89,6 +92,7 @@ class Family:
     trained_values: the keys of config.json with the values that Megatron-core trains.
     has_qkv_bias: the projections to queries, keys and values have biases.
     has_qk_norm: each head's queries and keys are normalised.
+    qk_norm_key: the key of config.json that says whether they are; empty where they always are.
     has_partial_rotation: config.json says which share of a head's values rotates with the position.
     mixture: how config.json describes experts; None for dense models.
     megatron: further options of Megatron-core's TransformerConfig.
@@ -102,12 +106,18 @@ class Family:
     trained_values: tuple[TrainedValues, ...] = without("attention_bias", "mlp_bias", "use_sliding_window")
     has_qkv_bias: bool = False
     has_qk_norm: bool = False
+    qk_norm_key: str = ""
     has_partial_rotation: bool = False
     mixture: Mixture | None = None
     megatron: Mapping[str, Any] = field(default_factory=dict, hash=False)
     layer_rules: Mapping[str, Rule] = field(default_factory=dict, hash=False)
     expert_rules: Mapping[str, Rule] = field(default_factory=dict, hash=False)
     experts_at: str = "mlp.experts"
+
+    @property
+    def has_router_bias(self) -> bool:
+        """Whether routers choose by scores with a bias, which does not train."""
+        return bool(self.megatron.get("moe_router_enable_expert_bias", False))
 
     @property
     def linear_layers(self) -> tuple[str, ...]:

@@ -29,8 +29,10 @@ def layer_flops_per_token(model: ModelInfo) -> int:
     counts = model.parameters
     query, key_value = model.num_heads * model.head_size, 2 * model.num_kv_heads * model.head_size
     projections = model.hidden_size * (2 * query + key_value)
-    experts = counts.num_experts_per_token * counts.expert
-    return 2 * counts.num_layers * (projections + counts.dense_ffn + counts.router + experts)
+    experts = counts.shared_experts + counts.num_experts_per_token * counts.expert
+    router = counts.num_experts * model.hidden_size
+    ffn = counts.num_dense_layers * counts.dense_ffn + counts.num_mixture_layers * (router + experts)
+    return 2 * (counts.num_layers * projections + ffn)
 
 
 def attention_flops_per_token(model: ModelInfo, context_length: float) -> float:
@@ -86,4 +88,4 @@ def weights_read(model: ModelInfo, num_tokens: float) -> float:
     counts = model.parameters
     looked_up = 0 if model.has_tied_embeddings else counts.input_embeddings
     idle = counts.num_experts - distinct_experts(model, num_tokens)
-    return counts.total - looked_up - counts.num_layers * idle * counts.expert
+    return counts.total - looked_up - counts.num_mixture_layers * idle * counts.expert

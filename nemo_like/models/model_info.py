@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.config.problems import ConfigError
-from nemo_like.models.family import Family, family_of
+from nemo_like.models.family import Family, Mixture, family_of
 from nemo_like.models.parameter_counts import ParameterCounts
 from nemo_like.policy.options import BACKEND_KINDS, ValueConfig, WorkerGroupConfig
 
@@ -72,6 +72,11 @@ class ModelInfo:
     rope_theta: float
     rope_scaling_factor: float | None  # of Llama 3.1's scaling; None with no scaling, or with another kind
     num_stored_scalars: int | None  # counted in the weight files; None if the sizes give the number
+    num_dense_layers: int = 0  # the first ones of a mixture, which have no experts
+    dense_ffn_size: int = 0  # of the layers of a mixture that have no experts
+    shared_ffn_size: int = 0  # of the experts that every token uses, together
+    routed_scale: float | None = None  # the factor of a mixture's weights of experts; None: 1
+    leaves_out_qk_norm: bool = False  # though the family has it
     placeholder_ids: tuple[int, ...] = ()  # tokens that are never sampled; none without a vision tower
     rotated_share: float = 1.0  # the share of a head's values that rotate with the position
     has_value_head: bool = False  # a critic's one output is in the place of the output layer
@@ -94,7 +99,12 @@ class ModelInfo:
     @property
     def has_qk_norm(self) -> bool:
         """Whether queries and keys are normalised."""
-        return self.family.has_qk_norm
+        return self.family.has_qk_norm and not self.leaves_out_qk_norm
+
+    @property
+    def num_mixture_layers(self) -> int:
+        """The layers that have experts."""
+        return 0 if self.num_experts is None else self.num_layers - self.num_dense_layers
 
     def padded_vocab_size(self, tp: int) -> int:
         """Return the rows of an embedding on ``tp`` ranks: the vocabulary, rounded up to a multiple."""
@@ -121,19 +131,21 @@ class ModelInfo:
         query, key_value = self.num_heads * self.head_size, 2 * self.num_kv_heads * self.head_size
         biases = query + key_value if self.has_qkv_bias else 0
         norms = 2 * self.head_size if self.has_qk_norm else 0
-        ffn = 3 * self.hidden_size * self.intermediate_size
+        ffn, dense_size = 3 * self.hidden_size, self.dense_ffn_size
         embedding = self.vocab_size * self.hidden_size
         num_experts = self.num_experts or 0
         counts = ParameterCounts(
             num_layers=self.num_layers,
+            num_dense_layers=self.num_layers - self.num_mixture_layers,
             input_embeddings=embedding,
             output_layer=self._output_layer,
             attention=self.hidden_size * (2 * query + key_value) + biases + norms,
-            dense_ffn=0 if num_experts else ffn,
-            expert=ffn if num_experts else 0,
+            dense_ffn=ffn * (dense_size if num_experts else self.intermediate_size),
+            expert=ffn * self.intermediate_size if num_experts else 0,
             num_experts=num_experts,
             num_experts_per_token=self.num_experts_per_token,
-            router=num_experts * self.hidden_size,
+            router=num_experts * (self.hidden_size + self.family.has_router_bias),
+            shared_experts=ffn * self.shared_ffn_size,
             layer_norms=2 * self.hidden_size,
             final_norm=self.hidden_size,
         )
@@ -291,6 +303,17 @@ def rope(content: Mapping[str, Any]) -> tuple[float, float | None] | None:
     return theta, float(settings["factor"])
 
 
+def _of_mixture(content: Mapping[str, Any], mixture: Mixture) -> dict[str, Any]:
+    """Return what only some mixtures have: dense layers, shared experts, a factor of the weights."""
+    num_dense = content.get(mixture.num_dense_layers) or 0
+    return {
+        "num_dense_layers": num_dense,
+        "dense_ffn_size": content["intermediate_size"] if num_dense else 0,
+        "shared_ffn_size": (content.get(mixture.num_shared) or 0) * content[mixture.expert_size],
+        "routed_scale": content.get(mixture.scale),
+    }
+
+
 def _rotated_share(content: Mapping[str, Any]) -> float:
     name = "partial_rotary_factor"
     return float(rope_settings(content).get(name, content.get(name, 1.0)))
@@ -307,6 +330,7 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
         intermediate_size=content[mixture.expert_size if mixture else "intermediate_size"],
         num_experts=content[mixture.num_experts] if mixture else None,
         num_experts_per_token=content[mixture.num_chosen] if mixture else 0,
+        **(_of_mixture(content, mixture) if mixture else {}),
         normalises_chosen_experts=bool(
             mixture and (not mixture.normalises or content.get(mixture.normalises, False))
         ),
@@ -321,6 +345,7 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
         rope_theta=theta,
         rope_scaling_factor=scaling_factor,
         num_stored_scalars=num_stored_scalars,
+        leaves_out_qk_norm=bool(family and family.qk_norm_key and not content.get(family.qk_norm_key)),
         rotated_share=_rotated_share(content) if family and family.has_partial_rotation else 1.0,
         placeholder_ids=placeholder_ids(content) if content["model_type"] in IMAGE_TEXT_MODEL_TYPES else (),
     )

@@ -9,26 +9,33 @@ from dataclasses import dataclass
 class ParameterCounts:
     """The number of a model's parameters of each kind, in scalars.
 
-    ``attention``, ``dense_ffn``, ``router`` and ``layer_norms`` are counts of one layer, ``expert`` of one
-    expert.
+    ``attention``, ``dense_ffn``, ``router``, ``shared_experts`` and ``layer_norms`` are counts of one layer,
+    ``expert`` of one expert. The first layers of a mixture may be dense.
     """
 
     num_layers: int
+    num_dense_layers: int  # the first ones, which have no experts; all layers without a mixture
     input_embeddings: int
     output_layer: int  # 0 where it is the input embedding
     attention: int  # of one layer: the four projections, their biases, the norms of queries and keys
-    dense_ffn: int  # of one layer; 0 in a mixture
+    dense_ffn: int  # of one layer without experts; 0 where every layer has experts
     expert: int  # of one expert; 0 without a mixture
     num_experts: int  # per layer; 0 without a mixture
     num_experts_per_token: int  # 0 without a mixture
-    router: int  # of one layer; 0 without a mixture
+    router: int  # of one layer with experts; 0 without a mixture
+    shared_experts: int  # those that every token uses, of one layer with experts
     layer_norms: int  # of one layer: the two before attention and feed-forward part
     final_norm: int
 
     @property
     def experts(self) -> int:
-        """The parameters of all experts of one layer."""
+        """The parameters of all experts of one layer, without shared ones."""
         return self.num_experts * self.expert
+
+    @property
+    def num_mixture_layers(self) -> int:
+        """The layers that have experts."""
+        return self.num_layers - self.num_dense_layers
 
     @property
     def embeddings(self) -> int:
@@ -37,21 +44,32 @@ class ParameterCounts:
 
     @property
     def layer(self) -> int:
-        """The parameters of one layer."""
-        return self.layer_without_experts + self.experts
+        """The parameters of the largest layer."""
+        mixture = self.router + self.shared_experts + self.experts
+        return self.attention + self.layer_norms + max(self.dense_ffn, mixture)
 
-    @property
-    def layer_without_experts(self) -> int:
-        """The parameters of one layer that expert parallelism does not divide."""
-        return self.attention + self.dense_ffn + self.router + self.layer_norms
+    def experts_in(self, layers: range) -> int:
+        """Return the parameters of all experts of these layers, without shared ones."""
+        return self._num_mixture_layers_in(layers) * self.experts
+
+    def outside_experts_in(self, layers: range) -> int:
+        """Return the parameters of these layers that expert parallelism does not divide."""
+        num_mixture = self._num_mixture_layers_in(layers)
+        ffn = (len(layers) - num_mixture) * self.dense_ffn
+        ffn += num_mixture * (self.router + self.shared_experts)
+        return len(layers) * (self.attention + self.layer_norms) + ffn
+
+    def _num_mixture_layers_in(self, layers: range) -> int:
+        return len(range(max(layers.start, self.num_dense_layers), layers.stop))
 
     @property
     def total(self) -> int:
         """The parameters of the model."""
-        return self.embeddings + self.num_layers * self.layer + self.final_norm
+        layers = range(self.num_layers)
+        return self.embeddings + self.outside_experts_in(layers) + self.experts_in(layers) + self.final_norm
 
     @property
     def active(self) -> int:
         """The parameters that one token uses: all except the experts that are not chosen for it."""
         idle = self.num_experts - self.num_experts_per_token
-        return self.total - self.num_layers * idle * self.expert
+        return self.total - self.num_mixture_layers * idle * self.expert

@@ -61,6 +61,13 @@ LAYER_RULES = {
     ),
     "mlp.linear_fc2.weight": Rule(("mlp.down_proj.weight",), Cut.columns),
     "mlp.router.weight": Rule(("mlp.gate.weight",)),
+    "mlp.router.expert_bias": Rule(("mlp.gate.e_score_correction_bias",)),
+    "mlp.shared_experts.linear_fc1.weight": Rule(
+        ("mlp.shared_experts.gate_proj.weight", "mlp.shared_experts.up_proj.weight"),
+        Cut.gated_rows,
+        Merge.stacked,
+    ),
+    "mlp.shared_experts.linear_fc2.weight": Rule(("mlp.shared_experts.down_proj.weight",), Cut.columns),
     # Transformer Engine folds a norm into the linear layer after it.
     "self_attention.linear_qkv.layer_norm_weight": Rule(("input_layernorm.weight",)),
     "mlp.linear_fc1.layer_norm_weight": Rule(("post_attention_layernorm.weight",)),

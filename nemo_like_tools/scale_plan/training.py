@@ -88,7 +88,7 @@ def training_cost(workload: Workload, gpu: GpuDataSheet, assumptions: Assumption
 def forward_s(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -> float:
     """Return the seconds that one GPU would take for one token's forward pass through the whole model."""
     model, counts = workload.model, workload.model.parameters
-    experts = 2 * counts.num_layers * counts.num_experts_per_token * counts.expert
+    experts = 2 * counts.num_mixture_layers * counts.num_experts_per_token * counts.expert
     dense = layer_flops_per_token(model) - experts + output_flops_per_token(model)
     attention = attention_flops_per_token(model, workload.mean_context)
     return (
@@ -137,7 +137,7 @@ def _exchange(workload: Workload, gpu: GpuDataSheet) -> _Exchange:
 def _parameters_per_gpu(workload: Workload) -> tuple[float, float]:
     """Return how many parameters outside and inside of experts one training GPU holds."""
     train, counts = workload.train, workload.model.parameters
-    experts = counts.num_layers * counts.experts
+    experts = counts.num_mixture_layers * counts.experts
     return (counts.total - experts) / (train.tp * train.pp), experts / (
         (train.ep if experts else 1) * train.pp
     )

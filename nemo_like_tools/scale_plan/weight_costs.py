@@ -41,7 +41,7 @@ def weight_cost(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions)
     """
     train, counts = workload.train, workload.model.parameters
     num_bytes = _BF16 * counts.total
-    experts = _BF16 * counts.num_layers * counts.experts
+    experts = _BF16 * counts.num_mixture_layers * counts.experts
     nvlink = gpu.nvlink_bytes_per_s * assumptions.nvlink_share
     network = gpu.network_bytes_per_s * assumptions.network_share
     near = min(train.ep, gpu.per_node)

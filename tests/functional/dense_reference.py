@@ -116,23 +116,33 @@ class DenseReference:
             )
         return results
 
+    @property
+    def routers(self) -> list[Any]:
+        """Those of a mixture, which return scores, and the weights and numbers of the chosen experts."""
+        return [one for one in self.model.modules() if type(one).__name__.lower().endswith("topkrouter")]
+
     @torch.no_grad()
     def choices(self, batch: dict[str, Any], rows: Iterable[int]) -> Tensor:
-        """[layers, experts + 1]: how many response tokens of these samples are predicted by each expert, and
-        the sum over tokens of the weight of the expert with most."""
-        cfg, sums = self.model.config, []
+        """[layers with experts, experts + 1]: how many response tokens of these samples are predicted by each
+        expert, and the sum over tokens of the weight of the expert with most."""
+        outputs: list[tuple[Tensor, Tensor, Tensor]] = []
+        hooks = [
+            router.register_forward_hook(lambda _, args, output: outputs.append(output))
+            for router in self.routers
+        ]
+        sums = []
         all_ids, masks = (_per_sample(batch, name) for name in ("input_ids", "response_mask"))
         for row in rows:
-            output = self.model(all_ids[row][None].long(), output_router_logits=True)
+            outputs.clear()
+            self.model(all_ids[row][None].long())
             scored = masks[row][1:].nonzero()[:, 0]
             of_layers = []
-            for logits in output.router_logits:
-                weights, experts = logits.softmax(-1).topk(cfg.num_experts_per_tok)
-                if getattr(cfg, "norm_topk_prob", True):
-                    weights = weights / weights.sum(-1, keepdim=True)
-                counts = torch.bincount(experts[scored].flatten(), minlength=logits.shape[-1])
-                of_layers.append(torch.cat([counts, weights[scored, 0].sum()[None]]))
+            for scores, weights, experts in outputs:
+                counts = torch.bincount(experts[scored].flatten(), minlength=scores.shape[-1])
+                of_layers.append(torch.cat([counts, weights[scored].amax(-1).sum()[None]]))
             sums.append(torch.stack(of_layers).double())
+        for hook in hooks:
+            hook.remove()
         return torch.stack(sums).sum(dim=0)
 
     def update(
@@ -173,8 +183,7 @@ class DenseReference:
             share = num_tokens if self.loss.token_level_loss else float(masks[row].sum()) * num_samples
             total = total + (token_loss * masks[row]).sum() / share
             details.append(torch.stack((ratio, clipped, low, high, kl, entropy)).detach()[:, masks[row] > 0])
-        is_mixture = hasattr(self.model.config, "num_experts_per_tok")
-        choices = self.choices(batch, rows) if is_mixture else None
+        choices = self.choices(batch, rows) if self.routers else None
         self.optimizer.zero_grad()
         total.backward()
         grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.cfg.max_grad_norm)

@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     Ernie4_5Config,
+    Glm4MoeConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -84,6 +85,22 @@ _SIZES: dict[str, Any] = {
 # By the name of a family's file: the class of its configuration, and what that has beyond _SIZES.
 TINY_MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "ernie4_5": (Ernie4_5Config, {"head_dim": 24}),
+    "glm4_moe": (
+        Glm4MoeConfig,
+        {
+            "head_dim": 24,
+            "attention_bias": True,
+            "use_qk_norm": True,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 48,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5,
+            "num_nextn_predict_layers": 0,
+            "rope_parameters": {**_SIZES["rope_parameters"], "partial_rotary_factor": 0.5},
+        },
+    ),
     "llama": (LlamaConfig, {}),
     "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": None}),
     "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -127,6 +144,9 @@ def make_checkpoint(
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
+        for name, buffer in model.named_buffers():
+            if name.endswith("correction_bias"):
+                buffer.add_(0.2 * torch.randn_like(buffer))
         # transformers makes it 0; where the padding token is also that which ends a sequence, it is not.
         model.get_input_embeddings().weight[PAD_ID].normal_(std=_SIZES["initializer_range"])
     model.save_pretrained(path, max_shard_size=shard_size)

@@ -34,7 +34,7 @@ def processes(private_ray: None, request: pytest.FixtureRequest) -> Iterator[Pro
 def test_an_engine_computes_what_transformers_does_before_and_after_an_update(
     family: str, processes: Processes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    sizes = SIZES | ({"moe_intermediate_size": 64} if family == "qwen3_moe" else {})
+    sizes = SIZES | {"moe_intermediate_size": 64} if "moe" in family else SIZES
     checkpoint = make_checkpoint(tmp_path_factory.mktemp(family), family, tied=False, **sizes)
     setup = processes.setup(checkpoint, WeightTransport.shared_memory)
     assert setup.logprob_error(setup.generate("first")) < TOLERANCE

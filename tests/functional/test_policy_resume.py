@@ -222,6 +222,12 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def dense_first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With shared experts, and routers with a bias that does not train."""
+    return make_checkpoint(tmp_path_factory.mktemp("dense_first"), "glm4_moe", tied=False)
+
+
+@pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """``whole(layout, model)``: two rounds in a layout, made once for all tests that go on from them.
 
@@ -318,6 +324,20 @@ def test_a_mixture_trains_on_under_other_expert_parallelism(
     saved_by: str, resumed_by: str, mixture: Path, whole: Whole, tmp_path: Path
 ) -> None:
     check_resumption(whole(saved_by, mixture), resumed_by, 1e-5, mixture, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "resumed_by"),
+    [
+        ("EP2", "PP2"),
+        pytest.param("PP2", "EP2 x TP2", marks=pytest.mark.slow),
+        pytest.param("EP2 with experts in one matrix product", "one", marks=pytest.mark.slow),
+    ],
+)
+def test_a_mixture_whose_first_layer_is_dense_trains_on_under_another_layout(
+    saved_by: str, resumed_by: str, dense_first: Path, whole: Whole, tmp_path: Path
+) -> None:
+    check_resumption(whole(saved_by, dense_first), resumed_by, 1e-5, dense_first, tmp_path)
 
 
 def test_an_older_checkpoint_of_experts_is_refused_under_other_expert_parallelism(

@@ -193,9 +193,9 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
         megatron.pipeline_model_parallel_size,
         megatron.expert_model_parallel_size,
     )
-    stage = rank // stage_size(policy)
-    num_layers = stage_layers(policy, counts.num_layers)[stage]
-    others = num_layers * counts.layer_without_experts
+    stage, sizes = rank // stage_size(policy), stage_layers(policy, counts.num_layers)
+    layers = range(sum(sizes[:stage]), sum(sizes[: stage + 1]))
+    others = counts.outside_experts_in(layers)
     if stage == 0:
         others += counts.input_embeddings
     if stage == pp - 1:
@@ -203,7 +203,7 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
         if model.has_tied_embeddings and pp > 1:
             others += counts.input_embeddings  # the last stage has a copy
     others //= tp
-    experts = num_layers * counts.experts // ep
+    experts = counts.experts_in(layers) // ep
     weights = (others + experts) * weight_bytes_of(policy)
     if not isinstance(policy, TrainedGroupConfig):
         return HeldMemory(weights=weights)

@@ -29,8 +29,10 @@ def layout_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> It
     """Yield a problem for every size of the group's layout that does not divide its model."""
     kind = backend_kind_of(group)
     parts = {"attention heads": model.num_heads, "key-value heads": model.num_kv_heads}
-    if model.num_experts is None:
-        parts["FFN columns"] = model.intermediate_size
+    if ffn_size := model.dense_ffn_size if model.num_experts else model.intermediate_size:
+        parts["FFN columns"] = ffn_size
+    if model.shared_ffn_size:
+        parts["columns of shared experts"] = model.shared_ffn_size
     if "tp" in kind.axes:
         yield from must_divide(f"{name}.{kind.axes['tp']}", axis_size(group, "tp"), parts)
     if kind.model_problems is not None:

@@ -76,6 +76,8 @@ from nemo_like.policy.megatron.weight_conversion import (
     hf_tensors,
     join,
     load_weights,
+    loaded_tensors,
+    router_biases,
     rules_of_all_ranks,
     single_experts,
     split,
@@ -121,21 +123,17 @@ class MegatronBackend(UpdatingBackend):
             )
             self._model.to(self.device)
             self._expert_load = ExpertLoad(
-                self._model,
-                self._model_info.num_layers,
-                recomputes=recomputes_layers(cfg),
+                self._model, self._model_info, self.device, recomputes=recomputes_layers(cfg)
             )
-            self._weights = dict(self._model.named_parameters())  # without the adapters
+            self._weights = dict(loaded_tensors(self._model))  # without the adapters
             self._kept = {}
             for model in objective.further_models:
                 self._load_weights(Path(model))
-                self._kept[model] = KeptWeights(self._all_parameters, cfg.reference_placement)
+                self._kept[model] = KeptWeights(self._kept_tensors, cfg.reference_placement)
             self._load_weights(self._source)
             self._adapters = self._add_adapters(config)
             keeps_copy = objective.keeps_reference and not self._adapters
-            self._reference = (
-                KeptWeights(self._all_parameters, cfg.reference_placement) if keeps_copy else None
-            )
+            self._reference = KeptWeights(self._kept_tensors, cfg.reference_placement) if keeps_copy else None
             if isinstance(cfg, TrainedGroupConfig):
                 self._prepare_training(cfg, config)
             else:
@@ -293,9 +291,9 @@ class MegatronBackend(UpdatingBackend):
 
     def weight_metadata(self) -> list[TensorSpec]:
         """Describe the tensors that ``stage_weights`` will yield, in its order, without communication."""
-        dtype = str(self._dtype).removeprefix("torch.")
         specs = []
         for name, parameter in self._sent_parameters():
+            dtype = str(parameter.dtype).removeprefix("torch.")
             for rule in rules_of_all_ranks(name, self._part):
                 shape = full_shape(rule, parameter.shape, self._part.tp_size)
                 parts = split(rule, torch.empty(shape, device="meta"), self._geometry)
@@ -454,6 +452,9 @@ class MegatronBackend(UpdatingBackend):
 
     def _all_parameters(self) -> list[Tensor]:
         return [*self._model.parameters()]
+
+    def _kept_tensors(self) -> list[Tensor]:
+        return [*self._all_parameters(), *(bias for _, bias in router_biases(self._model))]
 
     def _load_weights(self, path: Path) -> None:
         weights = dict(self._weights)

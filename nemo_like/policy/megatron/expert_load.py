@@ -15,6 +15,7 @@ from megatron.core import parallel_state
 from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
+from nemo_like.models.model_info import ModelInfo
 from nemo_like.observability.metrics import Metric, mean
 from nemo_like.policy.batch.policy_batch import ModelInputs
 
@@ -32,22 +33,26 @@ def freeze_routers(model: torch.nn.Module) -> None:
 class ExpertLoad:
     """Counts, for every layer of the whole model, the tokens of each expert, until ``result`` is called."""
 
-    def __init__(self, model: torch.nn.Module, num_layers: int, *, recomputes: bool) -> None:
+    def __init__(
+        self, model: torch.nn.Module, info: ModelInfo, device: torch.device, *, recomputes: bool
+    ) -> None:
         """Register hooks on the routers of this rank's part of the model, if it has any.
 
         With ``recomputes`` each layer computes twice, first without gradients.
         """
         self._recomputes = recomputes
         self._inputs: ModelInputs | None = None
-        self._routers = [module for module in model.modules() if isinstance(module, TopKRouter)]
-        if not self._routers:
+        self._num_chosen, self._num_dense = info.num_experts_per_token, info.num_dense_layers
+        # [layers with experts, experts + 1]: tokens of each expert, and the sum of the weights of first
+        # choices; no layers in a dense model.
+        shape = (info.num_mixture_layers, (info.num_experts or 0) + 1)
+        self._sums = torch.zeros(shape, dtype=torch.float64, device=device)
+        if info.num_experts is None:
             return
-        # [layers, experts + 1]: tokens of each expert, and the sum of the weights of first choices.
-        weight = self._routers[0].weight
-        self._sums = torch.zeros(num_layers, len(weight) + 1, dtype=torch.float64, device=weight.device)
         model.register_forward_pre_hook(self._remember, with_kwargs=True)
-        for router in self._routers:
-            router.register_forward_hook(self._count)
+        for module in model.modules():
+            if isinstance(module, TopKRouter):
+                module.register_forward_hook(self._count)
 
     def _remember(self, model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self._inputs = kwargs["labels"]
@@ -61,25 +66,24 @@ class ExpertLoad:
         if router.config.sequence_parallel:  # this rank has one of equal pieces of the row
             indexes = indexes - parallel_state.get_tensor_model_parallel_rank() * len(chosen)
             indexes = indexes[(indexes >= 0) & (indexes < len(chosen))]
-        row = self._sums[router.layer_number - 1]
+        row = self._sums[router.layer_number - 1 - self._num_dense]
         row[:-1] += chosen.index_select(0, indexes).sum(dim=0)
         row[-1] += weights.index_select(0, indexes).amax(dim=1).sum()
 
     def forget(self) -> None:
         """Forget the counts since the last call of ``result``."""
-        if self._routers:
-            self._sums.zero_()
+        self._sums.zero_()
 
     def result(self, num_replicas: int) -> dict[str, Metric]:
         """Return this replica's part of the metrics since the last call; nothing for a dense model.
 
         Collective over all ranks of the policy.
         """
-        if not self._routers:
+        if not len(self._sums):
             return {}
         sums, self._sums = self._sums, torch.zeros_like(self._sums)
         dist.all_reduce(sums)
-        values = load_metrics(sums[:, :-1], sums[:, -1], self._routers[0].topk)
+        values = load_metrics(sums[:, :-1], sums[:, -1], self._num_chosen)
         return {name: mean(value / num_replicas, 1 / num_replicas) for name, value in values.items()}
 
 

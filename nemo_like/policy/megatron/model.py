@@ -58,7 +58,7 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
-        ffn_hidden_size=model.intermediate_size,
+        ffn_hidden_size=model.dense_ffn_size or model.intermediate_size,
         num_attention_heads=model.num_heads,
         num_query_groups=model.num_kv_heads,
         kv_channels=model.head_size,
@@ -109,8 +109,14 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
 def _mixture_options(model: ModelInfo, cfg: WorkerGroupConfig, layout: ParallelLayout) -> dict[str, Any]:
     if model.num_experts is None:
         return {}
+    # A list makes Megatron-core store every layer under a name of its own in checkpoints.
+    dense, mixture = [0] * model.num_dense_layers, [1] * model.num_mixture_layers
     return {
         "num_moe_experts": model.num_experts,
+        "moe_layer_freq": [*dense, *mixture] if dense else 1,
+        "moe_ffn_hidden_size": model.intermediate_size,
+        "moe_shared_expert_intermediate_size": model.shared_ffn_size or None,
+        "moe_router_topk_scaling_factor": model.routed_scale,
         "moe_router_topk": model.num_experts_per_token,
         # Softmax over the chosen experts alone makes their weights sum to 1.
         "moe_router_pre_softmax": not model.normalises_chosen_experts,

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import (
     HAVE_TE,
     get_gpt_layer_local_spec,
@@ -23,6 +24,7 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from torch import Tensor
 from torch.nn import functional
 
@@ -303,17 +305,40 @@ def layer_spec(
     Transformer Engine's attention cannot share prompts, so TorchCoreAttention replaces it with
     ``shares_prompts``.
     """
-    if uses_transformer_engine(device):
-        spec = get_gpt_layer_with_transformer_engine_spec(
-            num_experts=config.num_moe_experts,
-            moe_grouped_gemm=config.moe_grouped_gemm,
-            qk_layernorm=config.qk_layernorm,
-        )
-        if shares_prompts:
-            spec.submodules.self_attention.submodules.core_attention = TorchCoreAttention
-        return spec
+    first, num_layers = get_transformer_layer_offset(config), get_num_layers_to_build(config)
+    have_experts = [bool(one) for one in mixture_layers(config)[first : first + num_layers]]
+    if not uses_transformer_engine(device):
+        layers = {one: _plain_layer(config, has_experts=one) for one in set(have_experts)}
+        return TransformerBlockSubmodules([layers[one] for one in have_experts], TorchRMSNorm)
+    layers = {
+        one: _fused_layer(config, has_experts=one, shares_prompts=shares_prompts) for one in set(have_experts)
+    }
+    if len(layers) == 1:
+        return layers[have_experts[0]]
+    return TransformerBlockSubmodules([layers[one] for one in have_experts], TESpecProvider().layer_norm())
+
+
+def mixture_layers(config: TransformerConfig) -> list[int]:
+    """Return for each layer of the whole model 1 where it has experts, else 0."""
+    if isinstance(config.moe_layer_freq, int):
+        return [int(config.num_moe_experts is not None)] * config.num_layers
+    return list(config.moe_layer_freq)
+
+
+def _fused_layer(config: TransformerConfig, *, has_experts: bool, shares_prompts: bool) -> ModuleSpec:
+    spec = get_gpt_layer_with_transformer_engine_spec(
+        num_experts=config.num_moe_experts if has_experts else None,
+        moe_grouped_gemm=config.moe_grouped_gemm,
+        qk_layernorm=config.qk_layernorm,
+    )
+    if shares_prompts:
+        spec.submodules.self_attention.submodules.core_attention = TorchCoreAttention
+    return spec
+
+
+def _plain_layer(config: TransformerConfig, *, has_experts: bool) -> ModuleSpec:
     layer = get_gpt_layer_local_spec(
-        num_experts=config.num_moe_experts,
+        num_experts=config.num_moe_experts if has_experts else None,
         moe_grouped_gemm=False,
         qk_layernorm=config.qk_layernorm,
         normalization=config.normalization,
@@ -321,14 +346,14 @@ def layer_spec(
     layer.submodules.input_layernorm = TorchRMSNorm
     layer.submodules.pre_mlp_layernorm = TorchRMSNorm
     mlp = layer.submodules.mlp.submodules
-    if config.moe_grouped_gemm:
+    if has_experts:
+        mlp.shared_experts.submodules.activation_func = TorchSwiGLU
+    if has_experts and config.moe_grouped_gemm:
         mlp.experts = ModuleSpec(module=GroupedExperts)
     else:
-        (mlp.experts.submodules if config.num_moe_experts else mlp).activation_func = TorchSwiGLU
+        (mlp.experts.submodules if has_experts else mlp).activation_func = TorchSwiGLU
     attention = layer.submodules.self_attention.submodules
     attention.core_attention = TorchCoreAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = TorchRMSNorm
-    return TransformerBlockSubmodules(
-        layer_specs=[layer] * get_num_layers_to_build(config), layer_norm=TorchRMSNorm
-    )
+    return layer

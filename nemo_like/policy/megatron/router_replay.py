@@ -25,6 +25,7 @@ from torch import Tensor
 
 from nemo_like.observability.metrics import Metric, mean
 from nemo_like.policy.batch.policy_batch import ModelInputs
+from nemo_like.policy.megatron.modules import mixture_layers
 
 # Returns the values and the indexes of the k highest scores.
 _TopK = Callable[..., tuple[Tensor, Tensor]]
@@ -41,10 +42,11 @@ class RouteReplay:
         routers = [one for one in model.modules() if isinstance(one, TopKRouter)] if model else []
         self._recomputes = config.recompute_granularity is not None
         self._is_sequence_parallel = config.sequence_parallel
+        self._is_on = model is not None  # also on a rank none of whose layers has experts
         self._num_layers = len(routers)
-        self._first_layer = (
-            routers[0].layer_number - 1 if routers else 0
-        )  # this rank's first; the rest follow
+        # The place of this rank's first layer among the layers with experts; the rest follow.
+        num_dense = mixture_layers(config).count(0) if routers else 0
+        self._first_layer = routers[0].layer_number - 1 - num_dense if routers else 0
         for layer_index, router in enumerate(routers):
             router.router_replay = _LayerReplay(self, layer_index)
         self._routes: Tensor | None = None  # [tokens of this rank, layers of this rank, k]
@@ -101,7 +103,7 @@ class RouteReplay:
     def metrics(self) -> dict[str, Metric]:
         """Return the share of tokens and layers for which the router's own choice was another set of experts,
         over all ranks of the replica, and reset the counts. All these ranks call this."""
-        if not self._num_layers:
+        if not self._is_on:
             return {}
         counts, self._counts = self._counts, torch.zeros_like(self._counts)
         for group in (parallel_state.get_model_parallel_group(), parallel_state.get_context_parallel_group()):

@@ -106,6 +106,17 @@ def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
     return replace(rule, hf_names=tuple(prefix + hf_name for hf_name in rule.hf_names))
 
 
+def router_biases(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the biases by which routers choose experts, which are buffers, by name."""
+    return (named for named in model.named_buffers() if named[0].endswith(".router.expert_bias"))
+
+
+def loaded_tensors(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield all that a checkpoint has of a model, by name: its parameters and the biases of routers."""
+    yield from model.named_parameters()
+    yield from router_biases(model)
+
+
 def single_experts(parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Yield parameters by name, with one entry per expert.
 

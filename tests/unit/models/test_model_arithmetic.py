@@ -45,6 +45,54 @@ def tiny_mixture(tmp_path: Path) -> ModelInfo:
     return tiny(tmp_path, model_type="qwen3_moe", **sizes)
 
 
+GLM45_AIR = {
+    "model_type": "glm4_moe",
+    "num_hidden_layers": 46,
+    "hidden_size": 4096,
+    "intermediate_size": 10_944,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_552,
+    "attention_bias": True,
+    "use_qk_norm": False,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+}
+
+
+def small_glm(tmp_path: Path) -> ModelInfo:
+    """3 layers, of which one is dense; feed-forward 5, 4 experts of 2, 2 shared ones, 1 chosen."""
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 1, "n_shared_experts": 2}
+    sizes = {"num_hidden_layers": 3, "moe_intermediate_size": 2, "first_k_dense_replace": 1}
+    return tiny(tmp_path, model_type="glm4_moe", **experts, **sizes)
+
+
+def test_the_first_layers_of_a_mixture_may_be_dense(tmp_path: Path) -> None:
+    model = small_glm(tmp_path)
+    counts = model.parameters
+    assert not model.has_qk_norm and model.has_qkv_bias
+    # 72 and biases of 6 + 6; three matrices of 4 x 5, of 4 x 2 and of 4 x 4; 4 x 4 and a bias of 4.
+    assert (counts.attention, counts.dense_ffn, counts.expert) == (84, 60, 24)
+    assert (counts.shared_experts, counts.router) == (48, 20)
+    assert counts.layer == 84 + 8 + 20 + 48 + 4 * 24
+    assert [counts.experts_in(range(first, first + 1)) for first in range(3)] == [0, 96, 96]
+    outside = [counts.outside_experts_in(range(first, first + 1)) for first in range(3)]
+    assert outside == [84 + 8 + 60, 84 + 8 + 68, 84 + 8 + 68]
+    assert counts.total == 28 + 28 + 4 + sum(outside) + 2 * 96
+    assert counts.total - counts.active == 2 * 3 * 24
+    assert layer_flops_per_token(model) == 2 * (3 * 72 + 60 + 2 * (16 + 48 + 24))
+
+
+def test_glm_45_air_has_the_published_numbers_of_parameters(tmp_path: Path) -> None:
+    counts = tiny(tmp_path, **GLM45_AIR).parameters
+    assert counts.total == pytest.approx(106e9, abs=1e9)
+    assert counts.active - counts.embeddings == pytest.approx(12e9, abs=0.5e9)
+
+
 # By the model cards: 8.2 B, 6.95 B of them outside the embeddings; 30.5 B, 29.9 B and 3.3 B active.
 def test_qwen3_8b_has_the_published_number_of_parameters() -> None:
     counts = shape("Qwen3-8B").parameters

@@ -147,6 +147,14 @@ def test_the_share_that_rotates_is_read_where_the_family_has_one(tmp_path: Path)
     assert shares == [0.75, 0.5, 1.0, 1.0, 1.0, 1.0]
 
 
+def test_the_norms_of_queries_and_keys_may_be_left_out(tmp_path: Path) -> None:
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    glm = {"model_type": "glm4_moe", "attention_bias": True, "routed_scaling_factor": 2.5, **experts}
+    models = [described(checkpoint(tmp_path, **glm, use_qk_norm=value)) for value in (True, False)]
+    assert [model.has_qk_norm for model in models] == [True, False]
+    assert {(one.num_dense_layers, one.shared_ffn_size, one.routed_scale) for one in models} == {(0, 0, 2.5)}
+
+
 def test_experts_of_mixtral_have_the_feed_forward_size_and_weights_that_sum_to_1(tmp_path: Path) -> None:
     model = described(checkpoint(tmp_path, model_type="mixtral", num_local_experts=8, num_experts_per_tok=2))
     assert (model.intermediate_size, model.num_experts, model.normalises_chosen_experts) == (96, 8, True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from nemo_like.models.model_info import ModelInfo
 from nemo_like.policy.megatron import expert_load
 from nemo_like.policy.megatron.expert_load import EXPERT_METRICS, ExpertLoad, load_metrics
 
@@ -52,12 +54,8 @@ def test_nothing_is_reported_of_no_tokens() -> None:
 class Router(torch.nn.Module):
     """Gives what it is called with; the hooks see no difference."""
 
-    layer_number, topk = 1, 1
+    layer_number = 2  # the first layer has no experts
     config = SimpleNamespace(sequence_parallel=False)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(2, 4))
 
     def forward(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         return weights, weights > 0
@@ -72,6 +70,13 @@ class Model(torch.nn.Module):
         self.router(weights)
 
 
+def mixture(num_layers: int, num_experts: int | None) -> ModelInfo:
+    """One expert of each token; the first layer has none. Without experts it is dense."""
+    sizes: dict[str, Any] = dict.fromkeys(ModelInfo.__slots__, 8) | {"model_type": "llama"}
+    experts = {"num_experts": num_experts, "num_experts_per_token": 1, "num_dense_layers": 1}
+    return ModelInfo(**{**sizes, **experts, "num_layers": num_layers})
+
+
 CHOICES = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0], [0.0, 1.0]])
 
 
@@ -82,7 +87,7 @@ def test_each_scored_token_counts_once_also_where_layers_are_recomputed(
     monkeypatch.setattr(expert_load, "TopKRouter", Router)
     monkeypatch.setattr(expert_load.dist, "all_reduce", lambda sums: None)
     model = Model()
-    load = ExpertLoad(model, num_layers=1, recomputes=recomputes)
+    load = ExpertLoad(model, mixture(2, 2), torch.device("cpu"), recomputes=recomputes)
     inputs = SimpleNamespace(output_index=torch.tensor([0, 1, 1]))  # the last two tokens predict nothing
     model.eval()
     model(CHOICES, labels=inputs)  # scores only
@@ -98,4 +103,18 @@ def test_each_scored_token_counts_once_also_where_layers_are_recomputed(
 
 
 def test_a_dense_model_reports_nothing() -> None:
-    assert ExpertLoad(torch.nn.Linear(2, 2), num_layers=1, recomputes=False).result(num_replicas=1) == {}
+    load = ExpertLoad(torch.nn.Linear(2, 2), mixture(2, None), torch.device("cpu"), recomputes=False)
+    load.forget()
+    assert load.result(num_replicas=1) == {}
+
+
+def test_a_stage_without_experts_takes_part_in_the_sum_over_all_stages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def add_other_stage(sums: Tensor) -> None:
+        sums += torch.tensor([[1.0, 3.0, 4.0]])
+
+    monkeypatch.setattr(expert_load.dist, "all_reduce", add_other_stage)
+    load = ExpertLoad(torch.nn.Linear(2, 2), mixture(2, 2), torch.device("cpu"), recomputes=False)
+    found = {name: metric.value for name, metric in load.result(num_replicas=1).items()}
+    assert found["moe/max_load"] == pytest.approx(3 / 4 * 2)

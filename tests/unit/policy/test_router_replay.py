@@ -40,7 +40,9 @@ def routers(*layers: int) -> torch.nn.ModuleList:
 
 
 def settings(**changes: Any) -> Any:
-    return SimpleNamespace(recompute_granularity=None, sequence_parallel=False, **changes)
+    usual = {"recompute_granularity": None, "sequence_parallel": False}
+    layers = {"num_layers": 4, "num_moe_experts": 4, "moe_layer_freq": 1}
+    return SimpleNamespace(**{**usual, **layers, **changes})
 
 
 def inputs(*routes: list[list[int]]) -> ModelInputs:
@@ -86,19 +88,36 @@ def test_rows_are_ordered_by_position_then_by_sample() -> None:
         assert chosen(model[0], torch.zeros(4, 4)) == [[1, 2], [1, 4], [1, 3], [2, 3]]
 
 
+def test_routes_are_those_of_layers_with_experts_alone() -> None:
+    model = routers(3, 4)  # the first two layers have no experts
+    replay = RouteReplay(model, settings(moe_layer_freq=[0, 0, 1, 1]), CPU)
+    with replay.replaying(inputs([[1, 2]] * 3, [[1, 3]] * 3)):
+        assert [chosen(router) for router in model] == [[[1, 2]] * 3, [[1, 3]] * 3]
+
+
+def test_a_stage_without_experts_takes_part_in_the_sums_of_all_stages(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sums: list[Any] = []
+    monkeypatch.setattr(router_replay.dist, "all_reduce", lambda counts, **_: sums.append(counts))
+    RouteReplay(torch.nn.ModuleList(), settings(moe_layer_freq=[0, 0, 1, 1]), CPU).metrics()
+    RouteReplay(None, settings(), CPU).metrics()
+    assert len(sums) == 2  # over the replica's model ranks and its context ranks, once
+
+
 def test_sequence_parallel_ranks_replay_their_part_of_the_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = {"get_tensor_model_parallel_world_size": 2, "get_tensor_model_parallel_rank": 1}
     for name, value in ranks.items():
         monkeypatch.setattr(router_replay.parallel_state, name, lambda value=value: value)
     model = routers(1)
-    replay = RouteReplay(model, SimpleNamespace(recompute_granularity=None, sequence_parallel=True), CPU)
+    replay = RouteReplay(model, settings(sequence_parallel=True), CPU)
     with replay.replaying(inputs([[1, 2], [1, 3], [1, 4], [2, 3]])):
         assert chosen(model[0], SCORES[:2]) == [[1, 4], [2, 3]]
 
 
 def test_recomputation_replays_micro_batches_in_the_order_of_their_forward_passes() -> None:
     model = routers(1)
-    replay = RouteReplay(model, SimpleNamespace(recompute_granularity="full", sequence_parallel=False), CPU)
+    replay = RouteReplay(model, settings(recompute_granularity="full"), CPU)
     for routes in ([[1, 2]] * 3, [[1, 3]] * 3):
         with replay.replaying(inputs(routes)):
             chosen(model[0])
