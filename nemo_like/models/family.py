@@ -53,12 +53,7 @@ def without(*keys: str) -> tuple[TrainedValues, ...]:
     return tuple(TrainedValues(key, (False, None)) for key in keys)
 
 
-WINDOW_OFF = TrainedValues(
-    "sliding_window",
-    (None,),
-    remedy="set {group}.model_overrides={sliding_window: null} if no sequence is longer than the window, or "
-    "{group}.backend=fsdp",
-)
+SWIGLU = TrainedValues("hidden_act", ("silu",), missing="silu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +89,8 @@ class Family:
     has_qk_norm: each head's queries and keys are normalised.
     qk_norm_key: the key of config.json that says whether they are; empty where they always are.
     has_partial_rotation: config.json says which share of a head's values rotates with the position.
+    has_window: every layer has the window of ``sliding_window`` in config.json, if that is not null.
+    missing_window: the window where that key is missing.
     mixture: how config.json describes experts; None for dense models.
     megatron: further options of Megatron-core's TransformerConfig.
     layer_rules, expert_rules: weight rules of a layer and of one expert, where they are not those of most
@@ -108,6 +105,8 @@ class Family:
     has_qk_norm: bool = False
     qk_norm_key: str = ""
     has_partial_rotation: bool = False
+    has_window: bool = False
+    missing_window: int | None = None
     mixture: Mixture | None = None
     megatron: Mapping[str, Any] = field(default_factory=dict, hash=False)
     layer_rules: Mapping[str, Rule] = field(default_factory=dict, hash=False)

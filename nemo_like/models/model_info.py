@@ -72,6 +72,7 @@ class ModelInfo:
     rope_theta: float
     rope_scaling_factor: float | None  # of Llama 3.1's scaling; None with no scaling, or with another kind
     num_stored_scalars: int | None  # counted in the weight files; None if the sizes give the number
+    window: int | None = None  # the tokens to which one attends, itself included; None: all earlier ones
     num_dense_layers: int = 0  # the first ones of a mixture, which have no experts
     dense_ffn_size: int = 0  # of the layers of a mixture that have no experts
     shared_ffn_size: int = 0  # of the experts that every token uses, together
@@ -105,6 +106,10 @@ class ModelInfo:
     def num_mixture_layers(self) -> int:
         """The layers that have experts."""
         return 0 if self.num_experts is None else self.num_layers - self.num_dense_layers
+
+    def window_within(self, num_tokens: int) -> int | None:
+        """Return the window where it leaves out tokens of a sequence of ``num_tokens``, else None."""
+        return self.window if self.window is not None and self.window < num_tokens else None
 
     def padded_vocab_size(self, tp: int) -> int:
         """Return the rows of an embedding on ``tp`` ranks: the vocabulary, rounded up to a multiple."""
@@ -345,6 +350,7 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
         rope_theta=theta,
         rope_scaling_factor=scaling_factor,
         num_stored_scalars=num_stored_scalars,
+        window=content.get("sliding_window", family.missing_window) if family and family.has_window else None,
         leaves_out_qk_norm=bool(family and family.qk_norm_key and not content.get(family.qk_norm_key)),
         rotated_share=_rotated_share(content) if family and family.has_partial_rotation else 1.0,
         placeholder_ids=placeholder_ids(content) if content["model_type"] in IMAGE_TEXT_MODEL_TYPES else (),

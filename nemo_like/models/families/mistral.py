@@ -1,11 +1,11 @@
-"""Mistral, dense, without sliding windows. A missing key means a window of 4,096 to transformers."""
+"""Mistral, dense; older ones have a sliding window in every layer."""
 
-from dataclasses import replace
-
-from nemo_like.models.family import WINDOW_OFF, Family
+from nemo_like.models.family import SWIGLU, Family
 
 KIND = Family(
-    about="Mistral, without sliding windows",
+    about="Mistral, also with a sliding window",
     model_types=("mistral",),
-    trained_values=(replace(WINDOW_OFF, missing=4096),),
+    trained_values=(SWIGLU,),
+    has_window=True,
+    missing_window=4096,
 )

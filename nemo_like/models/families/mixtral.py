@@ -1,12 +1,13 @@
 """Mixtral: experts in every layer, under names of their own."""
 
-from nemo_like.models.family import WINDOW_OFF, Family, Mixture
+from nemo_like.models.family import SWIGLU, Family, Mixture
 from nemo_like.models.weight_names import Merge, Rule
 
 KIND = Family(
-    about="Mixtral, without sliding windows: experts in every layer",
+    about="Mixtral: experts in every layer",
     model_types=("mixtral",),
-    trained_values=(WINDOW_OFF,),
+    trained_values=(SWIGLU,),
+    has_window=True,
     mixture=Mixture(expert_size="intermediate_size", normalises=""),
     layer_rules={"mlp.router.weight": Rule(("block_sparse_moe.gate.weight",))},
     expert_rules={

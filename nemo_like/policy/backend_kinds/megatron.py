@@ -98,6 +98,7 @@ def _model_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> It
     yield from _expert_problems(name, group, model)
     yield from _adapted_expert_problems(name, group, model)
     yield from _fused_layer_problems(name, group, model)
+    yield from _window_problems(name, group, model)
 
 
 def _stage_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
@@ -169,6 +170,20 @@ def _adapted_expert_problems(name: str, group: WorkerGroupConfig, model: ModelIn
             f"none with {name}.backend=megatron",
             remedy=f"name layers of the attention: [{', '.join(ATTENTION_LAYERS)}]",
         )
+
+
+def _window_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+    length, cp = group.max_total_sequence_length, group.megatron_cfg.context_parallel_size
+    if model.window_within(length) is None:
+        return
+    longest = f"{name}.max_total_sequence_length={length}"
+    rule = f"is not for a window of {model.window} tokens in sequences of {longest}"
+    if cp > 1:
+        key = f"{name}.megatron_cfg.context_parallel_size={cp}"
+        yield Problem(key=key, rule=rule, remedy="set it to 1")
+    if group.sequence_packing.share_prompts:
+        key = f"{name}.sequence_packing.share_prompts=true"
+        yield Problem(key=key, rule=rule, remedy="set it to false")
 
 
 def _fused_layer_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:

@@ -45,10 +45,17 @@ class Sequences:
         )
 
 
-def attend_varlen(query: Tensor, key: Tensor, value: Tensor, where: Sequences, scale: float | None) -> Tensor:
+def attend_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    where: Sequences,
+    scale: float | None,
+    window: int | None = None,
+) -> Tensor:
     """Compute causal attention. query: [tokens, heads, d]; key, value: [tokens, groups, d].
 
-    Returns [tokens, heads, d].
+    With ``window`` a query attends to that many of its latest keys. Returns [tokens, heads, d].
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -67,7 +74,8 @@ def attend_varlen(query: Tensor, key: Tensor, value: Tensor, where: Sequences, s
         where.max_queries,
         where.max_keys,
         scale=scale,
-        window_size=(-1, 0),  # causal, with the last query at the last key
+        # Causal, with the last query at the last key.
+        window_size=(-1 if window is None else window - 1, 0),
         **options,
     )
     return context

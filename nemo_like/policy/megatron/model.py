@@ -53,7 +53,7 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
     Raises Megatron-core's errors about arguments in ``megatron_cfg.model_kwargs``.
     """
     device = torch.device(cfg.device.name)
-    dtype = DTYPES[cfg.precision]
+    dtype, window = DTYPES[cfg.precision], model.window_within(cfg.max_total_sequence_length)
     given = megatron_values(TransformerConfig, cfg.megatron_cfg.model_kwargs)
     return TransformerConfig(
         num_layers=model.num_layers,
@@ -67,6 +67,7 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         qk_layernorm=model.has_qk_norm,
         add_qkv_bias=model.has_qkv_bias,
         add_bias_linear=False,
+        window_size=None if window is None else (window - 1, 0),
         gated_linear_unit=True,
         activation_func=functional.silu,
         hidden_dropout=0.0,

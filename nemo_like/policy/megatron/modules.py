@@ -66,7 +66,7 @@ class TorchCoreAttention(MegatronModule):
     """Causal attention with grouped queries by scaled_dot_product_attention.
 
     Under context parallelism a rank has the keys and values of every rank and the queries of its own
-    tokens, two pieces of each sample.
+    tokens, two pieces of each sample. With a sliding window each query attends to its latest keys alone.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class TorchCoreAttention(MegatronModule):
     ) -> None:
         super().__init__(config=config)
         self.softmax_scale = softmax_scale
+        self._window = config.window_size[0] + 1 if config.window_size else None
         self._context = parallel_state.get_context_parallel_group()
 
     def forward(
@@ -142,7 +143,7 @@ class TorchCoreAttention(MegatronModule):
         where, indexes = packed.sequences(self._context.rank(), self._context.size())
         if indexes is not None:
             key, value = (self._of_all_ranks(tensor).index_select(0, indexes) for tensor in (key, value))
-        return attend_varlen(query, key, value, where, self.softmax_scale)
+        return attend_varlen(query, key, value, where, self.softmax_scale, self._window)
 
     def _of_all_ranks(self, tensor: Tensor) -> Tensor:
         """Gather the tokens of all context-parallel ranks, [T of all ranks, ...], by rank; the backward pass
@@ -173,14 +174,27 @@ class TorchCoreAttention(MegatronModule):
         """Have the last query attend to all keys, the query before it to all but the last, and so on.
 
         Where there are more keys than queries, zeros stand in for the earlier queries. A mask would hide the
-        keys as well, but its memory grows with the square of a sample's length.
+        keys as well, but its memory grows with the square of a sample's length. With a window there is one.
         """
+        if self._window is not None:
+            mask = _window_mask(query, key, self._window)
+            return functional.scaled_dot_product_attention(
+                query, key, value, mask, scale=self.softmax_scale, enable_gqa=True
+            )
         if num_earlier := key.shape[2] - query.shape[2]:
             query = functional.pad(query, (0, 0, num_earlier, 0))
         context = functional.scaled_dot_product_attention(
             query, key, value, is_causal=True, scale=self.softmax_scale, enable_gqa=True
         )
         return context[:, :, num_earlier:]
+
+
+def _window_mask(query: Tensor, key: Tensor, window: int) -> Tensor:
+    """Return which keys each query attends to, [queries, keys] bool; the last query stands at the last
+    key."""
+    num_queries, num_keys = query.shape[2], key.shape[2]
+    mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
+    return mask.tril(num_keys - num_queries).triu(num_keys - num_queries - window + 1)
 
 
 def _indexes_by_position(num_tokens: int, num_ranks: int) -> Tensor:

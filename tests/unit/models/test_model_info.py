@@ -117,13 +117,11 @@ def test_what_the_conversion_does_not_cover_is_refused(
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
-        ("mistral", {}, "sliding_window=4096, which is not supported"),
-        ("mistral", {"sliding_window": 1024}, r"set policy\.model_overrides=\{sliding_window: null\}"),
+        ("mistral", {"hidden_act": "gelu"}, 'hidden_act="gelu", which is not supported'),
         ("phi3", {"rope_scaling": {"type": "longrope"}}, "rope scaling .*longrope.* which is not supported"),
         ("seed_oss", {"attention_bias": False}, "attention_bias=false, which is not supported; use a checkp"),
         ("seed_oss", {"attention_out_bias": True}, "attention_out_bias=true"),
         ("ernie4_5", {"use_bias": True}, "use_bias=true"),
-        ("mixtral", {"sliding_window": 4096, **MIXTURE}, "sliding_window=4096"),
         ("mixtral", {}, "without a positive integer for num_experts, num_experts_per_tok"),
     ],
 )
@@ -153,6 +151,27 @@ def test_the_norms_of_queries_and_keys_may_be_left_out(tmp_path: Path) -> None:
     models = [described(checkpoint(tmp_path, **glm, use_qk_norm=value)) for value in (True, False)]
     assert [model.has_qk_norm for model in models] == [True, False]
     assert {(one.num_dense_layers, one.shared_ffn_size, one.routed_scale) for one in models} == {(0, 0, 2.5)}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "window"),
+    [
+        ("mistral", {"sliding_window": 100}, 100),
+        ("mistral", {"sliding_window": None}, None),
+        ("mistral", {}, 4096),  # as transformers takes it
+        ("phi3", {}, None),
+        ("qwen3", {"sliding_window": 100}, None),
+    ],
+)
+def test_a_window_is_read_where_the_family_has_one(
+    tmp_path: Path, model_type: str, changes: dict[str, Any], window: int | None
+) -> None:
+    assert described(checkpoint(tmp_path, model_type=model_type, **changes)).window == window
+
+
+def test_a_window_matters_where_a_sequence_is_longer(tmp_path: Path) -> None:
+    model = described(checkpoint(tmp_path, model_type="mistral", sliding_window=100))
+    assert [model.window_within(length) for length in (100, 101)] == [None, 100]
 
 
 def test_experts_of_mixtral_have_the_feed_forward_size_and_weights_that_sum_to_1(tmp_path: Path) -> None:

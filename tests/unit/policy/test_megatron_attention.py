@@ -53,19 +53,26 @@ def tokens_of(rank: int, num_ranks: int) -> Tensor:
     )
 
 
-def attention(monkeypatch: pytest.MonkeyPatch, rank: int, num_ranks: int) -> TorchCoreAttention:
+def attention(
+    monkeypatch: pytest.MonkeyPatch, rank: int, num_ranks: int, window: int | None = None
+) -> TorchCoreAttention:
     """The layer of one context-parallel rank, to which every rank's keys and values have come."""
     group = SimpleNamespace(size=lambda: num_ranks, rank=lambda: rank)
     monkeypatch.setattr(parallel_state, "get_context_parallel_group", lambda: group)
-    config = TransformerConfig(num_layers=1, hidden_size=HEADS * HEAD_SIZE, num_attention_heads=HEADS)
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=HEADS * HEAD_SIZE,
+        num_attention_heads=HEADS,
+        window_size=None if window is None else (window - 1, 0),
+    )
     layer = TorchCoreAttention(config, 1, None, "self", softmax_scale=0.3)
     monkeypatch.setattr(layer, "_of_all_ranks", lambda of_all_ranks: of_all_ranks)
     return layer
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize(("num_ranks", "window"), [(1, None), (2, None), (3, None), (1, 5)])
 def test_one_kernel_gives_what_a_loop_over_samples_gives(
-    num_ranks: int, monkeypatch: pytest.MonkeyPatch
+    num_ranks: int, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values and gradients, of every context-parallel rank."""
     monkeypatch.setattr(varlen, "varlen_attn", loops_over_sequences)
@@ -76,13 +83,23 @@ def test_one_kernel_gives_what_a_loop_over_samples_gives(
         query, key, value = inputs()
         keys, values = (each[torch.cat(ranks)] for each in (key, value))
         contexts = [
-            attention(monkeypatch, rank, num_ranks)(query[mine], keys, values, packed_seq_params=packed())
+            attention(monkeypatch, rank, num_ranks, window)(
+                query[mine], keys, values, packed_seq_params=packed()
+            )
             for rank, mine in enumerate(ranks)
         ]
         (torch.cat(contexts) * torch.arange(HEAD_SIZE)).sum().backward()
         results.append([torch.cat(contexts), query.grad, key.grad, value.grad])
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_query_attends_to_the_latest_keys_of_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With equal keys it takes their values' mean: of tokens 0 to 3 the mean of the last two."""
+    query, value = torch.zeros(4, 1, HEADS, HEAD_SIZE), torch.zeros(4, 1, GROUPS, HEAD_SIZE)
+    value[:] = torch.tensor([0.0, 2.0, 4.0, 8.0])[:, None, None, None]
+    context = attention(monkeypatch, 0, 1, window=2)(query, torch.zeros_like(value), value)
+    assert context[:, 0, 0].tolist() == [0, 1, 3, 6]
 
 
 def test_an_older_torch_gets_keys_for_every_head(monkeypatch: pytest.MonkeyPatch) -> None:

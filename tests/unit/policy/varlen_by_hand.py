@@ -21,14 +21,17 @@ def loops_over_sequences(
     enable_gqa: bool = False,
 ) -> Tensor:
     """What torch documents of varlen_attn: causal from each sequence's end."""
-    assert window_size == (-1, 0)
+    before, after = window_size
+    assert after == 0
     outputs = []
     for number in range(len(cu_query) - 1):
         queries = query[cu_query[number] : cu_query[number + 1]]
         keys, values = (each[cu_key[number] : cu_key[number + 1]] for each in (key, value))
         assert len(queries) <= max_query
         assert len(keys) <= max_key
-        mask = torch.ones(len(queries), len(keys), dtype=torch.bool).tril(len(keys) - len(queries))
+        gap = len(keys) - len(queries)
+        mask = torch.ones(len(queries), len(keys), dtype=torch.bool).tril(gap)
+        mask = mask if before < 0 else mask.triu(gap - before)
         by_head = (each.transpose(0, 1) for each in (queries, keys, values))
         output = functional.scaled_dot_product_attention(*by_head, mask, scale=scale, enable_gqa=enable_gqa)
         outputs.append(output.transpose(0, 1))

@@ -219,6 +219,25 @@ def test_fused_layers_of_a_checkpoint_get_no_adapters_but_the_others_do(demo: De
     )
 
 
+def test_a_window_shorter_than_sequences_is_not_for_shared_prompts_and_context_parallelism(
+    demo: Demo, checkpoint: Path
+) -> None:
+    settings = (
+        "policy.max_total_sequence_length=20",
+        "policy.sequence_packing.enabled=true",
+        "policy.sequence_packing.share_prompts=true",
+        "policy.megatron_cfg.context_parallel_size=2",
+    )
+    write_checkpoint(checkpoint, model_type="mistral", sliding_window=20)
+    assert not [one for one in problems(demo(*settings)) if "window" in one]
+    write_checkpoint(checkpoint, model_type="mistral", sliding_window=19)
+    rule = "is not for a window of 19 tokens in sequences of policy.max_total_sequence_length=20"
+    assert [one for one in problems(demo(*settings)) if "window" in one] == [
+        f"policy.megatron_cfg.context_parallel_size=2 {rule}; set it to 1",
+        f"policy.sequence_packing.share_prompts=true {rule}; set it to false",
+    ]
+
+
 def test_a_dense_model_has_no_experts_to_spread(demo: Demo) -> None:
     (problem,) = problems(demo("policy.megatron_cfg.expert_model_parallel_size=2"))
     assert problem == (
