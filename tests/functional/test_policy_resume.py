@@ -287,6 +287,13 @@ def test_a_resumed_policy_trains_with_the_weight_decay_that_is_configured_now(
     assert run(tmp_path / "resumed", layout, model, path, rounds=measured_with_other_settings) == [0.3]
 
 
+def test_a_tied_embedding_behind_padding_is_stored_whole(tmp_path: Path) -> None:
+    """On the first stage its bucket begins behind others, whose sizes are no multiple of 128 here."""
+    model = make_checkpoint(tmp_path / "model", "seed_oss")
+    whole = tmp_path / "whole"
+    check_resumption((whole, run(whole, "PP2", model)), "one", 1e-5, model, tmp_path / "resumed")
+
+
 @pytest.mark.parametrize(
     ("saved_by", "resumed_by"),
     [

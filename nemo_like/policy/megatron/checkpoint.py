@@ -33,7 +33,12 @@ from megatron.core.optimizer import MegatronOptimizer
 
 from nemo_like.policy.backends.kept_weights import KeptWeights
 from nemo_like.policy.megatron.optimizer import chained_optimizers, ensure_adam_state
-from nemo_like.policy.megatron.optimizer_shares import OptimizerShares, UntouchedZeros, sharded_parts
+from nemo_like.policy.megatron.optimizer_shares import (
+    OptimizerShares,
+    UntouchedZeros,
+    places_in_gathered_tensors,
+    sharded_parts,
+)
 from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 
 _FORMAT = ("torch_dist", 1)
@@ -87,7 +92,8 @@ def save_checkpoint(
     """Give this rank's part to ``writer``, which writes it into the empty directory ``path``; every rank
     calls this with equal ``counters``. With ``reference`` its weights are written beside the model's."""
     ensure_adam_state(optimizer)  # a checkpoint without moments could not be loaded
-    state = {**_sharded_state(model, optimizer, _METADATA, is_loading=False), **counters}
+    with places_in_gathered_tensors(optimizer):
+        state = {**_sharded_state(model, optimizer, _METADATA, is_loading=False), **counters}
     if reference is not None:
         with reference.in_model():
             state[_REFERENCE] = _copied(model.sharded_state_dict(prefix=f"{_REFERENCE}."))

@@ -9,6 +9,7 @@ its ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,35 @@ def sharded_parts(optimizer: MegatronOptimizer) -> dict[int | None, DistributedO
     keys = range(len(parts)) if len(parts) > 1 else [None]
     return {
         key: part for key, part in zip(keys, parts, strict=True) if isinstance(part, DistributedOptimizer)
+    }
+
+
+@contextmanager
+def places_in_gathered_tensors(optimizer: MegatronOptimizer) -> Iterator[None]:
+    """Have Megatron-core find each parameter's part of a gathered optimizer within the block.
+
+    The gathered tensors have no padding between buckets, but Megatron-core looks for parameters at their
+    places with that padding. So a parameter behind padding, such as a tied embedding on a pipeline's first
+    stage, would be stored with its neighbours' values.
+    """
+    buffers = [buffer for part in sharded_parts(optimizer).values() for buffer in part.buffers]
+    padded = [buffer.param_index_map for buffer in buffers]
+    for buffer in buffers:
+        buffer.param_index_map = _unpadded_places(buffer)
+    try:
+        yield
+    finally:
+        for buffer, places in zip(buffers, padded, strict=True):
+            buffer.param_index_map = places
+
+
+def _unpadded_places(buffer: Any) -> dict[Any, tuple[int, int, int]]:
+    """Return ``buffer.param_index_map``, of (start, end, bucket), without the padding between buckets."""
+    sizes = [bucket.numel_unpadded for bucket in buffer.buckets]
+    padding = [bucket.offset - sum(sizes[:index]) for index, bucket in enumerate(buffer.buckets)]
+    return {
+        param: (start - padding[bucket], end - padding[bucket], bucket)
+        for param, (start, end, bucket) in buffer.param_index_map.items()
     }
 
 
