@@ -114,6 +114,7 @@ def engine_kwargs(
         kv_cache_after_update=kv_cache_after_update,
         vllm_cfg=VllmConfig(
             tensor_parallel_size=tensor_parallel_size,
+            pipeline_parallel_size=1,
             enforce_eager=True,
             max_num_seqs=max_num_seqs,
             kv_cache_gib=kv_cache_gib,
