@@ -15,7 +15,8 @@ from nemo_like.environments.kinds.custom import CustomOptions
 from nemo_like.environments.kinds.function import FunctionOptions
 from nemo_like.environments.nemo_rl_environment import NemoRlEnvironment, is_of_nemo_rl, load_environment
 from nemo_like.environments.per_turn import PerTurnEnvironment
-from nemo_like.environments.verl_reward import VerlReward, names_of_verl
+from nemo_like.environments.verl_reward import VerlReward
+from nemo_like.environments.verl_signature import names_of_verl
 
 
 def function(options: FunctionOptions) -> Environment:

@@ -19,19 +19,9 @@ from typing import Any
 from nemo_like.environments.feedback import as_number
 from nemo_like.environments.interface import Feedback, Turn
 from nemo_like.environments.per_turn import raised
+from nemo_like.environments.verl_signature import OF_ONE, names_of_verl
 
-_OF_ONE = ("data_source", "solution_str", "ground_truth", "extra_info")
-_OF_A_BATCH = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 _SCORE = "score"  # the reward among the named values that a function returns
-
-
-def names_of_verl(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names by which verl calls the function; empty when it does not have verl's signature."""
-    try:
-        parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return ()
-    return next((names for names in (_OF_ONE, _OF_A_BATCH) if names[1] in parameters), ())
 
 
 class VerlReward:
@@ -49,7 +39,7 @@ class VerlReward:
 
         Raises what a function of lists raises, and ValueError when it returns a list of another length.
         """
-        if self._names == _OF_ONE:
+        if self._names == OF_ONE:
             return await asyncio.gather(*map(self._judged, turns))
         columns = zip(*map(_values, turns), strict=True)
         scores = await self._called([list(column) for column in columns])

@@ -21,7 +21,7 @@ from nemo_like.config.import_path import load_by_path
 from nemo_like.configuration import Config
 from nemo_like.environments.nemo_rl_environment import load_environment
 from nemo_like.environments.registry import kind_of, options_of
-from nemo_like.environments.verl_reward import names_of_verl
+from nemo_like.environments.verl_signature import names_of_verl
 from nemo_like.plan.roles import worker_groups
 from nemo_like.policy.backends.backend_kind import backend_kind_of
 from nemo_like.policy.options import BACKEND_KINDS
