@@ -83,8 +83,7 @@ class RunCheckpoints:
     """The checkpoints of one run directory.
 
     ``found`` is the checkpoint to continue from, of this run or of ``checkpointing.resume_from_path``; None
-    for a new run. ``warnings`` says which checkpoints were
-    set aside because they were incomplete.
+    for a new run. ``warnings`` says which checkpoints were set aside because they were incomplete.
     """
 
     def __init__(

@@ -20,6 +20,7 @@ from nemo_like.cluster.cluster import Cluster, OnWait
 from nemo_like.cluster.coordinates import MeetingPlace
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.options import longest_deadline_s
+from nemo_like.cluster.runtime import RayNeeds
 from nemo_like.cluster.stage import EngineHolds
 from nemo_like.configuration import Config
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
@@ -29,8 +30,8 @@ from nemo_like.observability.disk import write_whole
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.plan.derived import shares_gpus, weight_transport
 from nemo_like.plan.engine_of_run import engine_of_run
-from nemo_like.plan.places import Place, weight_replicas
-from nemo_like.plan.roles import Role, actor_name, environment_role, roles, worker_groups
+from nemo_like.plan.places import Place, gpus_by_node, weight_replicas
+from nemo_like.plan.roles import Role, actor_name, environment_role, ray_cpus, roles, worker_groups
 from nemo_like.policy.backends.interface import FurtherColumns, WeightSenderSpec, WorkerConnections
 from nemo_like.policy.batch.policy_columns import dumped_columns
 from nemo_like.policy.groups.layout import is_one_engine
@@ -93,6 +94,17 @@ def write_process_ids(cluster: Cluster, actors: Actors, directory: RunDirectory)
     by_name = {handle.name: pid for handle, pid in zip(handles, pids, strict=True)}
     contents = json.dumps(by_name, indent=2) + "\n"
     write_whole(directory.path / "processes.json", contents.encode(), "processes.json")
+
+
+def ray_needs(cfg: Config, places: Sequence[Place], directory: RunDirectory) -> RayNeeds:
+    """Return what Ray has to have for processes at ``places``; its logs go into ``directory``."""
+    return RayNeeds(
+        address=cfg.cluster.address,
+        num_cpus=ray_cpus(cfg) if cfg.cluster.num_cpus is None else cfg.cluster.num_cpus,
+        num_gpus=sum(gpus_by_node(places).values()),
+        start_timeout_s=cfg.cluster.start_timeout_s,
+        logs_path=directory.logs_path / "ray",
+    )
 
 
 class Starter:

@@ -16,7 +16,7 @@ from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster, OnWait
 from nemo_like.cluster.options import Placement, deadline_s
-from nemo_like.cluster.runtime import RayNeeds, ray_runtime
+from nemo_like.cluster.runtime import ray_runtime
 from nemo_like.cluster.stage import EngineHolds, Stage
 from nemo_like.configuration import Config
 from nemo_like.data.interface import SourceReport
@@ -30,7 +30,7 @@ from nemo_like.driver.evaluation import EvaluationComponents, EvaluationDriver
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
 from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.options import EvaluationConfig
-from nemo_like.driver.processes import Actors, Starter, write_process_ids
+from nemo_like.driver.processes import Actors, Starter, ray_needs, write_process_ids
 from nemo_like.driver.recovery import ActorRecovery, Recoverable
 from nemo_like.driver.reward_watch import RewardWatch
 from nemo_like.driver.rollout_schedule import RolloutSchedule
@@ -49,8 +49,8 @@ from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.plan.derived import keeps_weights_asleep, shares_gpus
 from nemo_like.plan.host_memory import host_memory_problems
 from nemo_like.plan.memory_timetable import memory_problems
-from nemo_like.plan.places import gpus_by_node, placement, weight_replicas
-from nemo_like.plan.roles import Role, ray_cpus, roles
+from nemo_like.plan.places import placement, weight_replicas
+from nemo_like.plan.roles import Role, roles
 from nemo_like.plan.run_models import run_models
 from nemo_like.policy.groups.group import PolicyWorkerGroup, TeacherWorkerGroup, ValueWorkerGroup, WorkerGroup
 from nemo_like.policy.options import Device
@@ -94,13 +94,7 @@ def started(
     left."""
     logger.status("starting Ray")
     places = placement(cfg)
-    needs = RayNeeds(
-        address=cfg.cluster.address,
-        num_cpus=ray_cpus(cfg) if cfg.cluster.num_cpus is None else cfg.cluster.num_cpus,
-        num_gpus=sum(gpus_by_node(places).values()),
-        start_timeout_s=cfg.cluster.start_timeout_s,
-        logs_path=directory.logs_path / "ray",
-    )
+    needs = ray_needs(cfg, places, directory)
 
     def last_words(reason: str) -> None:
         logger.last_words(f"failed: {reason}{continuation(cfg, directory)}")

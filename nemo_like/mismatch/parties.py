@@ -15,15 +15,15 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.janitor import swept_directory
 from nemo_like.cluster.options import longest_deadline_s
 from nemo_like.cluster.private_ray import temporary_parent
-from nemo_like.cluster.runtime import RayNeeds, ray_runtime
+from nemo_like.cluster.runtime import ray_runtime
 from nemo_like.cluster.stage import EngineHolds
 from nemo_like.configuration import Config
 from nemo_like.driver.bundles import bundles
-from nemo_like.driver.processes import Starter
+from nemo_like.driver.processes import Starter, ray_needs
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.plan.derived import shares_gpus
-from nemo_like.plan.places import gpus_by_node, placement
-from nemo_like.plan.roles import Role, ray_cpus
+from nemo_like.plan.places import placement
+from nemo_like.plan.roles import Role
 from nemo_like.policy.backends.backend_kind import axis_size
 from nemo_like.tripwires.options import Tripwires
 
@@ -99,13 +99,7 @@ def started_parties(
     """Start both sides of ``cfg``, which is one of ``as_parties``, and connect them; end all processes when
     the block is left. ``directory`` gets their logs. Raises the errors of ``Cluster.gather``."""
     places = placement(cfg)
-    needs = RayNeeds(
-        address=cfg.cluster.address,
-        num_cpus=ray_cpus(cfg) if cfg.cluster.num_cpus is None else cfg.cluster.num_cpus,
-        num_gpus=sum(gpus_by_node(places).values()),
-        start_timeout_s=cfg.cluster.start_timeout_s,
-        logs_path=directory.logs_path / "ray",
-    )
+    needs = ray_needs(cfg, places, directory)
     patience_s = max(cfg.cluster.start_timeout_s, longest_deadline_s(cfg.cluster))
     with swept_directory(temporary_parent()), ray_runtime(needs, warn) as ray_failure:
         cluster = Cluster(directory.logs_path, ray_failure)

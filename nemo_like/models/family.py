@@ -60,8 +60,8 @@ SWIGLU = TrainedValues("hidden_act", ("silu",), missing="silu")
 class Mixture:
     """The keys of config.json for a family's mixtures; an empty one is of a part that they do not have.
 
-    ``normalises`` is the key that says whether the weights of a token's chosen
-    experts are scaled to sum to 1; they always are where it is empty.
+    ``normalises`` is the key that says whether the weights of a token's chosen experts are scaled to sum to
+    1; they always are where it is empty.
     """
 
     num_experts: str = "num_experts"
