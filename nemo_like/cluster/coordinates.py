@@ -15,9 +15,9 @@ MeetingPlace: TypeAlias = Path | tuple[str, int]
 class ParallelLayout:
     """Sizes of the named axes. The world has tp x cp x dp x pp ranks, in Megatron's order, tp fastest.
 
-    Expert parallelism divides the tp x cp x dp ranks of a pipeline stage in a second way: each ``ep``
-    consecutive ranks hold all experts of a layer between them. Raises ValueError when ep does not divide
-    tp x cp x dp.
+    Expert parallelism divides the tp x cp x dp ranks of a pipeline stage in a second way: each ``etp`` x
+    ``ep`` consecutive ranks hold all experts of a layer between them, and ``etp`` of these share each expert.
+    Raises ValueError when etp x ep does not divide tp x cp x dp.
     """
 
     tp: int
@@ -25,12 +25,19 @@ class ParallelLayout:
     dp: int
     pp: int
     ep: int = 1
+    etp: int = 1
 
     def __post_init__(self) -> None:
-        if self.stage_size % self.ep:
+        if self.stage_size % self.expert_ranks:
             raise ValueError(
-                f"ep={self.ep} must divide the tp x cp x dp = {self.stage_size} ranks of a stage"
+                f"ep={self.ep} x etp={self.etp} must divide the tp x cp x dp = {self.stage_size} ranks of a "
+                "stage"
             )
+
+    @property
+    def expert_ranks(self) -> int:
+        """Number of consecutive ranks of a stage that hold all experts of a layer between them."""
+        return self.etp * self.ep
 
     @property
     def stage_size(self) -> int:
@@ -52,7 +59,8 @@ class ParallelLayout:
             cp=rank // self.tp % self.cp,
             dp=rank // (self.tp * self.cp) % self.dp,
             pp=rank // self.stage_size,
-            ep=rank % self.stage_size % self.ep,
+            ep=rank % self.stage_size // self.etp % self.ep,
+            etp=rank % self.etp,
         )
 
 
@@ -67,6 +75,7 @@ class Coordinates:
     dp: int
     pp: int
     ep: int
+    etp: int
 
     @property
     def is_leader(self) -> bool:

@@ -12,7 +12,7 @@ from enum import Enum
 
 
 class Cut(Enum):
-    """The ways in which a full tensor is cut over tensor-parallel ranks."""
+    """The ways in which a full tensor is cut over tensor-parallel ranks, an expert over its own."""
 
     replicated = "replicated"
     rows = "rows"
@@ -74,6 +74,6 @@ LAYER_RULES = {
 }
 # The rules of one expert. The names are below the expert's own place in a layer, such as mlp.experts.INDEX.
 EXPERT_RULES = {
-    "linear_fc1": Rule(("gate_proj.weight", "up_proj.weight"), merge=Merge.stacked, is_expert=True),
-    "linear_fc2": Rule(("down_proj.weight",), is_expert=True),
+    "linear_fc1": Rule(("gate_proj.weight", "up_proj.weight"), Cut.gated_rows, Merge.stacked, is_expert=True),
+    "linear_fc2": Rule(("down_proj.weight",), Cut.columns, is_expert=True),
 }

@@ -262,7 +262,7 @@ def _node_group(cfg: Config, role: Role) -> int:
     group = worker_groups(cfg)[role]
     size = _tensor_group(group)
     _check_fits(cfg, _tensor_key(role.group, group), size)
-    with_experts = math.lcm(size, axis_size(group, "ep"))
+    with_experts = math.lcm(size, axis_size(group, "ep") * axis_size(group, "etp"))
     fits = with_experts <= cfg.cluster.gpus_per_node and stage_size(group) % with_experts == 0
     return with_experts if fits else size
 

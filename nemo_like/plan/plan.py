@@ -229,7 +229,7 @@ def _layout(policy: WorkerGroupConfig) -> str:
     """Return the sizes of the axes, such as "TP2 x PP1 x DP4" or "FSDP TP2 x DP4, LoRA of rank 16"."""
     lora = adapters_of(policy)
     adapters = "" if lora is None else f", LoRA of rank {lora.rank}"
-    kind, experts = backend_kind_of(policy), axis_size(policy, "ep")
+    kind, experts = backend_kind_of(policy), axis_size(policy, "ep") * axis_size(policy, "etp")
     contexts, stages = axis_size(policy, "cp"), axis_size(policy, "pp")
     sizes = [
         f"TP{axis_size(policy, 'tp')}",

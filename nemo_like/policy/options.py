@@ -82,6 +82,9 @@ class MegatronModelConfig:
     expert_model_parallel_size: Annotated[
         int, Key("divides the experts of a mixture and TP x CP x DP", 1, at_least=1)
     ]
+    expert_tensor_parallel_size: Annotated[
+        int, Key("ranks that share each expert: 1, or as many as tensor_model_parallel_size", 1, at_least=1)
+    ]
     sequence_parallel: Annotated[bool, Key("needs tensor_model_parallel_size > 1", False)]
     moe_grouped_gemm: Annotated[
         bool | None,

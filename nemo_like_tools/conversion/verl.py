@@ -48,6 +48,14 @@ def contexts(value: Any, theirs: Theirs, group: str) -> Any:
     return LEFT_OUT if theirs(f"{group}.strategy", "fsdp") == "megatron" else _contexts(theirs, group)
 
 
+def expert_parts(value: Any, theirs: Theirs, group: str) -> Any:
+    """Return the ranks that share an expert; null is Megatron-core's default, the tensor-parallel ranks."""
+    is_mixture = int(theirs(f"{group}.megatron.expert_model_parallel_size", 1)) > 1
+    if value is None:
+        return int(theirs(f"{group}.megatron.tensor_model_parallel_size", 1)) if is_mixture else LEFT_OUT
+    return int(value)
+
+
 def num_engines(value: Any, theirs: Theirs) -> int:
     """Return the number of engines on the run's GPUs."""
     stages = int(theirs(f"{_ROLLOUT}.pipeline_model_parallel_size", 1))

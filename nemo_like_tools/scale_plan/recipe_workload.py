@@ -143,6 +143,8 @@ def scaled(
 
 def _train_layout(policy: PolicyConfig, num_gpus: int) -> TrainLayout:
     megatron = policy.megatron_cfg
+    if megatron.expert_tensor_parallel_size > 1:
+        raise LayoutError("only experts that are whole on a rank are planned")
     return TrainLayout(
         tp=megatron.tensor_model_parallel_size,
         cp=megatron.context_parallel_size,

@@ -96,6 +96,8 @@ def _cut(grouped: Named, num_experts: int) -> Iterator[tuple[str, torch.Tensor]]
         tp_size=1,
         ep_rank=0,
         ep_size=1,
+        etp_rank=0,
+        etp_size=1,
         num_local_experts=num_experts,
     )
     geometry = Geometry(

@@ -32,12 +32,12 @@ from nemo_like.policy.backends.backend_kind import (
     BackendKind,
     HeldMemory,
     Library,
+    axis_size,
     weight_bytes_of,
 )
 from nemo_like.policy.groups.layout import (
     adapters_of,
     parks_optimizer,
-    replays_routes,
     stage_layers,
     stage_size,
 )
@@ -125,31 +125,20 @@ def _stage_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> It
 
 
 def _expert_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+    if model.num_experts is None:
+        yield from _without_experts(name, group, model)
+        return
     megatron = group.megatron_cfg
     key, ep = f"{name}.megatron_cfg.expert_model_parallel_size", megatron.expert_model_parallel_size
-    if model.num_experts is None:
-        if ep > 1:
-            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
-            yield Problem(key=f"{key}={ep}", rule=rule, remedy="set it to 1")
-        if megatron.moe_grouped_gemm:
-            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
-            key = f"{name}.megatron_cfg.moe_grouped_gemm=true"
-            yield Problem(key=key, rule=rule, remedy="set it to null")
-        if isinstance(group, TrainedGroupConfig) and group.megatron_cfg.freeze_moe_router:
-            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
-            key = f"{name}.megatron_cfg.freeze_moe_router=true"
-            yield Problem(key=key, rule=rule, remedy="set it to false")
-        if replays_routes(group):
-            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
-            yield Problem(key=f"{name}.megatron_cfg.router_replay=true", rule=rule, remedy="set it to false")
-        return
     yield from must_divide(key, ep, {"experts": model.num_experts})
-    ranks = stage_size(group)
-    if ep >= 1 and ranks % ep:
+    yield from _divided_experts(name, group, model)
+    ranks, etp = stage_size(group), megatron.expert_tensor_parallel_size
+    if ranks % (ep * etp):
+        sharing = f" x expert_tensor_parallel_size={etp}" if etp > 1 else ""
         yield Problem(
-            key=f"{key}={ep}",
+            key=f"{key}={ep}{sharing}",
             rule=f"must divide the TP x CP x DP = {ranks} ranks of a pipeline stage",
-            remedy=f"try {nearest_divisors(ranks, ep)}",
+            remedy=f"try {nearest_divisors(ranks // etp, ep)}",
         )
     if megatron.tensor_model_parallel_size > 1 and not megatron.sequence_parallel:
         yield Problem(
@@ -157,6 +146,43 @@ def _expert_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> I
             rule="must be true for a mixture of experts with tensor parallelism: else every tensor-parallel "
             "rank would compute every expert on every token",
             remedy="set it to true",
+        )
+
+
+def _without_experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+    """Yield a problem for each key of a dense model that is for mixtures."""
+    neutral = {
+        "expert_model_parallel_size": 1,
+        "expert_tensor_parallel_size": 1,
+        "moe_grouped_gemm": None,
+        "freeze_moe_router": False,
+        "router_replay": False,
+    }
+    for leaf, value in neutral.items():
+        given = getattr(group.megatron_cfg, leaf, value)
+        if given and given != value:
+            rule = f"needs a mixture of experts, and this model is of type {model.model_type!r}"
+            shown, remedy = str(given).lower(), "null" if value is None else str(value).lower()
+            yield Problem(key=f"{name}.megatron_cfg.{leaf}={shown}", rule=rule, remedy=f"set it to {remedy}")
+
+
+def _divided_experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+    """Yield every problem of experts of which several ranks have a part each."""
+    megatron, leaf = group.megatron_cfg, "expert_tensor_parallel_size"
+    size, tp = megatron.expert_tensor_parallel_size, megatron.tensor_model_parallel_size
+    key = f"{name}.megatron_cfg.{leaf}"
+    if size not in (1, tp):
+        yield Problem(
+            key=f"{key}={size}",
+            rule=f"must be 1, or {name}.megatron_cfg.tensor_model_parallel_size={tp}",
+            remedy="with 1 each expert is whole on a rank",
+        )
+    yield from must_divide(key, size, {"columns of an expert": model.intermediate_size})
+    if size > 1 and megatron.moe_grouped_gemm and find_spec("transformer_engine") is None:
+        yield Problem(
+            key=f"{name}.megatron_cfg.moe_grouped_gemm=true",
+            rule=f"needs Transformer Engine with {key}={size}: there is no other kernel for parts of experts",
+            remedy=f"set it to null, or {key}=1",
         )
 
 
@@ -203,11 +229,8 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
     """Return the memory that a rank of Megatron-core holds: experts are divided over EP, all other weights
     over TP."""
     megatron, counts = policy.megatron_cfg, model.parameters
-    tp, pp, ep = (
-        megatron.tensor_model_parallel_size,
-        megatron.pipeline_model_parallel_size,
-        megatron.expert_model_parallel_size,
-    )
+    tp, pp = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
+    expert_ranks = _expert_ranks(policy)
     stage, sizes = rank // stage_size(policy), stage_layers(policy, counts.num_layers)
     layers = range(sum(sizes[:stage]), sum(sizes[: stage + 1]))
     others = counts.outside_experts_in(layers)
@@ -218,7 +241,7 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
         if model.has_tied_embeddings and pp > 1:
             others += counts.input_embeddings  # the last stage has a copy
     others //= tp
-    experts = counts.experts_in(layers) // ep
+    experts = counts.experts_in(layers) // expert_ranks
     weights = (others + experts) * weight_bytes_of(policy)
     if not isinstance(policy, TrainedGroupConfig):
         return HeldMemory(weights=weights)
@@ -229,7 +252,7 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
     is_float32 = policy.precision is Precision.float32 or lora is not None
     per_parameter = MOMENTS + (0 if is_float32 else FLOAT32)
     copies = stage_size(policy) // tp if shards_optimizer(policy) else 1
-    expert_copies = stage_size(policy) // ep if shards_optimizer(policy) else 1
+    expert_copies = stage_size(policy) // expert_ranks if shards_optimizer(policy) else 1
     adapters = trained_others if lora is not None else 0
     gradients = (trained_others + trained_experts) * FLOAT32
     updated = trained_others // copies + trained_experts // expert_copies
@@ -249,6 +272,11 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
     )
 
 
+def _expert_ranks(policy: WorkerGroupConfig) -> int:
+    """Return how many ranks hold all experts of a layer between them."""
+    return axis_size(policy, "ep") * axis_size(policy, "etp")
+
+
 def _in_checkpoint(policy: WorkerGroupConfig, rank: int, others: int, experts: int) -> tuple[int, int]:
     """Return the bytes that a rank of Megatron-core writes into a checkpoint, and those that it gathers
     before.
@@ -258,7 +286,7 @@ def _in_checkpoint(policy: WorkerGroupConfig, rank: int, others: int, experts: i
     """
     megatron, index = policy.megatron_cfg, rank % stage_size(policy)
     written = others * (index < megatron.tensor_model_parallel_size)
-    written += experts * (index < megatron.expert_model_parallel_size)
+    written += experts * (index < _expert_ranks(policy))
     is_float32 = policy.precision is Precision.float32 or adapters_of(policy) is not None
     weights = written * (FLOAT32 if is_float32 else weight_bytes_of(policy))
     if shards_optimizer(policy):
@@ -323,6 +351,7 @@ KIND = BackendKind(
         "cp": "megatron_cfg.context_parallel_size",
         "pp": "megatron_cfg.pipeline_model_parallel_size",
         "ep": "megatron_cfg.expert_model_parallel_size",
+        "etp": "megatron_cfg.expert_tensor_parallel_size",
     },
     sequence_parallel="megatron_cfg.sequence_parallel",
     all_gather_weights=False,

@@ -61,6 +61,7 @@ KEYS: Mapping[Library, Mapping[str, str]] = {
         "num_layers_in_last_pipeline_stage": "{group}.megatron_cfg.num_layers_in_last_pipeline_stage",
         "context_parallel_size": "{group}.megatron_cfg.context_parallel_size",
         "expert_model_parallel_size": "{group}.megatron_cfg.expert_model_parallel_size",
+        "expert_tensor_parallel_size": "{group}.megatron_cfg.expert_tensor_parallel_size",
         "sequence_parallel": "{group}.megatron_cfg.sequence_parallel",
         "moe_grouped_gemm": "{group}.megatron_cfg.moe_grouped_gemm",
         "moe_enable_routing_replay": "{group}.megatron_cfg.router_replay",
@@ -162,7 +163,6 @@ RELIED_ON: Mapping[Library, Mapping[str, str]] = {
                 "virtual_pipeline_model_parallel_size deallocate_pipeline_outputs batch_p2p_comm"
                 " variable_seq_lengths overlap_p2p_comm pipeline_model_parallel_layout"
             ),
-            "must be 1: experts are whole on each rank": "expert_tensor_parallel_size",
         }
     ),
     Library.megatron_optimizer: _by_argument(

@@ -23,8 +23,8 @@ FIRST_REPLICA = (0,)
 
 def parallel_layout(cfg: WorkerGroupConfig) -> ParallelLayout:
     """Return how many ranks the worker group has on each axis."""
-    tp, cp, pp, ep = (axis_size(cfg, axis) for axis in ("tp", "cp", "pp", "ep"))
-    return ParallelLayout(tp=tp, cp=cp, dp=cfg.data_parallel_size, pp=pp, ep=ep)
+    sizes = {axis: axis_size(cfg, axis) for axis in ("tp", "cp", "pp", "ep", "etp")}
+    return ParallelLayout(dp=cfg.data_parallel_size, **sizes)
 
 
 def shards_optimizer(cfg: WorkerGroupConfig) -> bool:
@@ -42,11 +42,11 @@ def gathers_weights(
     """Return whether this worker takes part when the weight senders of ``replicas`` gather weights.
 
     With some backends every worker does. With others only the ranks in a sender's own groups do: its
-    tensor-parallel group holds the parts of each tensor, its expert-parallel group the experts.
+    tensor-parallel group holds the parts of each tensor, its group of experts the parts of each expert.
     """
     layout = coordinates.layout
     return backend_kind_of(cfg).all_gather_weights or any(
-        is_beside_sender(coordinates, size, replicas) for size in (layout.tp, layout.ep)
+        is_beside_sender(coordinates, size, replicas) for size in (layout.tp, layout.expert_ranks)
     )
 
 

@@ -295,7 +295,7 @@ class MegatronBackend(UpdatingBackend):
         for name, parameter in self._sent_parameters():
             dtype = str(parameter.dtype).removeprefix("torch.")
             for rule in rules_of_all_ranks(name, self._part):
-                shape = full_shape(rule, parameter.shape, self._part.tp_size)
+                shape = full_shape(rule, parameter.shape, self._part.cut_of(rule)[1])
                 parts = split(rule, torch.empty(shape, device="meta"), self._geometry)
                 specs += [
                     TensorSpec(hf_name, dtype, tuple(part.shape))
@@ -439,7 +439,8 @@ class MegatronBackend(UpdatingBackend):
         ``replicas``; else return an empty list."""
         layout = self.coordinates.layout
         if rule.is_expert:
-            size, group = layout.ep, parallel_state.get_expert_model_parallel_group()
+            size = layout.expert_ranks
+            group = parallel_state.get_expert_tensor_and_model_parallel_group()
         else:
             size, group = layout.tp, parallel_state.get_tensor_model_parallel_group()
         if not is_beside_sender(self.coordinates, size, replicas):

@@ -126,7 +126,7 @@ def _mixture_options(model: ModelInfo, cfg: WorkerGroupConfig, layout: ParallelL
         "moe_token_dispatcher_type": "alltoall",
         "moe_grouped_gemm": groups_experts(cfg),
         "expert_model_parallel_size": layout.ep,
-        "expert_tensor_parallel_size": 1,
+        "expert_tensor_parallel_size": layout.etp,
     }
 
 
@@ -194,14 +194,14 @@ class ScoringGPTModel(GPTModel):
         initial values.
 
         Without the mark Megatron-core would take the parts on other ranks for copies and leave them out of
-        the gradient norm. Its marks do not fit experts, which are whole. With several expert-parallel ranks
+        the gradient norm. Its marks do not fit whole experts. With several expert-parallel ranks
         the experts of different ranks are different parameters. With one such rank they are copies, and each
         tensor-parallel rank's copy sees that rank's part of the sequence, as a norm's weight does.
         """
         for name, parameter in self.named_parameters():
             (one, _), *_ = single_experts([(name, parameter)])
             rule = rule_for(one, part)
-            if rule.is_expert:
+            if rule.is_expert and part.etp_size == 1:
                 parameter.tensor_model_parallel = part.ep_size > 1
                 parameter.sequence_parallel = part.ep_size == 1 and self.config.sequence_parallel
             elif rule.cut is not Cut.replicated:

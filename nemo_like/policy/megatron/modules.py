@@ -298,6 +298,8 @@ def groups_experts(cfg: WorkerGroupConfig) -> bool:
     Raises ValueError when the configuration asks for it and there is no kernel for it.
     """
     wanted = cfg.megatron_cfg.moe_grouped_gemm
+    if cfg.megatron_cfg.expert_tensor_parallel_size > 1 and not HAVE_TE:
+        return False  # a part of an expert has no kernel without Transformer Engine
     if cfg.device is Device.cpu:
         return bool(wanted)
     has_kernel = HAVE_TE or cfg.precision is Precision.bfloat16

@@ -21,7 +21,7 @@ def initialise_parallel_state(coordinates: Coordinates) -> None:
             pipeline_model_parallel_size=layout.pp,
             context_parallel_size=layout.cp,
             expert_model_parallel_size=layout.ep,
-            expert_tensor_parallel_size=1,
+            expert_tensor_parallel_size=layout.etp,
             create_gloo_process_groups=True,  # over which checkpoints are gathered in host memory
         )
     tensor_parallel.model_parallel_cuda_manual_seed(0)
@@ -31,7 +31,13 @@ def initialise_parallel_state(coordinates: Coordinates) -> None:
         parallel_state.get_data_parallel_rank(),
         parallel_state.get_pipeline_model_parallel_rank(),
         parallel_state.get_expert_model_parallel_rank(),
+        parallel_state.get_expert_tensor_parallel_rank(),
     )
-    expected = (coordinates.tp, coordinates.cp, coordinates.dp, coordinates.pp, coordinates.ep)
+    expected = (
+        *(coordinates.tp, coordinates.cp, coordinates.dp, coordinates.pp),
+        *(coordinates.ep, coordinates.etp),
+    )
     if actual != expected:
-        raise ValueError(f"rank {dist.get_rank()} is at (tp, cp, dp, pp, ep)={actual}, not at {expected}")
+        raise ValueError(
+            f"rank {dist.get_rank()} is at (tp, cp, dp, pp, ep, etp)={actual}, not at {expected}"
+        )

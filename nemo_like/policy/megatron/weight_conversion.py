@@ -1,7 +1,7 @@
 """Converts weights between Hugging Face checkpoints and Megatron-core's GPT model, by the rules of a family.
 
-An expert of a mixture is never cut: each expert-parallel rank holds some experts whole. Loading reads one
-parameter at a time, so a whole model is never in memory.
+Each expert-parallel rank holds some experts of a mixture, whole or, with expert tensor parallelism, a part of
+each. Loading reads one parameter at a time, so a whole model is never in memory.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ class ModelPart:
     tp_size: int
     ep_rank: int
     ep_size: int
+    etp_rank: int
+    etp_size: int
     num_local_experts: int  # 0: no mixture
 
     @classmethod
@@ -51,8 +53,14 @@ class ModelPart:
             tp_size=layout.tp,
             ep_rank=coordinates.ep,
             ep_size=layout.ep,
+            etp_rank=coordinates.etp,
+            etp_size=layout.etp,
             num_local_experts=(model.num_experts or 0) // layout.ep,
         )
+
+    def cut_of(self, rule: Rule) -> tuple[int, int]:
+        """Return this rank among those over which a tensor is cut, and how many these are."""
+        return (self.etp_rank, self.etp_size) if rule.is_expert else (self.tp_rank, self.tp_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +221,7 @@ def load_weights(
         rule = rule_for(name, part)
         names = rule.hf_names
         full = merge(rule, [checkpoint[hf_name] for hf_name in names], geometry)
-        local = cut(rule, full, part.tp_rank, part.tp_size)
+        local = cut(rule, full, *part.cut_of(rule))
         if local.shape != parameter.shape:
             raise ValueError(
                 f"{', '.join(names)} of {checkpoint.path} give {tuple(local.shape)} for {name}, "
@@ -232,14 +240,15 @@ def hf_tensors(
     a time.
 
     ``gather`` is collective. It returns a parameter's parts by tensor-parallel rank; for an expert's
-    parameter it returns the parameters of this name by expert-parallel rank. On ranks that do not need the
-    tensors it returns an empty sequence.
+    parameter it returns the parts of the parameters of this name by expert-parallel rank, then by the rank
+    among those that share the expert. On ranks that do not need the tensors it returns an empty sequence.
     """
     for name, parameter in parameters:
         rules = rules_of_all_ranks(name, part)
         parts = gather(rules[0], parameter.detach())
         if not parts:
             continue
-        fulls = parts if rules[0].is_expert else [join(rules[0], parts)]
-        for rule, full in zip(rules, fulls, strict=True):
+        size = len(parts) // len(rules)
+        for index, rule in enumerate(rules):
+            full = join(rule, parts[index * size : (index + 1) * size])
             yield from zip(rule.hf_names, split(rule, full, geometry), strict=True)

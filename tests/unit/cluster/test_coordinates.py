@@ -35,6 +35,15 @@ def test_consecutive_ranks_of_a_stage_share_the_experts() -> None:
     assert [wide.coordinates(rank).ep for rank in range(6)] == [0, 1, 2] * 2
 
 
+def test_the_ranks_that_share_an_expert_are_neighbours() -> None:
+    layout = ParallelLayout(tp=2, cp=1, dp=4, pp=1, ep=2, etp=2)
+    places = [layout.coordinates(rank) for rank in range(8)]
+    assert [place.etp for place in places] == [0, 1] * 4
+    assert [place.ep for place in places] == [0, 0, 1, 1] * 2
+    with pytest.raises(ValueError, match="ep=2 x etp=2 must divide the tp x cp x dp = 2 ranks"):
+        ParallelLayout(tp=2, cp=1, dp=1, pp=1, ep=2, etp=2)
+
+
 def test_experts_must_divide_over_the_ranks_of_a_stage() -> None:
-    with pytest.raises(ValueError, match="ep=4 must divide the tp x cp x dp = 6 ranks"):
+    with pytest.raises(ValueError, match="ep=4 x etp=1 must divide the tp x cp x dp = 6 ranks"):
         ParallelLayout(tp=2, cp=1, dp=3, pp=2, ep=4)

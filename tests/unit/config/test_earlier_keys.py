@@ -67,9 +67,11 @@ NEWER = {
     **{f"policy.megatron_cfg.{name}": None for name in STAGES},
     "policy.megatron_cfg.freeze_moe_router": False,
     "policy.fsdp_cfg.context_parallel_size": 1,
+    "policy.megatron_cfg.expert_tensor_parallel_size": 1,
 }
 NEWER_OF_TEACHERS = {
     "teacher.fsdp_cfg.context_parallel_size": "${policy.fsdp_cfg.context_parallel_size}",
+    "teacher.megatron_cfg.expert_tensor_parallel_size": "${policy.megatron_cfg.expert_tensor_parallel_size}",
     "teacher.model_overrides": {},
     **{f"teacher.megatron_cfg.{name}": f"${{policy.megatron_cfg.{name}}}" for name in STAGES},
 }
@@ -80,6 +82,7 @@ NEWER_OF_CRITICS = {
     **{f"value.megatron_cfg.{name}": None for name in STAGES},
     "value.megatron_cfg.freeze_moe_router": False,
     "value.fsdp_cfg.context_parallel_size": 1,
+    "value.megatron_cfg.expert_tensor_parallel_size": 1,
     "value.lora.exclude_modules": [],
     "value.lora.use_rslora": False,
     "value.lora.adapter_path": None,

@@ -16,7 +16,15 @@ from nemo_like.policy.options import LoraConfig
 FAMILY = FAMILIES.load("qwen3")
 GEOMETRY = Geometry(num_attention_heads=4, num_query_groups=2, head_size=3, vocab_size=8, padded_vocab_size=8)
 WHOLE = ModelPart(
-    family=FAMILY, first_layer=0, tp_rank=0, tp_size=1, ep_rank=0, ep_size=1, num_local_experts=0
+    family=FAMILY,
+    first_layer=0,
+    tp_rank=0,
+    tp_size=1,
+    ep_rank=0,
+    ep_size=1,
+    etp_rank=0,
+    etp_size=1,
+    num_local_experts=0,
 )
 HIDDEN, RANK, SCALING = 5, 2, 3.0
 
@@ -75,7 +83,15 @@ def test_an_adapter_is_cut_as_the_weight_beside_it(layer: str, shapes: list[tupl
     name = f"decoder.layers.0.{layer}.weight"
     parts = [
         ModelPart(
-            family=FAMILY, first_layer=0, tp_rank=rank, tp_size=2, ep_rank=0, ep_size=1, num_local_experts=0
+            family=FAMILY,
+            first_layer=0,
+            tp_rank=rank,
+            tp_size=2,
+            ep_rank=0,
+            ep_size=1,
+            etp_rank=0,
+            etp_size=1,
+            num_local_experts=0,
         )
         for rank in range(2)
     ]

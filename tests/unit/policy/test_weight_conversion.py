@@ -65,6 +65,8 @@ def part(first_layer: int = 0, ep_rank: int = 0, ep_size: int = 1) -> ModelPart:
         tp_size=1,
         ep_rank=ep_rank,
         ep_size=ep_size,
+        etp_rank=0,
+        etp_size=1,
         num_local_experts=8 // ep_size,
     )
 
@@ -170,11 +172,12 @@ def test_all_ranks_give_their_experts_and_one_gives_what_they_share() -> None:
     assert router.hf_names == ("model.layers.0.mlp.gate.weight",)
 
 
-def test_an_expert_is_whole_on_its_rank() -> None:
+def test_an_expert_is_whole_on_its_rank_unless_ranks_share_it() -> None:
     rule = rule_for("decoder.layers.0.mlp.experts.local_experts.0.linear_fc1.weight", part())
     gate, up = torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [4.0]])
     full = merge(rule, [gate, up], GEOMETRY)
-    assert cut(rule, full, 1, 2).tolist() == [[1.0], [2.0], [3.0], [4.0]]
+    second = replace(part(), tp_rank=1, tp_size=2)
+    assert cut(rule, full, *second.cut_of(rule)).tolist() == [[1.0], [2.0], [3.0], [4.0]]
     assert [half.tolist() for half in split(rule, full, GEOMETRY)] == [gate.tolist(), up.tolist()]
 
 
@@ -204,3 +207,13 @@ def test_weights_that_do_not_fit_the_configuration_are_refused_by_name(tmp_path:
             GEOMETRY,
             part(),
         )
+
+
+def test_ranks_that_share_an_expert_cut_it_as_other_layers_are_cut() -> None:
+    rule = rule_for("decoder.layers.0.mlp.experts.local_experts.0.linear_fc1.weight", part())
+    full = torch.arange(8.0)[:, None]  # rows 0 to 3 are the gate, 4 to 7 the up projection
+    assert cut(rule, full, 1, 2).flatten().tolist() == [2, 3, 6, 7]
+    assert torch.equal(join(rule, [cut(rule, full, rank, 2) for rank in range(2)]), full)
+    shared = replace(part(), tp_rank=3, tp_size=4, etp_rank=1, etp_size=2)
+    assert shared.cut_of(rule) == (1, 2)
+    assert shared.cut_of(rule_for("decoder.final_layernorm.weight", part())) == (3, 4)

@@ -195,6 +195,19 @@ def test_experts_must_divide_over_the_ranks_of_a_stage(demo: Demo, checkpoint: P
     ]
 
 
+def test_tensor_parallel_ranks_share_experts_all_of_them_or_none(demo: Demo, checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, **{**EXPERTS, "moe_intermediate_size": 32})
+    key, group = "expert_tensor_parallel_size", "policy.megatron_cfg"
+    layout = [f"{group}.tensor_model_parallel_size=2", f"{group}.sequence_parallel=true"]
+    assert not problems(demo(*layout, f"{group}.{key}=2"))
+    (problem,) = problems(demo(f"{group}.{key}=2", "policy.data_parallel_size=2"))
+    assert problem.startswith(f"{group}.{key}=2 must be 1, or {group}.tensor_model_parallel_size=1")
+    (problem,) = problems(demo(*layout, f"{group}.{key}=2", f"{group}.moe_grouped_gemm=true"))
+    assert "needs Transformer Engine" in problem
+    (problem,) = problems(demo(*layout, f"{group}.{key}=2", f"{group}.expert_model_parallel_size=3"))
+    assert "must divide the TP x CP x DP" in problem
+
+
 def test_experts_get_no_adapters_but_attention_beside_them_does(demo: Demo, checkpoint: Path) -> None:
     write_checkpoint(checkpoint, **EXPERTS)
     lora = ("policy.lora.enabled=true", "policy.lora.target_modules=[q_proj,o_proj]")
