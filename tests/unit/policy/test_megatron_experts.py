@@ -67,8 +67,8 @@ def test_without_a_single_token_every_expert_still_gets_a_gradient_of_zero(exper
     assert all(not weight.grad.any() for weight in experts.parameters())
 
 
-def policy(device: Device, precision: Precision, wanted: bool | None) -> Any:
-    megatron_cfg = SimpleNamespace(moe_grouped_gemm=wanted)
+def policy(device: Device, precision: Precision, wanted: bool | None, expert_parts: int = 1) -> Any:
+    megatron_cfg = SimpleNamespace(moe_grouped_gemm=wanted, expert_tensor_parallel_size=expert_parts)
     return SimpleNamespace(label="policy", device=device, precision=precision, megatron_cfg=megatron_cfg)
 
 
@@ -100,3 +100,11 @@ def test_a_kernel_that_is_asked_for_and_missing_is_an_error(monkeypatch: pytest.
     monkeypatch.setattr(modules, "HAVE_TE", False)
     with pytest.raises(ValueError, match=r"moe_grouped_gemm=true .*float32 needs Transformer Engine"):
         groups_experts(policy(Device.cuda, Precision.float32, True))
+
+
+@pytest.mark.parametrize(("has_te", "groups"), [(False, False), (True, True)])
+def test_parts_of_experts_are_grouped_by_transformer_engine_alone(
+    has_te: bool, groups: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules, "HAVE_TE", has_te)
+    assert groups_experts(policy(Device.cuda, Precision.bfloat16, None, expert_parts=2)) is groups
