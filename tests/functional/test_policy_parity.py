@@ -197,19 +197,9 @@ CASES = [
     ),
     Case("EP2 with TP2, untied", {"ep": 2, **SEQUENCE_PARALLEL}, {}, {**MIXTURE, **UNTIED}),
     Case("experts divided over TP2", {"etp": 2, **SEQUENCE_PARALLEL}, PACKED, MIXTURE),
+    Case("experts divided over TP2, DP2", {"etp": 2, "dp": 2, **SEQUENCE_PARALLEL}, {}, MIXTURE, slow=True),
     Case(
-        "experts divided over TP2, EP2",
-        {"etp": 2, "ep": 2, "dp": 2, **SEQUENCE_PARALLEL},
-        {},
-        MIXTURE,
-        slow=True,
-    ),
-    Case(
-        "experts divided over TP2, EP2, PP2",
-        {"etp": 2, "ep": 2, "dp": 2, "pp": 2, **SEQUENCE_PARALLEL},
-        PACKED,
-        MIXTURE,
-        slow=True,
+        "experts divided over TP2, PP2", {"etp": 2, "pp": 2, **SEQUENCE_PARALLEL}, PACKED, MIXTURE, slow=True
     ),
     *variants("TP2 x PP2", {"tp": 2, "pp": 2}, quick=["prompts shared"]),
     Case("untied embeddings", {"tp": 2, "pp": 2}, PACKED, UNTIED, slow=True),

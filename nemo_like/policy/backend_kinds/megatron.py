@@ -42,7 +42,7 @@ from nemo_like.policy.groups.layout import (
     stage_size,
 )
 from nemo_like.policy.groups.parallelism import shards_optimizer
-from nemo_like.policy.options import LoraConfig, Precision, TrainedGroupConfig, WorkerGroupConfig
+from nemo_like.policy.options import Device, LoraConfig, Precision, TrainedGroupConfig, WorkerGroupConfig
 
 
 def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
@@ -178,6 +178,14 @@ def _divided_experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> I
             remedy="with 1 each expert is whole on a rank",
         )
     yield from must_divide(key, size, {"columns of an expert": model.intermediate_size})
+    if size > 1 and megatron.expert_model_parallel_size > 1 and group.device is Device.cpu:
+        yield Problem(
+            key=f"{key}={size}",
+            rule=f"needs GPUs with {name}.megatron_cfg.expert_model_parallel_size="
+            f"{megatron.expert_model_parallel_size}: ranks then exchange different numbers of tokens, which "
+            "gloo does not",
+            remedy="set one of them to 1",
+        )
     if size > 1 and megatron.moe_grouped_gemm and find_spec("transformer_engine") is None:
         yield Problem(
             key=f"{name}.megatron_cfg.moe_grouped_gemm=true",
