@@ -37,8 +37,8 @@ from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.rules.rules import validate
 
 if TYPE_CHECKING:
+    from nemo_like.driver.parties import Parties
     from nemo_like.mismatch.certificate import Certificate
-    from nemo_like.mismatch.parties import Parties
     from nemo_like.mismatch.past_run import PastSample
     from nemo_like.mismatch.search import EngineMismatch
 
@@ -72,7 +72,7 @@ def _main(options: argparse.Namespace) -> int:
 
 def _config(options: argparse.Namespace) -> Config:
     """Return the configuration of both sides. Raises ConfigError for one that cannot run here."""
-    from nemo_like.mismatch.parties import as_parties
+    from nemo_like.mismatch.sides import as_sides
 
     if options.model is None:
         file, overrides = options.run_dir / "config.yaml", []
@@ -84,7 +84,7 @@ def _config(options: argparse.Namespace) -> Config:
             file = _CONFIGS / "grpo_cpu.yaml"
             overrides += ["policy.max_total_sequence_length=192", "generation.max_new_tokens=24"]
         overrides.append(f"policy.optimizer.lr={_RATE}")
-    cfg = as_parties(load_config(file, [*overrides, *options.overrides]))
+    cfg = as_sides(load_config(file, [*overrides, *options.overrides]))
     try:
         validate(cfg)
     except ConfigError as error:
@@ -97,7 +97,7 @@ def _config(options: argparse.Namespace) -> Config:
 def _compare(cfg: Config, options: argparse.Namespace, scratch: Path) -> int:
     # Only now: these load Ray and torch, and the checks above must be quick.
     from nemo_like.cluster.actor_errors import ClusterError
-    from nemo_like.mismatch.parties import started_parties
+    from nemo_like.driver.parties import started_parties
     from nemo_like.mismatch.past_run import past_sample
 
     warn = partial(print, file=sys.stderr)

@@ -42,7 +42,7 @@ from nemo_like.rollout.tasks import has_agents, used_environments
 # The deadline of calls to processes that are up already and have nothing to compute.
 SHORT_TIMEOUT_S = 30.0
 _ASYNC_ROLES = (Role.rollout, Role.environment, Role.reward_model, Role.endpoint)
-_OWN_TARGETS = {
+OWN_TARGETS = {
     Role.engine: "nemo_like.generation.vllm_engine:VllmEngine",
     Role.policy_worker: "nemo_like.policy.workers.worker:PolicyWorker",
 }
@@ -120,7 +120,7 @@ class Starter:
         directory: RunDirectory,
         places: Sequence[Place],
         on_wait: OnWait | None = None,
-        targets: Mapping[Role, str] = _OWN_TARGETS,
+        targets: Mapping[Role, str] = OWN_TARGETS,
     ) -> None:
         """Prepare to start the run's processes at ``places``. ``on_wait`` is as in ``Cluster.gather``.
 

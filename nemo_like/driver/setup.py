@@ -28,6 +28,7 @@ from nemo_like.driver.checkpoints import RunCheckpoints, SavedGroups, continuati
 from nemo_like.driver.data_identity import training_digests
 from nemo_like.driver.evaluation import EvaluationComponents, EvaluationDriver
 from nemo_like.driver.generate_only import GenerationComponents, GenerationDriver
+from nemo_like.driver.mismatch_finder import MismatchFinder
 from nemo_like.driver.observation import StepObservation
 from nemo_like.driver.options import EvaluationConfig
 from nemo_like.driver.processes import Actors, Starter, ray_needs, write_process_ids
@@ -149,7 +150,7 @@ def _ready_run(
         checkpoints=checkpoints,
         stop_requests=stop_requests,
         recovery=recovery,
-        tripwires=_tripwires(cfg, sources[RolloutMode.training], logger),
+        tripwires=_tripwires(cfg, started, parts, parts.policy),
     )
     _verify(checkpoints, saved_groups(parts.policy, sides.value), sources, logger)
     return StartedRun(SyncGRPODriver(cfg, components), parts.policy)
@@ -275,12 +276,19 @@ def _open_journals(cfg: Config, cluster: Cluster, actors: Actors, stretch: Stret
     cluster.gather(calls, stage="opening the engines' journals", timeout_s=timeout_s)
 
 
-def _tripwires(cfg: Config, sources: Sequence[SourceReport], logger: RunLogger) -> StepTripwires:
+def _tripwires(
+    cfg: Config, started: _Started, parts: Recoverable, policy: PolicyWorkerGroup
+) -> StepTripwires:
+    sources = parts.sources[RolloutMode.training]
     model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
     facts = RunFacts(
         has_experts=bool(model.num_experts), num_prompts=sum(source.num_prompts for source in sources)
     )
-    return StepTripwires(cfg, facts, logger.warn)
+    finder = None
+    if cfg.debug.find_mismatch and isinstance(parts.weight_sync, EngineWeights):
+        actors = started.actors
+        finder = MismatchFinder(cfg, started.cluster, lambda: actors.engines, policy, parts.weight_sync)
+    return StepTripwires(cfg, facts, parts.logger.warn, None if finder is None else finder.sentence)
 
 
 def _canary(cfg: Config, cluster: Cluster, actors: Actors, policy: PolicyWorkerGroup) -> Canary | None:

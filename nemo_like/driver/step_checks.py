@@ -77,6 +77,8 @@ from nemo_like.tripwires.update_checks import (
 )
 from nemo_like.tripwires.weight_checks import change_alarms, digest_alarms, weight_alarms
 
+# Tripwires whose alarm says that an engine and the trainer do not have or compute the same.
+_OF_A_MISMATCH = frozenset({"agreement", "weights_digest", "canary"})
 _REMEDY = "debug.tripwires=off turns the tripwires off; docs/explanation/tripwires.md describes them"
 
 
@@ -99,9 +101,18 @@ class Sent:
 class StepTripwires:
     """Judges one step after the other, and keeps the values that the next step is compared with."""
 
-    def __init__(self, cfg: Config, facts: RunFacts, warn: Callable[[str], None]) -> None:
-        """Take the limits from ``cfg``; ``warn`` gets a message at a tripwire's first warning."""
-        self._cfg, self._facts, self._warn = cfg, facts, warn
+    def __init__(
+        self,
+        cfg: Config,
+        facts: RunFacts,
+        warn: Callable[[str], None],
+        mismatch: Callable[[], str] | None = None,
+    ) -> None:
+        """Take the limits from ``cfg``; ``warn`` gets a message at a tripwire's first warning.
+
+        ``mismatch`` says in which module engines and trainer differ, once a tripwire has found that they do.
+        """
+        self._cfg, self._facts, self._warn, self._mismatch = cfg, facts, warn, mismatch
         self._is_off = cfg.debug.tripwires is Tripwires.off
         self._warned: set[str] = set()
         self._prompts: tuple[int, ...] | None = None  # of the step before
@@ -141,11 +152,22 @@ class StepTripwires:
     def warn_or_end(self, step: int, alarms: Sequence[Alarm]) -> None:
         """Warn of a step's alarms, or, if one of them ends the run, raise RunFailed with all of them."""
         if any(alarm.ends_run for alarm in alarms):
-            raise RunFailed(f"{alarm_message(alarms, step)}\nThe step is in no checkpoint. {_REMEDY}")
+            raise RunFailed(f"{self._message(alarms, step)}\nThe step is in no checkpoint. {_REMEDY}")
         new = [alarm for alarm in alarms if alarm.tripwire not in self._warned]
         self._warned |= {alarm.tripwire for alarm in new}
         if new:
-            self._warn(alarm_message(new, step))
+            self._warn(self._message(new, step))
+
+    def _message(self, alarms: Sequence[Alarm], step: int) -> str:
+        """Return the message of some alarms, with the module in which engines and trainer differ if one of
+        them says that they do."""
+        message = alarm_message(alarms, step)
+        if self._mismatch is None or not any(alarm.tripwire in _OF_A_MISMATCH for alarm in alarms):
+            return message
+        return (
+            f"{message}\nwhere engines and trainer differ: {self._mismatch()}; scripts/find_mismatch.py "
+            "compares a sample of the run"
+        )
 
     def check_resume(self, step: int, restored: Mapping[str, object], saved: Mapping[str, object]) -> None:
         """Note that the run continues after the checkpoint of ``step``. Raises RunFailed unless the restored

@@ -11,10 +11,12 @@ a call of                  on the caller's thread         on the step thread (``
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import ray
 from vllm import EngineArgs
 
+from nemo_like.cluster.imports import load_target
 from nemo_like.cluster.runtime import use_temporary_directory_of_session
 from nemo_like.cluster.stage import EngineHolds
 from nemo_like.generation.engine_requests import QueuedRequest, sampling_params
@@ -117,6 +119,12 @@ class VllmEngine:
 
     def score(self, sequences: Sequence[Sequence[int]], top_k: int) -> PromptScores:
         return self._thread.call(lambda: self._scorer.score(sequences, top_k))
+
+    def look(self, function: str, *args: Any) -> Any:
+        """Call a function, "package.module:name", with the engine's ``StartedVllm`` and ``args``, on the step
+        thread and between its steps, and return its result."""
+        target = load_target(function)
+        return self._thread.call(lambda: target(self._vllm, *args))
 
     # ------------------------------------------------------------------ weights
 

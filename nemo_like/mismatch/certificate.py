@@ -20,8 +20,8 @@ from typing import Any
 
 from nemo_like.configuration import Config
 from nemo_like.generation.sampling import SamplingSettings
-from nemo_like.mismatch.parties import Parties
 from nemo_like.mismatch.search import NOTHING, EngineMismatch, History, find_mismatch, sampling_of
+from nemo_like.mismatch.sides import SAMPLE, Sides
 from nemo_like.models.model_info import read_model_info
 from nemo_like.tripwires.canary_checks import canary_limit, canary_tokens
 
@@ -93,30 +93,30 @@ class Certificate:
 
 
 def certificate(
-    cfg: Config, parties: Parties, prompts: Sequence[Sequence[int]], num_updates: int, scratch: Path
+    cfg: Config, sides: Sides, prompts: Sequence[Sequence[int]], num_updates: int, scratch: Path
 ) -> Certificate:
     """Compare both sides with transformers, as loaded and after ``num_updates`` updates of the trainer.
 
     ``scratch`` gets the trained model, which transformers then reads.
     """
     limit, history = canary_limit(cfg.policy), History()
-    history.note(parties, 0)
+    history.note(sides, 0)
     first = Path(cfg.policy.model_name)
-    seen, samples, before = _compared(cfg, parties, prompts, "as loaded", first, limit)
+    seen, samples, before = _compared(cfg, sides, prompts, "as loaded", first, limit)
     sampling = sampling_of(cfg, cfg.generation.max_new_tokens)
-    found = {"as loaded": find_mismatch(cfg, parties, prompts[-1], sampling, history)}
+    found = {"as loaded": find_mismatch(cfg, sides, prompts[-1], sampling, history)}
     if not num_updates:
         return Certificate(comparisons=seen, moved=None, limit=limit, mismatches=found)
     for _ in range(num_updates):
-        parties.ask_trainer("train_on", samples, 1)
-    history.note(parties, num_updates)
-    parties.push(num_updates)
+        sides.ask_trainer("train_on", samples, 1)
+    history.note(sides, num_updates)
+    sides.ask_trainer("push_weights", num_updates)
     export = scratch / "trained"
-    parties.ask_trainer("export_hf", str(export))
+    sides.ask_trainer("export_hf", str(export))
     weights = f"after {num_updates} update{'s' * (num_updates > 1)}"
-    moved, _ = _gaps([parties.ask_trainer("canary_logprobs", one)[0] for one in samples], before)
-    more, *_ = _compared(cfg, parties, prompts, weights, export, limit)
-    found[weights] = find_mismatch(cfg, parties, prompts[-1], sampling, history)
+    moved, _ = _gaps([sides.ask_trainer("canary_logprobs", one)[0] for one in samples], before)
+    more, *_ = _compared(cfg, sides, prompts, weights, export, limit)
+    found[weights] = find_mismatch(cfg, sides, prompts[-1], sampling, history)
     return Certificate(comparisons=[*seen, *more], moved=moved, limit=limit, mismatches=found)
 
 
@@ -131,7 +131,7 @@ def random_prompts(cfg: Config) -> list[list[int]]:
 
 
 def _compared(
-    cfg: Config, parties: Parties, prompts: Sequence[Sequence[int]], weights: str, model: Path, limit: float
+    cfg: Config, sides: Sides, prompts: Sequence[Sequence[int]], weights: str, model: Path, limit: float
 ) -> tuple[list[Comparison], list[list[int]], list[list[float]]]:
     """Let the engine answer the prompts, and compare all sides on prompts and answers.
 
@@ -140,11 +140,13 @@ def _compared(
     sampling = SamplingSettings(
         temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=cfg.generation.max_new_tokens
     )
-    answers = [parties.ask_engine("sample", prompt, sampling, seed) for seed, prompt in enumerate(prompts)]
+    answers = [
+        sides.ask_engine("look", SAMPLE, prompt, sampling, seed) for seed, prompt in enumerate(prompts)
+    ]
     samples = [[*prompt, *answer.token_ids] for prompt, answer in zip(prompts, answers, strict=True)]
     reference = reference_logprobs(model, samples)
-    scored = [parties.ask_engine("canary_logprobs", sample) for sample in samples]
-    trained = [parties.ask_trainer("canary_logprobs", sample)[0] for sample in samples]
+    scored = [sides.ask_engine("canary_logprobs", sample) for sample in samples]
+    trained = [sides.ask_trainer("canary_logprobs", sample)[0] for sample in samples]
     of_answers = [one[-len(answer.token_ids) :] for one, answer in zip(reference, answers, strict=True)]
     found = {
         "engine, tokens that it samples": ([answer.logprobs for answer in answers], of_answers),

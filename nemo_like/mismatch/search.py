@@ -18,9 +18,16 @@ from nemo_like.configuration import Config
 from nemo_like.generation.options import LoraSync
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.mismatch.comparison import Compared, Finding, Sizes, compared, stale_weights
-from nemo_like.mismatch.parties import Parties
 from nemo_like.mismatch.past_run import PastSample
 from nemo_like.mismatch.points import EMBEDDING, LOGPROBS, Law, in_order, point
+from nemo_like.mismatch.sides import (
+    ARRIVED_WEIGHTS,
+    HELD_WEIGHTS,
+    SUBSTITUTED,
+    TRACE,
+    WEIGHT_WORDS,
+    Sides,
+)
 from nemo_like.mismatch.substitution import joined
 from nemo_like.mismatch.weight_words import WeightWords
 from nemo_like.models.model_info import read_model_info
@@ -47,7 +54,7 @@ class WeightComparison:
         had = self.differing[name]
         if had is None:
             return f"the engine has another weight ({name}) than the trainer"
-        return f"the engine has the weight of version {had}, the trainer is at {self.version}"
+        return f"the engine has the weight that it had at version {had}, the trainer is at {self.version}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,14 +142,15 @@ def _point_of_weight(name: str) -> str | None:
 
 @dataclass(slots=True)
 class History:
-    """Digests of the trainer's weights by version."""
+    """Digests of the trainer's weights by version; for earlier versions an engine's take their place, where
+    the trainer's were not noted."""
 
     words: dict[int, WeightWords] = field(default_factory=dict)
 
-    def note(self, parties: Parties, version: int) -> None:
+    def note(self, sides: Sides, version: int) -> None:
         """Take the digests of the trainer's present weights, as those of ``version``."""
         words = WeightWords({}, {})
-        for rank in parties.ask_trainer("weight_words"):
+        for rank in sides.ask_trainer("look", WEIGHT_WORDS):
             words.values.update(rank.values)
             words.sent.update(rank.sent)
         self.words[version] = words
@@ -160,9 +168,19 @@ def sampling_of(cfg: Config, max_new_tokens: int) -> SamplingSettings:
     )
 
 
+def engine_words(cfg: Config, sides: Sides) -> WeightWords | None:
+    """Return digests of the weights that the engine computes with, and of the bytes that arrived of those
+    that cannot be read from it; None where it has weights and adapters apart."""
+    if cfg.generation.lora_sync is LoraSync.adapter:
+        return None
+    held = sides.ask_engine("look", HELD_WEIGHTS)
+    arrived = sides.ask_engine("look", ARRIVED_WEIGHTS)
+    return WeightWords(held, {name: word for name, word in arrived.items() if name not in held})
+
+
 def find_mismatch(
     cfg: Config,
-    parties: Parties,
+    sides: Sides,
     prompt_ids: Sequence[int],
     sampling: SamplingSettings,
     history: History,
@@ -176,7 +194,9 @@ def find_mismatch(
     """
     if reported is not None:
         sampling = replace(sampling, max_new_tokens=1)
-    trace: EngineTrace = parties.ask_engine("trace", prompt_ids, sampling, 0)
+    # The engine is asked before the trainer, since one of them sleeps where both share GPUs.
+    trace: EngineTrace = sides.ask_engine("look", TRACE, prompt_ids, sampling, 0)
+    words = engine_words(cfg, sides)
     if reported is None:
         reported = np.full(len(trace.token_ids) - 1, np.nan)
         reported[-len(trace.sampled) :] = trace.sampled
@@ -184,17 +204,17 @@ def find_mismatch(
     else:
         reported, is_past = np.append(reported, np.nan), True
     given = {**trace.points, LOGPROBS: trace.logprobs[""][:, None]}
-    ranks = parties.ask_trainer("substituted", trace.token_ids, given)
+    ranks = sides.ask_trainer("look", SUBSTITUTED, trace.token_ids, given)
     own: dict[str, np.ndarray] = {}
     for stage in range(ranks[0].coordinates.layout.pp):
         tensor_ranks = [one for one in ranks if (one.coordinates.pp, one.coordinates.dp) == (stage, 0)]
         own |= joined({one.coordinates.tp: one.points for one in tensor_ranks}, ranks[0].divides_rows)
     return EngineMismatch(
         compared=compared(given, own, (trace.dtype, ranks[0].dtype), _sizes(cfg), trace.logit_sizes),
-        weights=_compare_weights(cfg, parties, history),
+        weights=_compare_weights(words, history),
         settings=_settings(
             trace.logprobs,
-            np.array(parties.ask_trainer("own_logprobs", trace.token_ids)[0]),
+            np.array(sides.ask_trainer("sample_logprobs", trace.token_ids)[0]),
             reported,
             canary_limit(cfg.policy),
         ),
@@ -203,27 +223,23 @@ def find_mismatch(
     )
 
 
-def past_mismatch(cfg: Config, parties: Parties, sample: PastSample) -> EngineMismatch:
+def past_mismatch(cfg: Config, sides: Sides, sample: PastSample) -> EngineMismatch:
     """Load the weights that sampled a sample of a run into both sides, and find out where they differ on
     it."""
     if sample.checkpoint is not None:
-        parties.ask_trainer("load_checkpoint", str(sample.checkpoint.absolute()), sample.version)
-        parties.push(sample.version)
+        sides.ask_trainer("load_checkpoint", str(sample.checkpoint.absolute()), sample.version)
+        sides.ask_trainer("push_weights", sample.version)
     history = History()
-    history.note(parties, sample.version)
-    return find_mismatch(
-        cfg, parties, sample.token_ids, sampling_of(cfg, 1), history, reported=sample.reported
-    )
+    history.note(sides, sample.version)
+    return find_mismatch(cfg, sides, sample.token_ids, sampling_of(cfg, 1), history, reported=sample.reported)
 
 
-def _compare_weights(cfg: Config, parties: Parties, history: History) -> WeightComparison:
-    """Compare the weights that the engine computes with, and the bytes that arrived of those that cannot be
-    read from it."""
+def _compare_weights(engine: WeightWords | None, history: History) -> WeightComparison:
+    """Compare an engine's weights with the trainer's newest."""
     version = max(history.words)
-    if cfg.generation.lora_sync is LoraSync.adapter:  # the engine has weights and adapters apart
+    if engine is None:
         return WeightComparison(differing={}, compared=frozenset(), version=version, is_earlier_version=False)
-    held, current = parties.ask_engine("held_weights"), history.words[version]
-    arrived = {name: word for name, word in parties.ask_engine("arrived_weights").items() if name not in held}
+    held, arrived, current = engine.values, engine.sent, history.words[version]
     differing = dict(
         stale_weights(held, current.values, {v: words.values for v, words in history.words.items()})
     ) | dict(stale_weights(arrived, current.sent, {v: words.sent for v, words in history.words.items()}))
@@ -244,7 +260,7 @@ def _is_earlier_version(
     (had,) = versions
     assert had is not None
     before, now = history.words[had].values, history.words[max(history.words)].values
-    changed = {name for name in now if name in known and now[name] != before[name]}
+    changed = {name for name in now if name in known and now[name] != before.get(name, now[name])}
     return len(changed) > 1 and changed <= differing.keys()
 
 

@@ -1,5 +1,5 @@
-"""``TracedEngine``: the engine of a run, which also samples single responses, and says what its modules
-computed for them."""
+"""What a run's engine is asked for a search: single responses, what its modules compute meanwhile, and its
+weights. ``VllmEngine.look`` calls these functions by their paths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nemo_like.generation.engine_requests import sampling_params
 from nemo_like.generation.interface import GroupRequest
 from nemo_like.generation.prefix_cache import drop_keys_and_values
 from nemo_like.generation.sampling import SamplingSettings
-from nemo_like.generation.vllm_engine import VllmEngine
+from nemo_like.generation.started_vllm import StartedVllm
 from nemo_like.mismatch.engine_hooks import WorkerTrace, begin_trace, end_trace
 from nemo_like.mismatch.held_weights import arrived_weights, held_weights
 from nemo_like.mismatch.substitution import joined
@@ -40,47 +40,47 @@ class EngineTrace:
     sampled: np.ndarray  # log-probs that the engine reported of the last tokens, which it sampled
 
 
-class TracedEngine(VllmEngine):
-    """A ``VllmEngine`` that looks at one request at a time."""
+def sample(
+    vllm: StartedVllm, prompt_ids: Sequence[int], sampling: SamplingSettings, seed: int
+) -> SampledAnswer:
+    """Sample one response; no other request may be under way. No cached prefix is read, so every token of the
+    prompt is computed."""
+    llm = vllm.llm
+    drop_keys_and_values(llm, under_way=False)
+    request = GroupRequest("sample", tuple(prompt_ids), (seed,))
+    params = sampling_params(request, sampling, vllm.added_tokens)
+    llm.add_request("sample", tokens_input(list(prompt_ids)), params, lora_request=vllm.weights.adapter)
+    finished: list[RequestOutput] = []
+    while not finished:
+        finished = [one for one in llm.step() if one.finished]
+    (completion,) = finished[0].outputs
+    return SampledAnswer(list(completion.token_ids), list(completion.logprobs.logprobs))
 
-    def sample(self, prompt_ids: Sequence[int], sampling: SamplingSettings, seed: int) -> SampledAnswer:
-        """Sample one response. No cached prefix is read, so every token of the prompt is computed."""
-        return self._thread.call(lambda: self._sampled(prompt_ids, sampling, seed))
 
-    def trace(self, prompt_ids: Sequence[int], sampling: SamplingSettings, seed: int) -> EngineTrace:
-        """Sample one response, and return what every module computed meanwhile."""
-        return self._thread.call(lambda: self._traced(prompt_ids, sampling, seed))
+def trace(vllm: StartedVllm, prompt_ids: Sequence[int], sampling: SamplingSettings, seed: int) -> EngineTrace:
+    """Sample one response as ``sample`` does, and return what every module computed meanwhile. The modules
+    must compute eagerly: nothing is recorded in compiled graphs."""
+    llm = vllm.llm
+    llm.collective_rpc(begin_trace)
+    answer = sample(vllm, prompt_ids, sampling, seed)
+    token_ids = [*prompt_ids, *answer.token_ids]
+    workers: list[WorkerTrace] = llm.collective_rpc(end_trace, args=(token_ids, sampling))
+    first = workers[0]
+    assert first.logit_sizes is not None
+    points = joined({rank: one.points for rank, one in enumerate(workers)}, divides_rows=False)
+    sampled = np.array(answer.logprobs, np.float32)
+    return EngineTrace(token_ids, points, first.dtype, first.logprobs, first.logit_sizes, sampled)
 
-    def held_weights(self) -> dict[str, int]:
-        """Return a digest of each weight that the model computes with, by its Hugging Face name, as far as it
-        can be read; empty for an engine of several workers."""
-        return self._thread.call(lambda: self._vllm.llm.collective_rpc(held_weights))[0]
 
-    def arrived_weights(self) -> dict[str, int]:
-        """Return a digest of the bytes of each tensor of the latest transfer, by its Hugging Face name."""
-        return self._thread.call(lambda: self._vllm.llm.collective_rpc(arrived_weights))[0]
+def held(vllm: StartedVllm) -> dict[str, int]:
+    """Return a digest of each weight that the model computes with, by its Hugging Face name, as far as it can
+    be read; empty for an engine of several workers."""
+    found: dict[str, int] = vllm.llm.collective_rpc(held_weights)[0]
+    return found
 
-    def _traced(self, prompt_ids: Sequence[int], sampling: SamplingSettings, seed: int) -> EngineTrace:
-        llm = self._vllm.llm
-        llm.collective_rpc(begin_trace)
-        answer = self._sampled(prompt_ids, sampling, seed)
-        token_ids = [*prompt_ids, *answer.token_ids]
-        workers: list[WorkerTrace] = llm.collective_rpc(end_trace, args=(token_ids, sampling))
-        first = workers[0]
-        assert first.logit_sizes is not None
-        points = joined({rank: one.points for rank, one in enumerate(workers)}, divides_rows=False)
-        sampled = np.array(answer.logprobs, np.float32)
-        return EngineTrace(token_ids, points, first.dtype, first.logprobs, first.logit_sizes, sampled)
 
-    def _sampled(self, prompt_ids: Sequence[int], sampling: SamplingSettings, seed: int) -> SampledAnswer:
-        llm = self._vllm.llm
-        drop_keys_and_values(llm, under_way=False)
-        request = GroupRequest("sample", tuple(prompt_ids), (seed,))
-        params = sampling_params(request, sampling, self._vllm.added_tokens)
-        adapter = self._vllm.weights.adapter
-        llm.add_request("sample", tokens_input(list(prompt_ids)), params, lora_request=adapter)
-        finished: list[RequestOutput] = []
-        while not finished:
-            finished = [one for one in llm.step() if one.finished]
-        (completion,) = finished[0].outputs
-        return SampledAnswer(list(completion.token_ids), list(completion.logprobs.logprobs))
+def arrived(vllm: StartedVllm) -> dict[str, int]:
+    """Return a digest of the bytes of each tensor of the latest transfer, by its Hugging Face name; empty
+    where the transfer computed none."""
+    found: dict[str, int] = vllm.llm.collective_rpc(arrived_weights)[0]
+    return found

@@ -1,4 +1,5 @@
-"""``TracedWorker``: a run's policy worker, which also trains on given tokens and computes on given values."""
+"""What a run's policy workers are asked for a search: to compute on given values, and their weights.
+``PolicyWorker.look`` calls these functions by their paths. ``TracedWorker`` also trains on given tokens."""
 
 from __future__ import annotations
 
@@ -34,8 +35,10 @@ from nemo_like.mismatch.substitution import Substitution, TensorPart
 from nemo_like.mismatch.weight_words import WeightWords, weight_word
 from nemo_like.models.model_info import read_model_info
 from nemo_like.policy.backends.backend_kind import sequence_parts
+from nemo_like.policy.backends.interface import TrainingBackend
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.groups.parallelism import gathers_weights, train_strategy
+from nemo_like.policy.options import TrainedGroupConfig
 from nemo_like.policy.workers.group_worker import schedule_of
 from nemo_like.policy.workers.worker import PolicyWorker
 from nemo_like.tripwires.weight_digests import word_sum
@@ -96,43 +99,49 @@ class TracedWorker(PolicyWorker):
         self._backend.train(batch, schedule_of(shard))
         self.version += 1
 
-    def substituted(self, token_ids: Sequence[int], given: Mapping[str, np.ndarray]) -> RankTrace:
-        """Score the tokens at temperature 1 while every module gets the engine's values; every rank calls
-        it. Raises ValueError for a backend whose modules are not known here."""
-        layout = self.coordinates.layout
-        model = read_model_info(self.cfg.model_name, self.cfg.backend)
-        divides_rows = layout.tp > 1 and sequence_parts(self.cfg) > 1
-        part = TensorPart(self.coordinates.tp, layout.tp, divides_rows)
-        substitution = Substitution(given, part, model.num_kv_heads // layout.tp)
-        with self._substituting(substitution):
-            logprobs = self.canary_logprobs(token_ids)
-        if self.coordinates.pp == layout.pp - 1:
-            substitution.own[LOGPROBS] = np.array(logprobs, np.float32)[:, None]
-        return RankTrace(self.coordinates, substitution.own, divides_rows, self.cfg.precision.name)
 
-    def own_logprobs(self, token_ids: Sequence[int]) -> list[float]:
-        """Score the tokens as those of a run's samples, at its temperature; every rank calls it."""
-        return self._logprobs_of(token_ids)
+def substituted(
+    worker: PolicyWorker,
+    backend: TrainingBackend,
+    token_ids: Sequence[int],
+    given: Mapping[str, np.ndarray],
+) -> RankTrace:
+    """Score the tokens at temperature 1 while every module gets the engine's values; every rank calls it.
 
-    def weight_words(self) -> WeightWords:
-        """Return digests of each weight of this pipeline stage, with adapters merged; every rank calls it,
-        and only the weight sender is sure to get all."""
-        words = WeightWords({}, {})
-        if gathers_weights(self.cfg, self.coordinates):
-            for name, tensor in self._backend.stage_weights():
-                words.values[name], words.sent[name] = weight_word(tensor), int(word_sum(tensor))
-        return words
+    Raises ValueError for a backend whose modules are not known here.
+    """
+    cfg, coordinates = worker.cfg, worker.coordinates
+    layout = coordinates.layout
+    model = read_model_info(cfg.model_name, cfg.backend)
+    divides_rows = layout.tp > 1 and sequence_parts(cfg) > 1
+    part = TensorPart(coordinates.tp, layout.tp, divides_rows)
+    substitution = Substitution(given, part, model.num_kv_heads // layout.tp)
+    with _substituting(cfg, backend, substitution):
+        logprobs = worker.canary_logprobs(token_ids)
+    if coordinates.pp == layout.pp - 1:
+        substitution.own[LOGPROBS] = np.array(logprobs, np.float32)[:, None]
+    return RankTrace(coordinates, substitution.own, divides_rows, cfg.precision.name)
 
-    def _substituting(self, substitution: Substitution) -> AbstractContextManager[None]:
-        backend: Any = self._backend
-        if self.cfg.backend == "fsdp":
-            from nemo_like.mismatch import fsdp_hooks
 
-            return fsdp_hooks.substituting(backend.model.causal_lm, substitution)
-        if self.cfg.backend == "megatron":
-            from nemo_like.mismatch import megatron_hooks
+def weight_words(worker: PolicyWorker, backend: TrainingBackend) -> WeightWords:
+    """Return digests of each weight of this pipeline stage, with adapters merged; every rank calls it, and
+    only the weight sender is sure to get all."""
+    words = WeightWords({}, {})
+    if gathers_weights(worker.cfg, worker.coordinates):
+        for name, tensor in backend.stage_weights():
+            words.values[name], words.sent[name] = weight_word(tensor), int(word_sum(tensor))
+    return words
 
-            return megatron_hooks.substituting(backend.model, substitution)
-        raise ValueError(
-            f"policy.backend={self.cfg.backend}: its modules are not known; use fsdp or megatron"
-        )
+
+def _substituting(
+    cfg: TrainedGroupConfig, backend: Any, substitution: Substitution
+) -> AbstractContextManager[None]:
+    if cfg.backend == "fsdp":
+        from nemo_like.mismatch import fsdp_hooks
+
+        return fsdp_hooks.substituting(backend.model.causal_lm, substitution)
+    if cfg.backend == "megatron":
+        from nemo_like.mismatch import megatron_hooks
+
+        return megatron_hooks.substituting(backend.model, substitution)
+    raise ValueError(f"policy.backend={cfg.backend}: its modules are not known; use fsdp or megatron")

@@ -30,3 +30,11 @@ class DebugConfig:
             Tripwires.cheap,
         ),
     ]
+    find_mismatch: Annotated[
+        bool,
+        Key(
+            "when engines and trainer disagree, compare them module by module; the alarm then names the "
+            "module that differs",
+            True,
+        ),
+    ]

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from nemo_like.generation.expert_stacks import ExpertStacks
+from nemo_like.generation.vllm_engine import VllmEngine
 from nemo_like.generation.weight_channels import NamedTensors, WholeInMemory
-from nemo_like.mismatch.traced_engine import TracedEngine
 from nemo_like.mismatch.traced_worker import TracedWorker
 from nemo_like.plan.roles import Role
 
@@ -34,7 +34,7 @@ class _Swapped:
         return torch.cat((second, first), dim=-1)
 
 
-class FaultyEngine(TracedEngine):
+class FaultyEngine(VllmEngine):
     """Its faults are in vLLM's model, or in what is loaded into it."""
 
     _mend: Callable[[], object] | None = None

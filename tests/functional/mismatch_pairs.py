@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 from nemo_like.configuration import Config, load_config
+from nemo_like.driver.parties import Parties, started_parties
 from nemo_like.generation.sampling import SamplingSettings
-from nemo_like.mismatch.parties import Parties, as_parties, started_parties
 from nemo_like.mismatch.search import EngineMismatch, History, find_mismatch
+from nemo_like.mismatch.sides import as_sides
 from nemo_like.observability.run_directory import RunDirectory
 from tests.functional.mismatch_faults import TARGETS
 from tests.functional.runs import ROOT
@@ -25,7 +26,7 @@ def config(model: Path, *overrides: str) -> Config:
         "policy.optimizer.lr=1e-3",
         "generation.vllm_cfg.kv_cache_gib=0.0625",
     ]
-    return as_parties(load_config(ROOT / "configs/grpo_cpu.yaml", [*own, *overrides]))
+    return as_sides(load_config(ROOT / "configs/grpo_cpu.yaml", [*own, *overrides]))
 
 
 def parties_of(cfg: Config, tmp_path: Path) -> AbstractContextManager[Parties]:

@@ -72,7 +72,8 @@ def test_weights_that_did_not_come_are_told_with_their_version(pair: Pair) -> No
     pair.train()
     version = pair.version
     assert pair.find().sentences == [
-        f"every weight: the engine has the weight of version {version - 1}, the trainer is at {version}"
+        f"every weight: the engine has the weight that it had at version {version - 1}, "
+        f"the trainer is at {version}"
     ]
     name = "model.layers.1.self_attn.o_proj.weight"
     with planted(pair, "stale", name):
@@ -82,7 +83,7 @@ def test_weights_that_did_not_come_are_told_with_their_version(pair: Pair) -> No
         pair.push()
         found = pair.find()
     assert found.sentences == [
-        f"layers.1.self_attn.o_proj: the engine has the weight of version {version}, "
+        f"layers.1.self_attn.o_proj: the engine has the weight that it had at version {version}, "
         f"the trainer is at {version + 1}"
     ]
     pair.push()

@@ -361,6 +361,10 @@ class PolicyWorkerGroup(TrainingGroup):
         first, nats."""
         return self._ask("canary_logprobs", _every_worker, tuple(token_ids))[0]
 
+    def ask_all(self, method: str, *args: Any) -> list[Any]:
+        """Return every worker's answer to a call that is no stage of a step, by rank."""
+        return self._ask(method, _every_worker, *args)
+
     def push_weights(self, version: int) -> dict[str, Metric]:
         """Send the weights to the engines as policy version ``version``; return once all engines have it."""
         gathers = partial(gathers_weights, self._cfg, replicas=self._weight_replicas)

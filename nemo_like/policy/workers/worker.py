@@ -214,10 +214,11 @@ class PolicyWorker(TrainingWorker):
         """Score the tokens at temperature 1; return the log-probs of all but the first, nats. Every rank
         calls it."""
         with self._backend.at_temperature_one():
-            return self._logprobs_of(token_ids)
+            return self.sample_logprobs(token_ids)
 
-    def _logprobs_of(self, token_ids: Sequence[int]) -> list[float]:
-        """Score the tokens as one sample; return the log-probs of all but the first, nats."""
+    def sample_logprobs(self, token_ids: Sequence[int]) -> list[float]:
+        """Score the tokens as one sample of a run, at its temperature; return the log-probs of all but the
+        first, nats. Every rank calls it."""
         length = len(token_ids)
         meta = KVBatchMeta(
             "canary",
@@ -278,6 +279,11 @@ class PolicyWorker(TrainingWorker):
             finally:
                 for _ in weights:  # after a transfer that broke off: the other ranks gather to the end
                     pass
+
+    def look(self, function: str, *args: Any) -> Any:
+        """Call a function, "package.module:name", with this worker, its backend and ``args``, and return its
+        result."""
+        return load_target(function)(self, self._backend, *args)
 
     def export_hf(self, path: str) -> None:
         """Write a Hugging Face checkpoint directory; every rank that gathers weights calls it."""

@@ -38,6 +38,7 @@ EXCERPTS = {
 STAGES = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
 NEWER = {
     "checkpointing.resume_from_path": None,
+    "debug.find_mismatch": True,
     "grpo.advantage_clip_low": None,
     "grpo.advantage_clip_high": None,
     "grpo.dynamic_sampling_component": None,

@@ -353,6 +353,28 @@ def test_a_tripwire_warns_once() -> None:
     assert "'weak'" not in warnings[1]
 
 
+def test_the_module_is_looked_for_where_engines_and_trainer_differ_and_told_with_the_alarm() -> None:
+    searched: list[str] = []
+
+    def mismatch() -> str:
+        searched.append("once more")
+        return "engine 0: layers.3.self_attn.o_proj: weights are equal, o_proj differs"
+
+    cfg, warnings = load_config(CONFIG, SMALL), list[str]()
+    own = StepTripwires(cfg, RunFacts(has_experts=False, num_prompts=100), warnings.append, mismatch)
+    own.warn_or_end(1, [alarm("weak", ends_run=False)])
+    assert not searched
+    own.warn_or_end(2, [alarm("canary", ends_run=False)])
+    own.warn_or_end(3, [alarm("canary", ends_run=False)])
+    assert len(searched) == 1
+    assert warnings[1].splitlines()[1] == (
+        "where engines and trainer differ: engine 0: layers.3.self_attn.o_proj: weights are equal, o_proj "
+        "differs; scripts/find_mismatch.py compares a sample of the run"
+    )
+    with pytest.raises(RunFailed, match="where engines and trainer differ: engine 0"):
+        own.warn_or_end(4, [alarm("agreement")])
+
+
 def test_a_run_continues_with_the_prompts_of_its_checkpoint() -> None:
     tripwires().check_resume(4, {"offset": 8}, {"offset": 8})
     tripwires("debug.tripwires=off").check_resume(4, {"offset": 0}, {"offset": 8})

@@ -68,13 +68,15 @@ def test_differences_are_told_in_the_order_of_the_computation_and_a_weight_expla
     assert found.sentences == [
         "embed_tokens: the engine has another weight (model.embed_tokens.weight) than the trainer",
         "layers.0.self_attn.attention: weights are equal, attention differs",
-        "layers.1.mlp.down_proj: the engine has the weight of version 11, the trainer is at 12",
+        "layers.1.mlp.down_proj: the engine has the weight that it had at version 11, the trainer is at 12",
     ]
 
 
 def test_an_engine_that_has_an_earlier_version_as_a_whole_gets_one_sentence() -> None:
     found = mismatch(differing={"model.norm.weight": 11, "lm_head.weight": 11}, is_earlier_version=True)
-    assert found.sentences == ["every weight: the engine has the weight of version 11, the trainer is at 12"]
+    assert found.sentences == [
+        "every weight: the engine has the weight that it had at version 11, the trainer is at 12"
+    ]
 
 
 def test_settings_are_told_where_no_module_differs() -> None:

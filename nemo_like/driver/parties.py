@@ -1,13 +1,13 @@
 """``Parties``: an engine and the policy workers of one replica, as a run starts them, without rollouts.
 
-started_parties ──▶ Ray, placement, ``Starter`` ──▶ TracedEngine, TracedWorker per rank
+started_parties ──▶ Ray, placement, ``Starter`` ──▶ engine, TracedWorker per rank
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from nemo_like.cluster.actors import ActorHandle, Call
@@ -19,23 +19,18 @@ from nemo_like.cluster.runtime import ray_runtime
 from nemo_like.cluster.stage import EngineHolds
 from nemo_like.configuration import Config
 from nemo_like.driver.bundles import bundles
-from nemo_like.driver.processes import Starter, ray_needs
+from nemo_like.driver.processes import OWN_TARGETS, Starter, ray_needs
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.plan.derived import shares_gpus
 from nemo_like.plan.places import placement
 from nemo_like.plan.roles import Role
-from nemo_like.policy.backends.backend_kind import axis_size
-from nemo_like.tripwires.options import Tripwires
 
-TARGETS = {
-    Role.engine: "nemo_like.mismatch.traced_engine:TracedEngine",
-    Role.policy_worker: "nemo_like.mismatch.traced_worker:TracedWorker",
-}
+TARGETS = {**OWN_TARGETS, Role.policy_worker: "nemo_like.mismatch.traced_worker:TracedWorker"}
 
 
 @dataclass(slots=True)
 class Parties:
-    """The two sides that are compared. Every call waits until it is answered."""
+    """The ``Sides`` of a comparison without a run."""
 
     cluster: Cluster
     engine: ActorHandle
@@ -58,37 +53,6 @@ class Parties:
         return self.cluster.gather(calls, stage="find_mismatch", timeout_s=self.timeout_s)
 
 
-def as_parties(cfg: Config) -> Config:
-    """Return a configuration with one engine and, unless experts are spread over replicas, one replica.
-
-    The engine computes without compiled graphs, in which nothing could be recorded, and takes weights only
-    between requests. Raises ValueError for a trainer that spreads a sample over ranks.
-    """
-    if (cp := axis_size(cfg.policy, "cp")) > 1:
-        raise ValueError(
-            f"the policy divides each sample over {cp} context-parallel ranks, whose values are not put "
-            "together here; compare with a context-parallel size of 1"
-        )
-    is_whole = axis_size(cfg.policy, "ep") == 1
-    generation = replace(
-        cfg.generation,
-        num_engines=1,
-        vllm_cfg=replace(cfg.generation.vllm_cfg, enforce_eager=True),
-    )
-    policy = replace(cfg.policy, data_parallel_size=1) if is_whole else cfg.policy
-    return replace(
-        cfg,
-        generation=generation,
-        policy=policy,
-        grpo=replace(cfg.grpo, max_staleness=0),
-        rollout=replace(cfg.rollout, replay=None, generate_only=False),
-        debug=replace(cfg.debug, tripwires=Tripwires.all),
-        value=None,
-        teacher=None,
-        evaluation=None,
-    )
-
-
 @contextmanager
 def started_parties(
     cfg: Config,
@@ -96,7 +60,7 @@ def started_parties(
     warn: Callable[[str], None],
     targets: dict[Role, str] = TARGETS,
 ) -> Iterator[Parties]:
-    """Start both sides of ``cfg``, which is one of ``as_parties``, and connect them; end all processes when
+    """Start both sides of ``cfg``, which is one of ``as_sides``, and connect them; end all processes when
     the block is left. ``directory`` gets their logs. Raises the errors of ``Cluster.gather``."""
     places = placement(cfg)
     needs = ray_needs(cfg, places, directory)
