@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from nemo_like.mismatch.traced_engine import EngineTrace
 
 NOTHING = "nothing differs beyond rounding"
+_THROUGHOUT = 0.9  # of the weights that are compared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +49,16 @@ class WeightComparison:
     version: int  # of the trainer
     # Whether the engine has every weight that changed since an earlier version as that version had it.
     is_earlier_version: bool
+
+    @property
+    def differ_throughout(self) -> bool:
+        """Whether so many weights differ that none of them is the cause."""
+        return len(self.differing) > max(1, _THROUGHOUT * len(self.compared))
+
+    @property
+    def share(self) -> str:
+        """How many of the weights differ."""
+        return f"{len(self.differing)} of {len(self.compared)} weights"
 
     def sentence(self, name: str) -> str:
         """Say what is wrong with a weight."""
@@ -76,6 +87,8 @@ class EngineMismatch:
         """One sentence per difference, the first of the computation first."""
         if self.weights.is_earlier_version:
             return [f"every weight: {self.weights.sentence(next(iter(self.weights.differing)))}"]
+        if self.weights.differ_throughout:
+            return [f"every weight: the engine has other values of {self.weights.share} than the trainer"]
         findings = {one.name: one for one in self.compared.findings}
         by_point = {_point_of_weight(name): name for name in reversed([*self.weights.differing])}
         names = [one.name for one in in_order({*findings, *filter(None, by_point)})]

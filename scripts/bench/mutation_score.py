@@ -8,7 +8,8 @@ Runs a small version of the demo once for every set of settings that the mutatio
 mutation. A mutation that needs a continued run is planted in the second part of one. Appends a JSON object
 per mutation to the file of results as its run ends, and leaves out mutations that the file has already.
 Prints a table: how many processes had the mutation planted, how the run ended, which tripwires said something
-at which step, and how many metrics differ. At the end prints a summary of the file as JSON. Tripwires are at
+at which step, and how many metrics differ. The module in which engines and trainer differ
+follows, where the alarms name one. At the end prints a summary of the file as JSON. Tripwires are at
 debug.tripwires=all unless the overrides say otherwise.
 
 Uses modules of tests/, and so needs what they need: bash scripts/setup.sh --dev.
@@ -83,6 +84,7 @@ class Outcome:
     error: str = ""
     # At which step which tripwires said something.
     caught: dict[str, list[str]] = field(default_factory=dict)
+    where: str = ""  # the module in which engines and trainer differ, where the alarms name one
     group: str = ""
 
     @property
@@ -118,6 +120,7 @@ class Scorer:
             baseline={key: [record.get(key) for record in baseline or ()] for key in _SHOWN},
             error=error,
             caught=caught_by(output),
+            where="; ".join(re.findall(r"where engines and trainer differ: (.*); scripts/", output)),
             group=one.group.value,
         )
 
@@ -200,7 +203,7 @@ def line(outcome: Outcome) -> str:
     mark = "caught" if outcome.is_caught else "MISSED"
     return (
         f"{mark} {outcome.name:34} planted in {outcome.num_processes}, {how}, by {caught or 'nothing'}; "
-        f"differing {steps}"
+        f"differing {steps}" + (f"; {outcome.where}" if outcome.where else "")
     )
 
 

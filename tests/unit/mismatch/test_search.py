@@ -24,7 +24,7 @@ def mismatch(
         compared=Compared({}, tuple(findings)),
         weights=WeightComparison(
             differing=differing or {},
-            compared=compared,
+            compared=compared | set(differing or {}),
             version=12,
             is_earlier_version=is_earlier_version,
         ),
@@ -70,6 +70,11 @@ def test_differences_are_told_in_the_order_of_the_computation_and_a_weight_expla
         "layers.0.self_attn.attention: weights are equal, attention differs",
         "layers.1.mlp.down_proj: the engine has the weight that it had at version 11, the trainer is at 12",
     ]
+
+
+def test_weights_that_all_differ_get_one_sentence() -> None:
+    found = mismatch(differing={"model.norm.weight": None, "lm_head.weight": 4}, compared=frozenset())
+    assert found.sentences == ["every weight: the engine has other values of 2 of 2 weights than the trainer"]
 
 
 def test_an_engine_that_has_an_earlier_version_as_a_whole_gets_one_sentence() -> None:
