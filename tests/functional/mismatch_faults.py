@@ -75,6 +75,27 @@ class FaultyEngine(VllmEngine):
         norm.variance_epsilon = own * 10
         return lambda: setattr(norm, "variance_epsilon", own)
 
+    def _attention_scale(self, name: str) -> Callable[[], object]:
+        attention = self._module(name).impl
+        own = attention.scale
+        attention.scale = own * 1.1
+        return lambda: setattr(attention, "scale", own)
+
+    def _replaced(self, name: str, module: torch.nn.Module) -> Callable[[], object]:
+        parent, _, leaf = name.rpartition(".")
+        holder = self._module(parent)
+        own = getattr(holder, leaf)
+        setattr(holder, leaf, module)
+        return lambda: setattr(holder, leaf, own)
+
+    def _left_out(self, name: str) -> Callable[[], object]:
+        """The module returns what it gets."""
+        return self._replaced(name, torch.nn.Identity())
+
+    def _gelu(self, name: str) -> Callable[[], object]:
+        """The gate's activation is another."""
+        return self._replaced(name, _GeluOfGate())
+
     def _swap(self, name: str) -> Callable[[], object]:
         layer = self._module(name)
         own = layer.quant_method
@@ -102,15 +123,32 @@ class FaultyEngine(VllmEngine):
 
     def _transpose(self, name: str) -> Callable[[], object]:
         """The tensor of this name is loaded transposed."""
-        own = ExpertStacks.take
+        return _loaded_as(
+            lambda one, tensor: (one, tensor.T.contiguous() if one == name else tensor),
+        )
 
-        def take(stacks: ExpertStacks, tensors: NamedTensors) -> NamedTensors:
-            return own(
-                stacks, [(one, tensor.T.contiguous() if one == name else tensor) for one, tensor in tensors]
-            )
+    def _exchange(self, name: str) -> Callable[[], object]:
+        """Experts 1 and 2 of this layer get each other's weights of this matrix."""
+        names = [name.format(1), name.format(2)]
+        other = dict(zip(names, reversed(names), strict=True))
+        return _loaded_as(lambda one, tensor: (other.get(one, one), tensor))
 
-        ExpertStacks.take = take  # type: ignore[method-assign]
-        return lambda: setattr(ExpertStacks, "take", own)
+
+class _GeluOfGate(torch.nn.Module):
+    def forward(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.gelu(gate) * up
+
+
+def _loaded_as(change: Callable[[str, torch.Tensor], tuple[str, torch.Tensor]]) -> Callable[[], object]:
+    """Let ``change`` see each tensor of experts that is loaded from now on; return what undoes it."""
+    own = ExpertStacks.take
+
+    def take(stacks: ExpertStacks, tensors: NamedTensors) -> NamedTensors:
+        return own(stacks, [change(name, tensor) for name, tensor in tensors])
+
+    ExpertStacks.take = take  # type: ignore[method-assign]
+    return lambda: setattr(ExpertStacks, "take", own)
 
 
 def _model(worker: Any) -> Any:

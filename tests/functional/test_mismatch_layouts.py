@@ -38,6 +38,10 @@ def test_an_expert_that_is_loaded_transposed_is_named(tmp_path: Path) -> None:
             pair.push()
             found = pair.find()
         assert found.sentences == ["layers.1.mlp.experts: weights are equal, experts differs in expert 2"]
+        with planted(pair, "exchange", "model.layers.0.mlp.experts.{}.down_proj.weight"):
+            pair.push()
+            found = pair.find()
+        assert found.sentences == ["layers.0.mlp.experts: weights are equal, experts differs in experts 1, 2"]
         pair.push()
         assert pair.find().sentences == [NOTHING]
 

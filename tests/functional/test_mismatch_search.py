@@ -50,6 +50,24 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
             ["layers.0.mlp.gate_proj", "layers.0.mlp.up_proj"],
             "the engine has another weight (model.layers.0.mlp.gate_proj.weight) than the trainer",
         ),
+        (
+            "attention_scale",
+            "model.layers.1.self_attn.attn",
+            ["layers.1.self_attn.attention"],
+            "weights are equal, attention differs from position 1 on",
+        ),
+        (
+            "left_out",
+            "model.layers.0.self_attn.q_norm",
+            ["layers.0.self_attn.q_norm"],
+            "it differs; the engine's weights of it are not known",
+        ),
+        (
+            "gelu",
+            "model.layers.1.mlp.act_fn",
+            ["layers.1.mlp.activation"],
+            "weights are equal, activation differs",
+        ),
     ],
 )
 def test_a_fault_of_one_module_is_named(
