@@ -1,4 +1,4 @@
-"""The tables of docs/reference/combinations.md and combinations_overlap.md, cell by cell."""
+"""The tables of docs/reference/combinations.md and of the pages that go on with it, cell by cell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-_PAGES = [ROOT / "docs" / "reference" / f"combinations{part}.md" for part in ("", "_overlap")]
+_PARTS = ("", "_overlap", "_agents", "_kinds")
+_PAGES = [ROOT / "docs" / "reference" / f"combinations{part}.md" for part in _PARTS]
 _PAGE = "\n".join(page.read_text(encoding="utf-8") for page in _PAGES)
 
 

@@ -1,4 +1,4 @@
-"""docs/reference/combinations.md and combinations_overlap.md say what the rules say, and name tests
+"""docs/reference/combinations.md and the pages that go on with it say what the rules say, and name tests
 that exist."""
 
 from __future__ import annotations
