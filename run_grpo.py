@@ -40,6 +40,7 @@ from nemo_like.plan.plan import format_plan, make_plan
 from nemo_like.plan.run_models import run_models
 from nemo_like.preflight.checks import Preflight, preflight
 from nemo_like.preflight.downloads import with_downloaded, with_downloads
+from nemo_like.preflight.epochs import with_counted_epochs
 from nemo_like.rules.rules import validate
 
 _EXAMPLES = """\
@@ -77,17 +78,22 @@ def _main(options: argparse.Namespace) -> int:
         if options.multirun:
             sweep = load_sweep(config, overrides)
             return _plan_sweep(config, sweep) if options.dry_run else _sweep(config, sweep)
-        cfg = load_config(config, overrides)
         if options.cfg:
-            print(to_yaml(cfg), end="")
+            print(to_yaml(load_config(config, overrides)), end="")
             return 0
         if options.what_if is not None:
+            cfg = load_config(config, overrides)
             validate(cfg, Machine.another)
             return _what_if(cfg, options)
         if options.dry_run:
-            print(_plan(cfg))
+            print(_plan(config, overrides))
             return exit_codes.FINISHED
-        cfg = with_downloads(cfg)
+        counted = with_counted_epochs(
+            lambda more: with_downloads(load_config(config, [*overrides, *more])), Machine.this
+        )
+        cfg = counted.cfg
+        for note in counted.notes:
+            print(printable(note.text), file=sys.stderr)
         _check(cfg, Machine.this)
     except KeyboardInterrupt:
         print("interrupted before anything started", file=sys.stderr)
@@ -122,12 +128,14 @@ def _check(cfg: Config, machine: Machine) -> Preflight:
     return preflight(cfg, machine, partial(print, file=sys.stderr))
 
 
-def _plan(cfg: Config) -> str:
+def _plan(config: Path, arguments: Sequence[str]) -> str:
     """Return the plan of a run as text, whatever this machine can run. Raises ConfigError."""
-    cfg = with_downloaded(cfg)
+    cfg, notes = with_counted_epochs(
+        lambda more: with_downloaded(load_config(config, [*arguments, *more])), Machine.another
+    )
     checked = _check(cfg, Machine.another)
     plan = make_plan(cfg, run_models(cfg), bytes_per_token(checked.columns))
-    return "\n".join([format_plan(plan), "", *(printable(str(note)) for note in checked.notes)])
+    return "\n".join([format_plan(plan), "", *(printable(str(note)) for note in (*notes, *checked.notes))])
 
 
 def _what_if(cfg: Config, options: argparse.Namespace) -> int:
@@ -160,7 +168,7 @@ def _plan_sweep(config: Path, sweep: Sweep) -> int:
     for number, arguments in enumerate(sweep.jobs):
         job = printable(f"job {number}: {' '.join(map(masked, arguments))}")
         try:
-            plan = _plan(load_config(config, arguments))
+            plan = _plan(config, arguments)
         except ConfigError as error:
             print(job, printable(str(error)), sep="\n", file=sys.stderr)
             refused.append(number)

@@ -184,6 +184,15 @@ class GRPOConfig:
             at_least=1,
         ),
     ]
+    max_num_epochs: Annotated[
+        float | None,
+        Key(
+            "passes over every source of data.train after which a run ends, where that is before "
+            "max_num_steps; null: steps alone (docs/how_to/data.md)",
+            None,
+            above=0,
+        ),
+    ]
     num_epochs_per_rollout: Annotated[
         int, Key("how often a step trains on each of its samples", 1, at_least=1)
     ]

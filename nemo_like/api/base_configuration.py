@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -41,8 +41,9 @@ class ProgramArguments:
     config: str | Path | None
     overrides: tuple[str, ...]
 
-    def configuration(self, model: str, files: InputFiles) -> Config:
-        """Return the typed configuration, not yet validated. Raises ConfigError, listing the problems."""
+    def configuration(self, model: str, files: InputFiles, more: Sequence[str] = ()) -> Config:
+        """Return the typed configuration, not yet validated, with the arguments ``more`` last. Raises
+        ConfigError, listing the problems."""
         given = [
             f"policy.model_name={quoted(model)}",
             f"grpo.max_num_steps={self.num_steps}",
@@ -56,7 +57,7 @@ class ProgramArguments:
         ]
         base, of_base = self._base(model)
         last = () if files.validation else _NO_VALIDATION  # they would measure the training rows
-        return load_config(base, [*of_base, *given, *self.overrides, *last])
+        return load_config(base, [*of_base, *given, *self.overrides, *last, *more])
 
     def _base(self, model: str) -> tuple[Path, list[str]]:
         """Return the file to build on, and arguments that fit it to the model, any rows and this machine."""

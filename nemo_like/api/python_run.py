@@ -40,6 +40,7 @@ from nemo_like.driver.run_failures import CallbackFailed, RunFailed
 from nemo_like.driver.stopping import OnStep, sigterm_as_interrupt
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.preflight.checks import preflight
+from nemo_like.preflight.epochs import with_counted_epochs
 from nemo_like.rollout.tasks import max_prompt_tokens
 from nemo_like.rules.rules import validate
 
@@ -109,36 +110,44 @@ class GRPO:
         model = local_model(self._model)
         with sigterm_as_interrupt(), _variables_restored():
             bypass_proxies()
-            self._check(model)
+            counted = self._check(model)
             # Only now: this loads Ray, and the checks above must be quick.
             from nemo_like.driver.whole_run import run_directory, run_in
             from nemo_like_tools.report.report_recorder import ReportRecorder
 
             directory = run_directory(self._without_inputs(model), "grpo")
-            cfg = self._with_inputs(model, directory.path / "inputs")
+            cfg = self._with_inputs(model, directory.path / "inputs", counted)
             end = run_in(directory, cfg, self._on_step, ReportRecorder)
         return _result(end, directory.path)
 
-    def _check(self, model: str) -> None:
-        """Raise ConfigError for every problem that can be found before the run has a directory."""
+    def _check(self, model: str) -> tuple[str, ...]:
+        """Raise ConfigError for every problem that can be found before the run has a directory. Return an
+        argument with the steps of the run's epochs, where it counts them."""
         with tempfile.TemporaryDirectory() as folder:
             cfg = self._with_inputs(model, Path(folder))
             rows, say = RowNames.of(cfg.data, Path(folder)), partial(print, flush=True)
             with rows.in_problems():
+                cfg, of_epochs = with_counted_epochs(
+                    lambda more: self._with_inputs(model, Path(folder), more), Machine.this
+                )
+                for note in of_epochs:
+                    say(note.text)
                 validate(cfg)
                 notes = preflight(cfg, Machine.this, say).notes
                 if too_long := dict.fromkeys(place for note in notes for place in note.too_long):
                     limit = f"prompts of more than {max_prompt_tokens(cfg)} tokens are left out"
                     say(rows.in_text(f"warning: {limit}, such as {', '.join(too_long)}"))
                 check_first_reward(cfg)
+        return (f"grpo.max_num_steps={cfg.grpo.max_num_steps}",) if of_epochs else ()
 
     def _without_inputs(self, model: str) -> Config:
         """Return the configuration with the reward and the rows in files that do not exist."""
         nowhere = Path("inputs")
         return self._arguments.configuration(model, InputFiles(nowhere, nowhere, nowhere))
 
-    def _with_inputs(self, model: str, folder: Path) -> Config:
-        """Write reward and rows into ``folder``, and return the configuration that names the files."""
+    def _with_inputs(self, model: str, folder: Path, more: Sequence[str] = ()) -> Config:
+        """Write reward and rows into ``folder``, and return the configuration that names the files, with the
+        arguments ``more``."""
         return self._arguments.configuration(
             model,
             InputFiles(

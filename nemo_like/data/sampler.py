@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import NotRequired, TypedDict
 
 
@@ -162,3 +163,16 @@ class MixtureSampler:
         ]
         source = behind.index(max(behind))
         return self._starts[source] + self._samplers[source].next(1)[0]
+
+
+def steps_within_epochs(
+    num_epochs: float, sizes: Sequence[int], weights: Sequence[float], prompts_per_step: int
+) -> int:
+    """Return how many steps a ``MixtureSampler`` of these sources serves within ``num_epochs`` passes over
+    the source that it passes last.
+
+    Steps run on from one epoch into the next; a last one that would begin a further pass is not counted.
+    """
+    shares = [Fraction(str(weight)) for weight in weights]
+    prompts_of_a_pass = max(size * sum(shares) / share for size, share in zip(sizes, shares, strict=True))
+    return int(Fraction(str(num_epochs)) * prompts_of_a_pass / prompts_per_step)

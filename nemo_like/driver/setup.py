@@ -52,6 +52,7 @@ from nemo_like.plan.host_memory import host_memory_problems
 from nemo_like.plan.memory_timetable import memory_problems
 from nemo_like.plan.places import placement, weight_replicas
 from nemo_like.plan.roles import Role, roles
+from nemo_like.plan.run_length import too_many_steps
 from nemo_like.plan.run_models import run_models
 from nemo_like.policy.groups.group import PolicyWorkerGroup, TeacherWorkerGroup, ValueWorkerGroup, WorkerGroup
 from nemo_like.policy.options import Device
@@ -315,12 +316,10 @@ def _partitions(cfg: Config, cluster: Cluster, actors: Actors, columns: Sequence
 
 def _train_sampler(cfg: Config, sources: Sequence[SourceReport]) -> MixtureSampler:
     """Build the sampler that draws the prompts of each training step."""
-    return MixtureSampler(
-        [source.num_prompts for source in sources],
-        _weights(cfg),
-        seed=cfg.grpo.seed,
-        shuffle=cfg.data.shuffle,
-    )
+    sizes = [source.num_prompts for source in sources]
+    if (problem := too_many_steps(cfg, sizes)) is not None:
+        raise RunFailed(problem)
+    return MixtureSampler(sizes, _weights(cfg), seed=cfg.grpo.seed, shuffle=cfg.data.shuffle)
 
 
 def _columns(rollout: RolloutParts, groups: Sequence[WorkerGroup]) -> tuple[Column, ...]:

@@ -220,7 +220,8 @@ def _run_once(
     export = _final_export(cfg, directory)
     is_finished = _is_finished(cfg, checkpoints)
     if is_finished and (export is None or export.step == checkpoints.last_step):
-        return RunEnd("had finished already; raise grpo.max_num_steps or its goal to train on", 0)
+        limits = "grpo.max_num_steps" if cfg.grpo.max_num_epochs is None else "grpo.max_num_epochs, its steps"
+        return RunEnd(f"had finished already; raise {limits} or its goal to train on", 0)
     with started(cfg, directory, logger, checkpoints, stop_requests) as parts:
         driver = parts.driver
         reason = None if is_finished else driver.run()

@@ -67,6 +67,9 @@ def _recording(cfg: Config, key: str) -> Iterator[Problem]:
                 remedy="",
             )
     yield from _routed_experts(cfg, manifest)
+    if (epochs := cfg.grpo.max_num_epochs) is not None:
+        rule = "counts passes over data.train, and a replay reads its recording"
+        yield Problem(key=f"grpo.max_num_epochs={epochs:g}", rule=rule, remedy="set it to null")
     missing = sorted(set(range(1, cfg.grpo.max_num_steps + 1)) - recorded_steps(directory))
     if missing:
         yield Problem(

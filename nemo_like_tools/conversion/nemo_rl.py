@@ -154,36 +154,6 @@ def estimator(value: Any, theirs: Theirs) -> str:
     return str(value)
 
 
-def num_steps(value: Any, theirs: Theirs, group: str = "grpo") -> Any:
-    """Return the number of steps of a run, which ends after max_num_epochs where that comes first."""
-    of_epochs = _steps_of_epochs(theirs, group)
-    if of_epochs is None or of_epochs >= int(value):
-        return value
-    return Noted(of_epochs, f"the steps of {group}.max_num_epochs; prompts that are too long count here too")
-
-
-def num_epochs(value: Any, theirs: Theirs, group: str = "grpo") -> Any:
-    """Leave a number of epochs to the conversion of the steps. Raises Untranslatable where the problems
-    cannot be counted."""
-    if value is not None and _steps_of_epochs(theirs, group) is None:
-        raise Untranslatable(
-            f"a run counts steps alone; set grpo.max_num_steps to {value} x problems / num_prompts_per_step"
-        )
-    return LEFT_OUT
-
-
-def _steps_of_epochs(theirs: Theirs, group: str) -> int | None:
-    """Return the steps of max_num_epochs; None without it, and where the problems cannot be counted."""
-    epochs, sources = theirs(f"{group}.max_num_epochs"), theirs("data.train", ())
-    files = [one.get("data_path") for one in ([sources] if isinstance(sources, Mapping) else sources)]
-    counts = [None if file is None else theirs.rows(str(file)) for file in files]
-    problems = sum(count or 0 for count in counts)
-    prompts = int(theirs(f"{group}.num_prompts_per_step", 32))
-    if epochs is None or not counts or None in counts or problems < prompts:
-        return None
-    return int(epochs) * (problems // prompts)
-
-
 def policy_lambda(value: Any, theirs: Theirs) -> Any:
     """Return the policy's lambda where it is their common one, and the critic has its own."""
     group = "ppo.adv_estimator"

@@ -13,6 +13,7 @@ from typing import Any
 
 from nemo_like_tools.conversion.values import (
     LEFT_OUT,
+    UNLIMITED_STEPS,
     Noted,
     Theirs,
     Untranslatable,
@@ -93,13 +94,13 @@ def num_engines(value: Any, theirs: Theirs) -> Any:
 
 
 def steps(value: Any, theirs: Theirs) -> Any:
-    """Return the number of steps of a number of updates, which is the length of the run unless it is -1."""
-    return _length(theirs) if int(value) > 0 else LEFT_OUT
+    """Return the number of steps of a number of updates; for -1, where epochs end the run, no limit."""
+    return _length(theirs) if int(value) > 0 else UNLIMITED_STEPS
 
 
 def epochs(value: Any, theirs: Theirs) -> Any:
-    """Return the number of steps of a number of epochs; left out when the number of updates is given."""
-    return LEFT_OUT if int(theirs("max_steps", -1)) > 0 else _length(theirs)
+    """Return a number of epochs, unless the number of updates is given."""
+    return LEFT_OUT if int(theirs("max_steps", -1)) > 0 else float(value)
 
 
 def in_steps(value: Any, theirs: Theirs, strategy: str) -> int:
@@ -150,14 +151,13 @@ def decay_style(value: Any, theirs: Theirs) -> str:
     style = styles.get(str(value).removesuffix("_with_min_lr"))
     if style is None:
         raise Untranslatable(f"only {', '.join(styles)} can be translated; set policy.scheduler.decay_style")
-    if style != "constant":
-        _updates_of_run(theirs)
     return style
 
 
 def decay_updates(value: Any, theirs: Theirs) -> Any:
-    """Return the number of updates of the decay, if the rate decays."""
-    return LEFT_OUT if str(value).startswith("constant") else _updates_of_run(theirs)
+    """Return the number of updates of the decay, if the rate decays and epochs do not end the run."""
+    is_counted = int(theirs("max_steps", -1)) > 0 and not str(value).startswith("constant")
+    return _updates_of_run(theirs) if is_counted else LEFT_OUT
 
 
 def min_lr(value: Any, theirs: Theirs) -> Any:
@@ -438,9 +438,7 @@ def _length(theirs: Theirs) -> int:
     number, prompts = float(theirs("num_train_epochs", 3)), prompts_per_step(None, theirs)
     problems = theirs.rows(str(theirs("dataset_name", "")))
     if problems is None or problems < prompts:
-        raise Untranslatable(
-            f"a run counts steps alone; set grpo.max_num_steps to {number:g} x problems / {prompts}"
-        )
+        raise Untranslatable("the problems of the run's epochs cannot be counted here")
     return int(number * (problems // prompts))
 
 
@@ -450,5 +448,5 @@ def _updates_of_run(theirs: Theirs) -> int:
     except Untranslatable as error:
         raise Untranslatable(
             "is a matter of the run's updates, which max_steps does not say; give max_steps=N, or set "
-            "policy.scheduler.decay_style, decay_updates and warmup_updates"
+            "policy.scheduler.warmup_updates"
         ) from error

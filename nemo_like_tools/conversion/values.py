@@ -25,6 +25,8 @@ class LeftOut:
 
 
 LEFT_OUT: Final = LeftOut()
+# For grpo.max_num_steps of a run that its epochs shall end.
+UNLIMITED_STEPS: Final = 1_000_000
 # Layers that Megatron names, by their names in transformers.
 MEGATRON_LAYERS: Final = {
     "linear_qkv": ("q_proj", "k_proj", "v_proj"),

@@ -10,6 +10,7 @@ from typing import Any
 
 from nemo_like_tools.conversion.values import (
     LEFT_OUT,
+    UNLIMITED_STEPS,
     Noted,
     Theirs,
     Untranslatable,
@@ -106,12 +107,7 @@ def decay_updates(value: Any, theirs: Theirs, group: str) -> Any:
     if not _is_decaying(group, theirs):
         return LEFT_OUT
     steps = theirs(f"{group}.lr_decay_steps") or theirs("trainer.total_training_steps")
-    if steps is None:
-        raise Untranslatable(
-            "decays to the end of the run, which trainer.total_training_steps does not say; set "
-            "policy.scheduler.decay_updates"
-        )
-    return int(steps) * _updates_per_step(theirs)
+    return LEFT_OUT if steps is None else int(steps) * _updates_per_step(theirs)
 
 
 def min_lr(value: Any, theirs: Theirs, group: str) -> Any:
@@ -279,27 +275,9 @@ def images(value: Any, theirs: Theirs) -> Any:
     return str(value) if is_seeing and value is not None else LEFT_OUT
 
 
-def epochs(value: Any, theirs: Theirs) -> Any:
-    """Return the number of steps of a number of epochs, if the data files are here to be counted.
-
-    The number of epochs is left out when the number of steps is given.
-    """
-    if theirs("trainer.total_training_steps") is not None:
-        return LEFT_OUT
-    prompts = int(theirs("data.train_batch_size", 1024))
-    counts = [theirs.rows(name) for name in _names(theirs("data.train_files", []))]
-    problems = sum(count or 0 for count in counts)
-    if (limit := int(theirs("data.train_max_samples", -1))) > 0:
-        problems = min(problems, limit)
-    if None in counts or problems < prompts:
-        raise Untranslatable(
-            f"a run counts steps alone; set grpo.max_num_steps to {value} x problems / {prompts}"
-        )
-    note = (
-        f"{value} epochs of {problems} problems are {value} x {problems // prompts} whole steps; prompts "
-        "that are too long count here, and verl leaves them out first"
-    )
-    return Noted(int(value) * (problems // prompts), note)
+def no_limit(value: Any, theirs: Theirs) -> Any:
+    """Return more steps than any number of epochs has, where no number of steps is given."""
+    return LEFT_OUT if theirs("trainer.total_training_steps") is not None else UNLIMITED_STEPS
 
 
 def in_validation(value: Any, theirs: Theirs, name: str) -> Any:

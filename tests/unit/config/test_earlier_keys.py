@@ -60,6 +60,7 @@ NEWER = {
     "generation.validation.structured_outputs": None,
     "env.arithmetic.sampling.structured_outputs": None,
     "env.arithmetic.validation_sampling.structured_outputs": None,
+    "grpo.max_num_epochs": None,
     "policy.tokenizer": None,
     "policy.model_overrides": {},
     "policy.lora.exclude_modules": [],

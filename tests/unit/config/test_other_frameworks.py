@@ -102,6 +102,6 @@ def test_each_key_of_another_frameworks_file_is_told_by_itself(tmp_path: Path) -
 
 def test_epochs_are_not_said_to_be_steps() -> None:
     assert str(known_name("trainer.total_epochs")) == (
-        "verl's trainer.total_epochs is grpo.max_num_steps here "
-        "(epochs, not steps: x problems / data.train_batch_size)"
+        "verl's trainer.total_epochs is grpo.max_num_epochs here "
+        "(a step runs on into the next epoch, where verl drops the last prompts)"
     )

@@ -8,9 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from nemo_like.config.other_frameworks import our_keys
 from nemo_like.config.problems import ConfigError
@@ -271,7 +269,6 @@ def test_what_is_missing_is_told_with_a_remedy(tmp_path: Path) -> None:
         ("algorithm.adv_estimator=remax", "set grpo.adv_estimator.name"),
         ("actor_rollout_ref.actor.kl_loss_type=abs", "set loss_fn.reference_policy_kl_type=k3"),
         ("algorithm.use_kl_in_reward=true", "the KL is in the loss or in the reward, not in both"),
-        ("trainer.total_training_steps=null", "set grpo.max_num_steps to 15 x problems / 256"),
         ("data.truncation=left", "a prompt that is too long is left out"),
         ("trainer.v1.trainer_mode=colocate_async", "set it to sync, and here grpo.max_staleness=1"),
         ("+trainer.no_key_of_verl=1", ""),
@@ -281,19 +278,15 @@ def test_a_value_without_a_counterpart_is_named(tmp_path: Path, argument: str, e
     assert expected in lost(converted(tmp_path, VERL, argument))
 
 
-def test_epochs_are_steps_only_when_the_problems_can_be_counted(tmp_path: Path) -> None:
-    lines, rows = tmp_path / "a.jsonl", tmp_path / "b.parquet"
-    lines.write_text('{"prompt": "1"}\n' * 6 + "\n")
-    parquet.write_table(pyarrow.table({"prompt": ["2"] * 5}), rows)
-    arguments = ["trainer.total_training_steps=null", "trainer.total_epochs=3", "data.train_batch_size=4"]
-    known = converted(tmp_path, VERL, *arguments, f"data.train_files=[{lines},{rows}]")
-    assert value(known, "grpo.max_num_steps") == 6  # 3 x 2 whole steps of 4 of the 11 problems
-    assert "3 epochs of 11 problems are 3 x 2 whole steps" in str(known.notes)
-    unknown = converted(tmp_path, VERL, *arguments, f"data.train_files=[{lines},/none.parquet]")
-    assert value(unknown, "grpo.max_num_steps") is None
-    text = conversion_yaml(unknown, "verl")
-    assert "max_num_steps:" not in text
-    assert "set grpo.max_num_steps to 3 x problems / 4" in text.partition("defaults:")[0]
+def test_epochs_of_verl_end_a_run_here_too_and_steps_do_where_there_are_any(tmp_path: Path) -> None:
+    given = converted(tmp_path, VERL)
+    assert (value(given, "grpo.max_num_epochs"), value(given, "grpo.max_num_steps")) == (15, 100)
+    decay = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
+    alone = converted(tmp_path, VERL, "trainer.total_training_steps=null", "trainer.total_epochs=3", decay)
+    assert (value(alone, "grpo.max_num_epochs"), value(alone, "grpo.max_num_steps")) == (3, 1_000_000)
+    # The decay follows the run's updates by default, whatever they come to.
+    assert value(alone, "policy.scheduler.decay_style") == "cosine"
+    assert "policy.scheduler.decay_updates" not in alone.settings
 
 
 def test_a_loss_of_verl_is_its_keys_here(tmp_path: Path) -> None:
@@ -676,12 +669,9 @@ def test_the_first_rows_of_a_file_are_a_slice_of_it(tmp_path: Path) -> None:
     assert "of several files each has rows of its own" in lost(several)
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(2, 4), (100, 30)])
-def test_a_run_of_nemo_rl_ends_with_its_epochs_or_its_steps(tmp_path: Path, epochs: int, steps: int) -> None:
-    # Forty problems are two whole steps of sixteen prompts.
-    (tmp_path / "train.jsonl").write_text('{"input": "1 + 1 =", "output": "2"}\n' * 40)
-    data = (f"data.train={{data_path: {tmp_path}/train.jsonl}}", f"grpo.max_num_epochs={epochs}")
-    assert value(converted(tmp_path, NEMO_RL, *data), "grpo.max_num_steps") == steps
+def test_a_run_of_nemo_rl_ends_with_its_epochs_or_its_steps(tmp_path: Path) -> None:
+    found = converted(tmp_path, NEMO_RL, "grpo.max_num_epochs=2")
+    assert (value(found, "grpo.max_num_epochs"), value(found, "grpo.max_num_steps")) == (2, 30)
 
 
 def test_epochs_of_problems_that_nobody_can_count_are_told(tmp_path: Path) -> None:

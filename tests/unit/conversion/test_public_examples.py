@@ -55,8 +55,6 @@ LOST: dict[str, dict[str, str]] = {
         "env.clevr-cogent.": "and name it in data.default.env",
     },
     "trl/own_rewards_cispo.yaml": {
-        "lr_scheduler_type=linear": "give max_steps=N, or set policy.scheduler.decay_style",
-        "num_train_epochs=2": "set grpo.max_num_steps to 2 x problems / 16",
         "reward_funcs=": "my_rewards.brevity is Python of yours, and math judges instead; write it",
     },
 }

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from nemo_like_tools.conversion.their_files import read_theirs
 from nemo_like_tools.conversion.translation import (
@@ -184,7 +186,7 @@ def test_a_reward_model_is_an_environment(tmp_path: Path) -> None:
     [
         ("reward_funcs=my.rewards.cleverness", "my.rewards.cleverness is Python of yours, and math judges"),
         ("num_generations=24", "128 samples are no whole groups of 24; set grpo.num_prompts_per_step"),
-        ("max_steps=-1", "set grpo.max_num_steps to 3 x problems / 8"),
+        ("max_steps=-1 warmup_ratio=0.1", "give max_steps=N, or set policy.scheduler.warmup_updates"),
         ("loss_type=vespo", "write the loss as loss_fn.kind=package.module:name"),
         ("scale_rewards=batch", "set grpo.normalize_rewards"),
         ("lr_scheduler_type=polynomial", "set policy.scheduler.decay_style"),
@@ -194,7 +196,26 @@ def test_a_reward_model_is_an_environment(tmp_path: Path) -> None:
     ],
 )
 def test_a_value_without_a_counterpart_is_named(tmp_path: Path, argument: str, expected: str) -> None:
-    assert expected in lost(converted(tmp_path, TRL, "num_processes=4", argument))
+    assert expected in lost(converted(tmp_path, TRL, "num_processes=4", *argument.split()))
+
+
+def test_epochs_end_a_run_without_max_steps(tmp_path: Path) -> None:
+    found = values(converted(tmp_path, TRL, "num_processes=4", "max_steps=-1", "num_train_epochs=0.5"))
+    assert (found["grpo.max_num_epochs"], found["grpo.max_num_steps"]) == (0.5, 1_000_000)
+    assert found["policy.scheduler.decay_style"] == "cosine"
+    assert "policy.scheduler.decay_updates" not in found  # the default follows the run
+    assert "grpo.max_num_epochs" not in values(converted(tmp_path, TRL, "num_train_epochs=2"))
+
+
+def test_a_share_of_the_run_warms_up_where_the_problems_can_be_counted(tmp_path: Path) -> None:
+    lines, rows = tmp_path / "a.jsonl", tmp_path / "b.parquet"
+    lines.write_text('{"prompt": "1"}\n' * 17 + "\n")
+    parquet.write_table(pyarrow.table({"prompt": ["2"] * 17}), rows)
+    epochs = ("num_processes=4", "max_steps=-1", "num_train_epochs=5", "warmup_ratio=0.1")
+    for path in (lines, rows):
+        found = values(converted(tmp_path, TRL, *epochs, f"dataset_name={path}"))
+        # 5 epochs of 2 whole steps of 8 of the 17 problems, each of 4 updates in 2 passes, are 80 updates.
+        assert found["policy.scheduler.warmup_updates"] == 8
 
 
 def test_a_regular_expression_of_vllm_is_the_grammar_of_responses() -> None:

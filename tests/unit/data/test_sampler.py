@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.data.sampler import MixtureSampler, PromptSampler
+from nemo_like.data.sampler import MixtureSampler, PromptSampler, steps_within_epochs
 
 
 def test_without_shuffling_prompts_come_in_order_and_start_over():
@@ -158,3 +158,34 @@ def test_the_state_of_another_mixture_is_refused(other):
 def test_every_source_needs_one_weight_above_zero(sizes, weights):
     with pytest.raises(ValueError, match="each needs one above 0"):
         MixtureSampler(sizes, weights, 0, True)
+
+
+@pytest.mark.parametrize(
+    ("num_epochs", "sizes", "weights", "steps"),
+    [
+        (1, [40], [1.0], 2),  # the third step of 16 would begin a second pass
+        (2, [40], [1.0], 5),  # 80 prompts: the third step has prompts of both passes
+        (0.5, [40], [1.0], 1),
+        (0.3, [160], [0.1], 3),  # 48 prompts, whatever floats make of 0.3
+        (1, [10], [1.0], 0),
+        (1, [30, 10], [3.0, 1.0], 2),  # shares as the sizes are: 40 prompts
+        (1, [30, 30], [3.0, 1.0], 7),  # the second is passed after 4 x 30 prompts
+    ],
+)
+def test_steps_within_epochs_are_those_of_the_source_that_is_passed_last(num_epochs, sizes, weights, steps):
+    assert steps_within_epochs(num_epochs, sizes, weights, 16) == steps
+
+
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=1, max_size=2),
+    prompts=st.integers(1, 5),
+    num_epochs=st.integers(1, 3),
+)
+def test_a_run_of_that_many_steps_has_passed_no_source_of_equal_share_oftener(sizes, prompts, num_epochs):
+    steps = steps_within_epochs(num_epochs, sizes, [1.0] * len(sizes), prompts)
+    sampler = MixtureSampler(sizes, [1.0] * len(sizes), seed=0, shuffle=False)
+    for _ in range(steps):
+        sampler.next(prompts)
+    assert sampler.epoch <= num_epochs
+    sampler.next(prompts)
+    assert steps_within_epochs(num_epochs, sizes, [1.0] * len(sizes), 1) < (steps + 1) * prompts
