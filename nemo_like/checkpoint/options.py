@@ -58,6 +58,10 @@ class CheckpointingConfig:
     checkpoint_must_save_by: Annotated[
         str | None, Key("DD:HH:MM:SS after the start: save and stop before it, with exit code 75", None)
     ]
+    export_hf: Annotated[
+        bool,
+        Key("write hf/ into every checkpoint, for transformers and vLLM; the next step waits for it", False),
+    ]
     export_final_hf: Annotated[
         bool, Key("write final_hf/ into the run directory, for transformers and vLLM", True)
     ]

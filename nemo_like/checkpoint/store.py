@@ -8,7 +8,8 @@ checkpoints/
     training_state.json    where the run stood
     policy/                weights, optimizer, schedule: the training backend's own format
     value/                 the same of the critic, where there is one
-    manifest.json          every other file with its size and SHA-256
+    manifest.json          every other file with its size and SHA-256, but for those in hf/
+    hf/                    the policy for transformers and vLLM, with checkpointing.export_hf; no run reads it
   step_10.corrupt/         set aside, because it is not what was written; for a person to look at or remove
   tmp_step_30/             unfinished: being written, or left by a run that was killed
 """
@@ -33,6 +34,7 @@ STATE_FILE = "training_state.json"
 MANIFEST_FILE = "manifest.json"
 # The worker groups by name; every run that trains has a policy.
 POLICY_GROUP, VALUE_GROUP = "policy", "value"
+HF_FOLDER = "hf"
 _STEP = re.compile(r"step_(\d+)")
 _UNFINISHED_PREFIX = "tmp_"
 _CORRUPT_SUFFIX = ".corrupt"
@@ -136,11 +138,12 @@ class CheckpointStore:
         self._check_written(unfinished, group_digests)
         (unfinished / STATE_FILE).write_text(state.to_json(), encoding="utf-8")
         digests = {**group_digests, STATE_FILE: file_digest(unfinished / STATE_FILE)}
-        manifest = {
-            name: {"bytes": size, "sha256": digests[name]} for name, size in _file_sizes(unfinished).items()
-        }
+        sizes = _file_sizes(unfinished)
+        # A run can go on without hf/, so whoever needs its space may remove it.
+        needed = {name: size for name, size in sizes.items() if not name.startswith(f"{HF_FOLDER}/")}
+        manifest = {name: {"bytes": size, "sha256": digests[name]} for name, size in needed.items()}
         (unfinished / MANIFEST_FILE).write_text(json.dumps(manifest, indent=1, sort_keys=True), "utf-8")
-        for name in (*manifest, MANIFEST_FILE):
+        for name in (*sizes, MANIFEST_FILE):
             _flush_to_disk(unfinished / name)
         path = self.path(state.step)
         if path.exists():  # written by a run that was resumed from an earlier step

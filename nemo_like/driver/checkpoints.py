@@ -1,6 +1,7 @@
 """The driver's part of checkpoints: when to save, what to save, and where to continue.
 
 save      worker groups  ─▶ tmp_step_N/policy, .../value (all ranks, own format, while the run goes on)
+          policy         ─▶ tmp_step_N/hf                (with checkpointing.export_hf; the run waits)
           driver         ─▶ tmp_step_N/training_state.json, then renamed to step_N
 resume    worker groups  ◀─ step_N/policy, step_N/value     (hashed before: all ranks load it, or none)
           driver         ◀─ step, policy version, prompt order, counters
@@ -8,7 +9,7 @@ resume    worker groups  ◀─ step_N/policy, step_N/value     (hashed before: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,7 @@ from typing import Any
 from nemo_like.checkpoint.options import CheckpointingConfig, CheckpointWriting
 from nemo_like.checkpoint.state import TrainingState
 from nemo_like.checkpoint.store import (
+    HF_FOLDER,
     POLICY_GROUP,
     VALUE_GROUP,
     Checkpoint,
@@ -31,6 +33,7 @@ from nemo_like.checkpoint.store import (
 from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.configuration import Config
 from nemo_like.driver.data_identity import other_held_out_data, other_training_data, saved_data
+from nemo_like.driver.final_export import PolicyExport
 from nemo_like.driver.interface import SavedGroup, SavedPrompts
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.rollout.prompts import SourceReports
@@ -92,13 +95,15 @@ class RunCheckpoints:
         directory: RunDirectory,
         expected_bytes: int,
         groups: Sequence[str] = (POLICY_GROUP,),
+        export: PolicyExport | None = None,
     ) -> None:
         """Look for the checkpoints that earlier processes of this run left.
 
-        ``expected_bytes`` is the size of the first checkpoint, and ``groups`` are the names of the worker
-        groups. Raises CheckpointError when there are checkpoints, and none is complete.
+        ``expected_bytes`` is the size of the first checkpoint, ``groups`` are the names of the worker groups,
+        and ``export`` writes the policy into every checkpoint where it is given. Raises CheckpointError when
+        there are checkpoints, and none is complete.
         """
-        self._cfg = cfg
+        self._cfg, self._export = cfg, export
         self.warnings: list[str] = []
         root = (
             directory.checkpoints_path if cfg.checkpoint_dir is None else Path(cfg.checkpoint_dir).absolute()
@@ -220,8 +225,11 @@ class RunCheckpoints:
         groups: SavedGroups,
         prompts: SavedPrompts,
         wandb_run_id: str,
+        export_hf: Callable[[str], None],
     ) -> None:
         """Save the state of the run after ``position.step``, which had ``metrics``.
+
+        ``export_hf(path)`` writes the policy for transformers and vLLM.
 
         Does nothing when checkpoints are disabled. Completes the previous checkpoint first. With
         ``checkpointing.writing=background`` this returns while the workers still write; the checkpoint counts
@@ -246,6 +254,8 @@ class RunCheckpoints:
         with self._store.writing(position.step) as path, _write_errors(path):
             for name, group in groups.items():
                 group.save_checkpoint(str(path / name), self._cfg.writing)
+            if self._export is not None:
+                self._export.write(path / HF_FOLDER, export_hf, position.step)
         self._pending = _Pending(state, groups)
         if self._cfg.writing is CheckpointWriting.blocking:
             self.finish()

@@ -120,6 +120,9 @@ class Policy(SavedGroup, Protocol):
         ``num_accumulated`` is how many samples were accumulated: none, or all of the first update.
         """
 
+    def export_hf(self, path: str) -> None:
+        """Write a Hugging Face checkpoint directory."""
+
     def skip(self, batch: KVBatchMeta) -> TrainUpdate:
         """End a step without training on its ``batch``; return once its computed columns are written."""
 

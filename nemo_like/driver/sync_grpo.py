@@ -201,7 +201,8 @@ class SyncGRPODriver:
 
     def save(self, metrics: Mapping[str, float]) -> None:
         """Save the run if checkpoints are enabled. ``metrics`` are those of the latest step."""
-        self.checkpoints.save(self.position, metrics, self.groups, self.schedule, self.logger.wandb_run_id)
+        run_id, export_hf = self.logger.wandb_run_id, self.policy.export_hf
+        self.checkpoints.save(self.position, metrics, self.groups, self.schedule, run_id, export_hf)
 
     def step(self, step: int) -> StepReport:
         """Make one GRPO step: P prompts x G generations = N samples.

@@ -24,7 +24,7 @@ from nemo_like.config.loader import to_yaml
 from nemo_like.configuration import Config
 from nemo_like.driver import exit_codes
 from nemo_like.driver.checkpoints import RunCheckpoints, kept
-from nemo_like.driver.final_export import FinalExport
+from nemo_like.driver.final_export import FinalExport, PolicyExport
 from nemo_like.driver.held_directories import HeldDirectories
 from nemo_like.driver.run_failures import RewardsFailed, RunFailed, failure_reason
 from nemo_like.driver.setup import started
@@ -203,7 +203,11 @@ def run_checkpoints(cfg: Config, directory: RunDirectory) -> RunCheckpoints:
     if cfg.value is not None:
         groups.append(VALUE_GROUP)
         num_bytes += checkpoint_bytes(cfg.value, model_of(cfg.value))
-    return RunCheckpoints(cfg.checkpointing, directory, num_bytes, groups)
+    export = None
+    if cfg.checkpointing.export_hf:
+        num_bytes += _export_bytes(cfg)
+        export = _policy_export(cfg)
+    return RunCheckpoints(cfg.checkpointing, directory, num_bytes, groups, export)
 
 
 def _run_once(
@@ -257,9 +261,16 @@ def _saved(cfg: Config, directory: RunDirectory) -> str:
 def _final_export(cfg: Config, directory: RunDirectory) -> FinalExport | None:
     if not cfg.checkpointing.export_final_hf:
         return None
-    num_bytes = weight_bytes(cfg, read_model_info(cfg.policy.model_name, cfg.policy.backend))
+    return FinalExport(directory, _export_bytes(cfg), _policy_export(cfg))
+
+
+def _export_bytes(cfg: Config) -> int:
+    return weight_bytes(cfg, read_model_info(cfg.policy.model_name, cfg.policy.backend))
+
+
+def _policy_export(cfg: Config) -> PolicyExport:
     template = cfg.data.chat_template
-    return FinalExport(directory, num_bytes, None if template is None else Path(template))
+    return PolicyExport(None if template is None else Path(template))
 
 
 def _is_finished(cfg: Config, checkpoints: RunCheckpoints) -> bool:

@@ -200,7 +200,7 @@ def item(value: Any, theirs: Theirs, index: int) -> Any:
 
 
 def is_listed(value: Any, theirs: Theirs, name: str, then: Any, otherwise: Any) -> Any:
-    """Return ``then`` when a list of loggers, or a single name, contains ``name``; else ``otherwise``."""
+    """Return ``then`` when a list, or a single name, contains ``name``; else ``otherwise``."""
     names = [value] if isinstance(value, str) else value or []
     return then if name in names else otherwise
 

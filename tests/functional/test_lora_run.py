@@ -28,6 +28,7 @@ def adapted(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> 
             "generation.num_engines=1",
             "loss_fn.reference_policy_kl_penalty=0.01",
             f"grpo.max_num_steps={NUM_STEPS}",
+            *("checkpointing.save_period=2", "checkpointing.keep_top_k=null", "checkpointing.export_hf=true"),
             "grpo.num_prompts_per_step=32",
             "grpo.val_at_start=false",
             "grpo.val_at_end=false",
@@ -55,3 +56,18 @@ def test_the_trained_model_comes_with_its_adapters(adapted: FinishedRun) -> None
     tensors = load_file(path / "adapter_model.safetensors")
     assert len(tensors) == 2 * 7 * 2  # layers, linear layers of each, A and B
     assert all(tensor.abs().max() > 0 for tensor in tensors.values())
+
+
+def test_every_checkpoint_has_the_model_and_its_adapters_too(adapted: FinishedRun) -> None:
+    checkpoints = adapted.run_dir / "checkpoints"
+    assert {path.name for path in checkpoints.iterdir()} == {"step_2", f"step_{NUM_STEPS}"}
+    final = adapted.run_dir / "final_hf"
+    names = {str(path.relative_to(final)) for path in final.rglob("*") if path.is_file()}
+    for path in checkpoints.iterdir():
+        hf = path / "hf"
+        assert {str(one.relative_to(hf)) for one in hf.rglob("*") if one.is_file()} == names
+        assert json.loads((hf / "run.json").read_text()) == {"step": int(path.name.removeprefix("step_"))}
+        is_last = path.name == f"step_{NUM_STEPS}"
+        for file in (name for name in names if name.endswith(".safetensors")):
+            ours, of_end = load_file(hf / file), load_file(final / file)
+            assert all(ours[name].equal(of_end[name]) for name in of_end) == is_last

@@ -61,6 +61,7 @@ NEWER = {
     "env.arithmetic.sampling.structured_outputs": None,
     "env.arithmetic.validation_sampling.structured_outputs": None,
     "grpo.max_num_epochs": None,
+    "checkpointing.export_hf": False,
     "policy.tokenizer": None,
     "policy.model_overrides": {},
     "policy.lora.exclude_modules": [],

@@ -674,10 +674,11 @@ def test_a_run_of_nemo_rl_ends_with_its_epochs_or_its_steps(tmp_path: Path) -> N
     assert (value(found, "grpo.max_num_epochs"), value(found, "grpo.max_num_steps")) == (2, 30)
 
 
-def test_epochs_of_problems_that_nobody_can_count_are_told(tmp_path: Path) -> None:
-    found = converted(tmp_path, NEMO_RL, "data.train={data_path: away.jsonl}", "grpo.max_num_epochs=2")
-    assert value(found, "grpo.max_num_steps") == 30
-    assert "set grpo.max_num_steps to 2 x problems / num_prompts_per_step" in lost(found)
+def test_models_beside_checkpoints_are_models_beside_checkpoints(tmp_path: Path) -> None:
+    key, contents = "checkpointing.export_hf", "+actor_rollout_ref.actor.checkpoint.save_contents"
+    assert value(converted(tmp_path, VERL, f"{contents}=[model,optimizer,extra,hf_model]"), key) is True
+    assert value(converted(tmp_path, VERL, f"{contents}=[model,optimizer,extra]"), key) is False
+    assert value(converted(tmp_path, NEMO_RL, "checkpointing.save_consolidated=true"), key) is True
 
 
 def test_rollouts_of_dynamic_sampling_have_the_prompts_that_they_have_there(tmp_path: Path) -> None:

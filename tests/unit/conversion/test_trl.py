@@ -202,6 +202,7 @@ def test_a_value_without_a_counterpart_is_named(tmp_path: Path, argument: str, e
 def test_epochs_end_a_run_without_max_steps(tmp_path: Path) -> None:
     found = values(converted(tmp_path, TRL, "num_processes=4", "max_steps=-1", "num_train_epochs=0.5"))
     assert (found["grpo.max_num_epochs"], found["grpo.max_num_steps"]) == (0.5, 1_000_000)
+    assert found["checkpointing.export_hf"] is True  # of which TRL makes its checkpoints
     assert found["policy.scheduler.decay_style"] == "cosine"
     assert "policy.scheduler.decay_updates" not in found  # the default follows the run
     assert "grpo.max_num_epochs" not in values(converted(tmp_path, TRL, "num_train_epochs=2"))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +18,8 @@ from nemo_like.configuration import Config
 from nemo_like.data.interface import SourceReport
 from nemo_like.data.sampler import MixtureSampler
 from nemo_like.driver.checkpoints import RunCheckpoints, RunPosition, continuation, kept
+from nemo_like.driver.final_export import PolicyExport
+from nemo_like.observability.disk import DiskFull
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.rollout.prompts import RolloutMode, SourceReports
 
@@ -77,6 +81,12 @@ def config(**changes: object) -> SimpleNamespace:
     return SimpleNamespace(**{**values, **changes})
 
 
+def exports(path: str) -> None:
+    (Path(path) / "adapter").mkdir(parents=True)
+    (Path(path) / "tokenizer_config.json").write_text("{}")
+    (Path(path) / "adapter" / "adapter_model.safetensors").write_text("a")
+
+
 def sampler(seed: int = 1) -> MixtureSampler:
     return MixtureSampler([20], [1.0], seed=seed, shuffle=True)
 
@@ -90,7 +100,9 @@ def saved_run(tmp_path: Path) -> tuple[RunDirectory, MixtureSampler]:
     directory, order = RunDirectory.create(str(tmp_path), "run"), sampler()
     order.next(7)
     position = RunPosition(step=5, policy_version=5, consumed_samples=40, valid_tokens=300)
-    run_checkpoints(directory).save(position, {"train/reward": 0.5}, {"policy": Policy()}, order, "wandb-1")
+    run_checkpoints(directory).save(
+        position, {"train/reward": 0.5}, {"policy": Policy()}, order, "wandb-1", exports
+    )
     return directory, order
 
 
@@ -115,7 +127,7 @@ def test_a_run_goes_on_from_another_runs_checkpoint_until_it_has_its_own(tmp_pat
     assert position == RunPosition(5, 5, 40, 300)
     assert policy.loaded == [(str(step / "policy"), 5)]
     assert again.next(5) == order.next(5)
-    found.save(replace(position, step=6), {}, {"policy": policy}, again, "wandb-2")
+    found.save(replace(position, step=6), {}, {"policy": policy}, again, "wandb-2", exports)
     own = run_checkpoints(directory, cfg)
     assert (own.last_step, own.wandb_run_id) == (6, "wandb-2")
     assert step.is_dir()
@@ -140,12 +152,48 @@ def test_a_corrupt_checkpoint_of_another_run_is_refused_and_stays(tmp_path: Path
         run_checkpoints(directory, away)
 
 
+def test_every_checkpoint_has_an_export_that_no_run_needs(tmp_path: Path) -> None:
+    directory, order = RunDirectory.create(str(tmp_path), "run"), sampler()
+    cfg = config(keep_top_k=1, writing=CheckpointWriting.background)
+    template = tmp_path / "mine.jinja"
+    template.write_text("{{ messages }}")
+    checkpoints = RunCheckpoints(cfg, directory, 100, export=PolicyExport(template))
+    policy = Policy()
+    for step in (5, 10):
+        checkpoints.save(RunPosition(step=step), {}, {"policy": policy}, order, "wandb-1", exports)
+        # It is there, and counts once the rest is.
+        assert (directory.checkpoints_path / f"tmp_step_{step}" / "hf" / "run.json").is_file()
+    checkpoints.finish()
+    path = directory.checkpoints_path / "step_10"
+    assert [one.name for one in directory.checkpoints_path.iterdir()] == ["step_10"]
+    assert json.loads((path / "hf" / "run.json").read_text()) == {"step": 10}
+    assert (path / "hf" / "chat_template.jinja").read_text() == "{{ messages }}"
+    assert (path / "hf" / "adapter" / "adapter_model.safetensors").is_file()
+    shutil.rmtree(path / "hf")
+    found = run_checkpoints(directory)
+    found.verify({"policy": policy})
+    assert found.last_step == 10 and not found.warnings
+
+
+def test_an_export_that_fails_takes_its_checkpoint_with_it(tmp_path: Path) -> None:
+    directory, order = saved_run(tmp_path)
+
+    def fails(path: str) -> None:
+        Path(path).mkdir()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    checkpoints = RunCheckpoints(config(), directory, 100, export=PolicyExport())
+    with pytest.raises(DiskFull, match="no space for the checkpoint of step 10"):
+        checkpoints.save(RunPosition(step=10), {}, {"policy": Policy()}, order, "wandb-1", fails)
+    assert [one.name for one in directory.checkpoints_path.iterdir()] == ["step_5"]
+
+
 def test_a_critic_continues_beside_the_policy(tmp_path: Path) -> None:
     directory, order = RunDirectory.create(str(tmp_path), "run"), sampler()
     names = ("policy", "value")
     groups = {name: Policy() for name in names}
     checkpoints = RunCheckpoints(config(), directory, 100, names)
-    checkpoints.save(RunPosition(step=5, policy_version=3), {}, groups, order, "wandb-1")
+    checkpoints.save(RunPosition(step=5, policy_version=3), {}, groups, order, "wandb-1", exports)
     found, again = RunCheckpoints(config(), directory, 100, names), {name: Policy() for name in names}
     found.verify(again)
     assert found.resume(again, sampler()).policy_version == 3
@@ -183,7 +231,7 @@ def saved_with(tmp_path: Path, sources: SourceReports) -> RunDirectory:
     directory = RunDirectory.create(str(tmp_path), "run")
     checkpoints = run_checkpoints(directory)
     checkpoints.meet_data(sources)
-    checkpoints.save(RunPosition(step=5), {}, {"policy": Policy()}, sampler(), "wandb-1")
+    checkpoints.save(RunPosition(step=5), {}, {"policy": Policy()}, sampler(), "wandb-1", exports)
     return directory
 
 
@@ -264,7 +312,7 @@ def test_a_run_that_does_not_resume_starts_anew(tmp_path: Path, switch: str) -> 
 def test_nothing_is_saved_where_checkpoints_are_not_enabled(tmp_path: Path) -> None:
     directory = RunDirectory.create(str(tmp_path), "run")
     checkpoints = run_checkpoints(directory, config(enabled=False))
-    checkpoints.save(RunPosition(step=1), {}, Policy(), sampler(), "wandb-1")
+    checkpoints.save(RunPosition(step=1), {}, Policy(), sampler(), "wandb-1", exports)
     assert not directory.checkpoints_path.exists()
 
 
@@ -281,7 +329,7 @@ def saving_run(tmp_path: Path) -> tuple[RunDirectory, RunCheckpoints, Policy]:
     """A run with a checkpoint of step 5, while its policy workers write that of step 10."""
     directory, order = saved_run(tmp_path)
     checkpoints, policy = run_checkpoints(directory, BACKGROUND), Policy()
-    checkpoints.save(RunPosition(step=10), {}, {"policy": policy}, order, "wandb-1")
+    checkpoints.save(RunPosition(step=10), {}, {"policy": policy}, order, "wandb-1", exports)
     return directory, checkpoints, policy
 
 
@@ -308,7 +356,7 @@ def test_a_run_that_ends_waits_for_its_last_checkpoint(tmp_path: Path) -> None:
 
 def test_the_next_checkpoint_waits_for_the_one_before_it(tmp_path: Path) -> None:
     directory, checkpoints, policy = saving_run(tmp_path)
-    checkpoints.save(RunPosition(step=15), {}, {"policy": policy}, sampler(), "wandb-1")
+    checkpoints.save(RunPosition(step=15), {}, {"policy": policy}, sampler(), "wandb-1", exports)
     assert names(directory) == {"step_5", "step_10", "tmp_step_15"}
 
 

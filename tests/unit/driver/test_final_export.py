@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_like.driver.final_export import FinalExport
+from nemo_like.driver.final_export import FinalExport, PolicyExport
 from nemo_like.observability.run_directory import RunDirectory
 
 
@@ -14,7 +14,7 @@ def writes(text: str, path: str) -> None:
 
 @pytest.fixture
 def export(tmp_path: Path) -> FinalExport:
-    return FinalExport(RunDirectory(tmp_path), num_bytes=10)
+    return FinalExport(RunDirectory(tmp_path), 10, PolicyExport())
 
 
 def test_an_export_says_of_which_step_it_is(export: FinalExport) -> None:
