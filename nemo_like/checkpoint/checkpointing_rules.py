@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nemo_like.checkpoint.options import CheckpointingConfig
+from nemo_like.checkpoint.options import CheckpointingConfig, ResumeParts
 from nemo_like.config.problems import Problem
 from nemo_like.config.units import parse_duration_s
 
 
 def checkpointing_problems(checkpointing: CheckpointingConfig) -> Iterator[Problem]:
-    """Yield every problem with ``checkpoint_must_save_by``, the time by which a run must have saved."""
-    limit = checkpointing.checkpoint_must_save_by
+    """Yield every problem with the parts of another run's checkpoint, and with ``checkpoint_must_save_by``,
+    the time by which a run must have saved."""
+    parts, limit = checkpointing.resume_parts, checkpointing.checkpoint_must_save_by
+    if parts is not ResumeParts.all and checkpointing.resume_from_path is None:
+        yield Problem(
+            key=f"checkpointing.resume_parts={parts.name}",
+            rule="says what is taken of checkpointing.resume_from_path, which is null",
+            remedy="name the other run's checkpoint there, or set resume_parts=all",
+        )
     if limit is None:
         return
     key = f"checkpointing.checkpoint_must_save_by={limit}"

@@ -16,6 +16,22 @@ class CheckpointWriting(Enum):
     blocking = "blocking"  # before the next step begins
 
 
+class ResumeParts(Enum):
+    """What a run takes of another run's checkpoint."""
+
+    all = "all"  # it goes on as the other run would
+    weights = "weights"  # it begins at step 0
+    weights_and_optimizer = "weights_and_optimizer"  # it begins at step 0, with Adam's moments of before
+
+    @property
+    def about(self) -> str:
+        """What is taken and what is new, to be read after "takes"."""
+        moments = "" if self is ResumeParts.weights else " and Adam's moments"
+        if self is ResumeParts.all:
+            return "everything, and goes on with its step and prompt order"
+        return f"the weights{moments} alone, and begins at step 0 with its own schedule and prompt order"
+
+
 @dataclass(kw_only=True, slots=True)
 class CheckpointingConfig:
     """What a run saves: checkpoints from which it can be resumed (docs/how_to/checkpoints.md), and the
@@ -29,10 +45,18 @@ class CheckpointingConfig:
         str | None,
         Key(
             "A checkpoint of another run, RUN_DIR/checkpoints/step_N: a run without one of its own goes on "
-            "from it, with its weights, optimizer, prompt order and step. docs/how_to/checkpoints.md has "
-            "weights alone.",
+            "from it, with its weights, optimizer, prompt order and step, or begins with what "
+            "resume_parts names.",
             None,
             is_path=True,
+        ),
+    ]
+    resume_parts: Annotated[
+        ResumeParts,
+        Key(
+            "Of resume_from_path: all; or weights, or weights_and_optimizer, with which a run begins at step "
+            "0, with its own schedule, prompt order and data.",
+            ResumeParts.all,
         ),
     ]
     checkpoint_dir: Annotated[str | None, Key("null: RUN_DIR/checkpoints", None, is_path=True)]

@@ -17,7 +17,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from nemo_like.checkpoint.options import CheckpointingConfig, CheckpointWriting
+from nemo_like.checkpoint.options import CheckpointingConfig, CheckpointWriting, ResumeParts
 from nemo_like.checkpoint.state import TrainingState
 from nemo_like.checkpoint.store import (
     HF_FOLDER,
@@ -86,7 +86,8 @@ class RunCheckpoints:
     """The checkpoints of one run directory.
 
     ``found`` is the checkpoint to continue from, of this run or of ``checkpointing.resume_from_path``; None
-    for a new run. ``warnings`` says which checkpoints were set aside because they were incomplete.
+    for a new run, which may begin with parts of the checkpoint ``begun_with``. ``warnings`` says which
+    checkpoints were set aside because they were incomplete.
     """
 
     def __init__(
@@ -116,9 +117,12 @@ class RunCheckpoints:
         if cfg.enabled and cfg.resume_if_exists:
             self._store.remove_unfinished()
             self.found = self._store.latest()
+        self.begun_with: Checkpoint | None = None
         self._is_of_other_run = self.found is None and cfg.resume_from_path is not None
         if self._is_of_other_run:
-            self.found = _of_other_run(str(cfg.resume_from_path))
+            other = _of_other_run(str(cfg.resume_from_path))
+            takes_all = cfg.resume_parts is ResumeParts.all
+            self.found, self.begun_with = (other, None) if takes_all else (None, other)
 
     @property
     def last_step(self) -> int:
@@ -138,7 +142,8 @@ class RunCheckpoints:
         is left.
         """
         self.warnings.clear()
-        if self.found is None:
+        used = self.found or self.begun_with
+        if used is None:
             return
 
         def verify_all(checkpoint: Checkpoint) -> None:
@@ -147,12 +152,12 @@ class RunCheckpoints:
                 verify_group_files(checkpoint, name, hashed)
 
         if self._is_of_other_run:
-            verify_all(self.found)
+            verify_all(used)
         else:
-            self.found = self._store.latest(verify_all)
-        if self.found and not self.found.digests:
+            used = self.found = self._store.latest(verify_all)
+        if used and not used.digests:
             self.warnings.append(
-                f"checkpoint {self.found.path} was written without digests, so nobody can tell whether its "
+                f"checkpoint {used.path} was written without digests, so nobody can tell whether its "
                 "files are what was written; the next one has them"
             )
 
@@ -188,29 +193,22 @@ class RunCheckpoints:
     def resume(self, groups: SavedGroups, prompts: SavedPrompts) -> RunPosition:
         """Restore worker groups and prompt order from ``found``, and return the run's position.
 
-        A new run changes nothing and gets the position of step 0. Raises CheckpointError when the
-        configuration's data or seed differ from the checkpoint's, or when it cannot be loaded.
+        A new run gets the position of step 0, with the parts of ``begun_with`` that it takes. Raises
+        CheckpointError when the configuration's data or seed differ from those of ``found``, or when a
+        checkpoint cannot be loaded.
         """
         if self.found is None:
+            if self.begun_with is not None:
+                _load(self.begun_with, groups, dict.fromkeys(groups, 0), self._cfg.resume_parts)
             return RunPosition()
         state = self.found.state
         try:
             prompts.load_state_dict(state.sampler)
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"checkpoint {self.found.path} cannot be continued: {error}") from None
-        for name, group in groups.items():
-            path = self.found.path_of(name)
-            if not path.is_dir():
-                raise CheckpointError(
-                    f"checkpoint {self.found.path} has no {name}/, since the run that wrote it had no such "
-                    "worker group; begin a new run with another logger.run_name"
-                )
-            # All groups but the policy train once in every step.
-            version = state.policy_version if name == POLICY_GROUP else state.step
-            try:
-                group.load_checkpoint(str(path), version)
-            except ActorFailed as error:
-                raise CheckpointError(f"checkpoint {self.found.path} cannot be loaded: {error}") from error
+        # All groups but the policy train once in every step.
+        versions = {name: state.policy_version if name == POLICY_GROUP else state.step for name in groups}
+        _load(self.found, groups, versions, ResumeParts.all)
         return RunPosition(state.step, state.policy_version, state.consumed_samples, state.valid_tokens)
 
     def is_due(self, step: int) -> bool:
@@ -292,6 +290,24 @@ class RunCheckpoints:
     def _guarded(self, step: int) -> Iterator[None]:
         with self._store.guarded(step), _write_errors(self._store.path(step)):
             yield
+
+
+def _load(
+    checkpoint: Checkpoint, groups: SavedGroups, versions: Mapping[str, int], parts: ResumeParts
+) -> None:
+    """Have the worker groups take these parts of a checkpoint, each as its version. Raises CheckpointError
+    when it lacks a group, or cannot be loaded."""
+    for name, group in groups.items():
+        path = checkpoint.path_of(name)
+        if not path.is_dir():
+            raise CheckpointError(
+                f"checkpoint {checkpoint.path} has no {name}/, since the run that wrote it had no such "
+                "worker group; begin a new run with another logger.run_name"
+            )
+        try:
+            group.load_checkpoint(str(path), versions[name], parts)
+        except ActorFailed as error:
+            raise CheckpointError(f"checkpoint {checkpoint.path} cannot be loaded: {error}") from error
 
 
 def _of_other_run(path: str) -> Checkpoint:

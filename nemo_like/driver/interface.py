@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.checkpoint.options import CheckpointWriting
+from nemo_like.checkpoint.options import CheckpointWriting, ResumeParts
 from nemo_like.data_plane.operations import Operation
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.summary import SampleAnswer
@@ -95,8 +95,9 @@ class SavedGroup(Protocol):
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> Sequence[str]:
         """Hash a checkpoint's files, and return the names of files that differ from ``digests``."""
 
-    def load_checkpoint(self, path: str, version: int) -> None:
-        """Load a checkpoint as policy version ``version``; another parallel layout may have written it."""
+    def load_checkpoint(self, path: str, version: int, parts: ResumeParts) -> None:
+        """Load these parts of a checkpoint as policy version ``version``; another parallel layout may have
+        written it."""
 
 
 class Policy(SavedGroup, Protocol):

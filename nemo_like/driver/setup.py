@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from nemo_like.batch.columns import Column, ColumnError, gather_columns
+from nemo_like.checkpoint.options import CheckpointingConfig
 from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.cluster.cluster import Cluster, OnWait
@@ -153,7 +154,8 @@ def _ready_run(
         recovery=recovery,
         tripwires=_tripwires(cfg, started, parts, parts.policy),
     )
-    _verify(checkpoints, saved_groups(parts.policy, sides.value), sources, logger)
+    groups = saved_groups(parts.policy, sides.value)
+    _verify(cfg.checkpointing, checkpoints, groups, sources, logger)
     return StartedRun(SyncGRPODriver(cfg, components), parts.policy)
 
 
@@ -332,7 +334,11 @@ def _columns(rollout: RolloutParts, groups: Sequence[WorkerGroup]) -> tuple[Colu
 
 
 def _verify(
-    checkpoints: RunCheckpoints, groups: SavedGroups, sources: SourceReports, logger: RunLogger
+    cfg: CheckpointingConfig,
+    checkpoints: RunCheckpoints,
+    groups: SavedGroups,
+    sources: SourceReports,
+    logger: RunLogger,
 ) -> None:
     """Have the workers check the checkpoint to continue from, and go back to an earlier one when it is
     corrupt.
@@ -349,6 +355,8 @@ def _verify(
         logger.continue_after(checkpoints.last_step)
     if checkpoints.found is not None:
         logger.status(f"continuing after step {checkpoints.last_step}")
+    if checkpoints.begun_with is not None:
+        logger.note(f"the run takes of {checkpoints.begun_with.path} {cfg.resume_parts.about}")
 
 
 def _gpu_actors(cfg: Config, actors: Actors) -> list[ActorHandle]:

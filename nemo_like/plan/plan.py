@@ -9,6 +9,7 @@ from pathlib import Path
 
 from nemo_like.algorithms.loss_traits import scores_prev_logprobs
 from nemo_like.algorithms.options import StepShape
+from nemo_like.checkpoint.options import CheckpointingConfig
 from nemo_like.config.units import format_size
 from nemo_like.configuration import Config
 from nemo_like.models.adapter_layers import num_adapter_parameters
@@ -104,6 +105,7 @@ class Plan:
     host_memory: HostMemory
     step_shape: StepShape
     num_steps: int
+    start: str | None  # what the run takes of another run's checkpoint
     policy: TrainedGroupPlan
     logprob_phases: int  # how many of prev_logprobs and reference_logprobs are computed
     critic: TrainedGroupPlan | None
@@ -142,6 +144,7 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
         host_memory=host_memory(cfg, models),
         step_shape=grpo.step_shape,
         num_steps=grpo.max_num_steps,
+        start=_start(cfg.checkpointing),
         policy=_trained_group_plan(cfg, policy, model, grpo.num_epochs_per_rollout),
         logprob_phases=scores_prev_logprobs(cfg.loss_fn) + (cfg.loss_fn.reference_policy_kl_penalty > 0),
         critic=of_critic,
@@ -260,6 +263,7 @@ def format_plan(plan: Plan) -> str:
         f"model        {plan.policy.num_parameters:,} parameters, policy {plan.policy.layout}",
         f"step         {shape.num_prompts:,} prompts x {shape.num_generations} responses = "
         f"{shape.num_samples:,} rows; {plan.num_steps:,} steps",
+        *([] if plan.start is None else [f"start        {plan.start}"]),
         f"responses    {_ends(plan.end_tokens)}",
         f"training     {_updates(plan.policy)}",
         f"log-probs    {_phases(plan)}",
@@ -272,6 +276,12 @@ def format_plan(plan: Plan) -> str:
         *format_timetable(plan.memory),
     ]
     return "\n".join(lines)
+
+
+def _start(checkpointing: CheckpointingConfig) -> str | None:
+    if (path := checkpointing.resume_from_path) is None:
+        return None
+    return f"takes of {path} {checkpointing.resume_parts.about}; once it has checkpoints, it continues these"
 
 
 def _ends(tokens: Sequence[str] | None) -> str:

@@ -280,6 +280,20 @@ def no_limit(value: Any, theirs: Theirs) -> Any:
     return LEFT_OUT if theirs("trainer.total_training_steps") is not None else UNLIMITED_STEPS
 
 
+def loaded_parts(value: Any, theirs: Theirs) -> Any:
+    """Return which parts of another run's checkpoint are taken, where one is named."""
+    if theirs("trainer.resume_from_path") is None:
+        return LEFT_OUT
+    parts = {
+        "model": "weights",
+        "model, optimizer": "weights_and_optimizer",
+        "extra, model, optimizer": "all",
+    }
+    if (given := ", ".join(sorted(set(value) - {"hf_model"}))) not in parts:
+        raise Untranslatable(f"only {'; '.join(parts)} can be translated; set checkpointing.resume_parts")
+    return parts[given]
+
+
 def in_validation(value: Any, theirs: Theirs, name: str) -> Any:
     """Return a setting of validation, which is greedy without do_sample."""
     is_greedy = not theirs(f"{_ROLLOUT}.val_kwargs.do_sample", False)

@@ -11,7 +11,7 @@ import torch
 
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import shard_for_training, shard_for_values
-from nemo_like.checkpoint.options import CheckpointWriting
+from nemo_like.checkpoint.options import CheckpointWriting, ResumeParts
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.policy.groups.parallelism import parallel_layout, train_strategy, value_strategy
@@ -137,3 +137,25 @@ def check_resumption(
     assert expected["lm_head.weight"].abs().min() > 0
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=tolerance)
+
+
+def loaded_weights(coordinates: Coordinates, cfg: ValueConfig, path: Path) -> list[dict[str, torch.Tensor]]:
+    """What a critic has that takes the weights alone, and one that takes everything."""
+    found = []
+    for parts in (ResumeParts.weights, ResumeParts.all):
+        worker = ready_value_worker(cfg, loss_config(), coordinates, InMemoryDataPlane())
+        worker.load_checkpoint(str(path), version=0, parts=parts)
+        assert worker._backend.num_updates == (2 if parts is ResumeParts.all else 0)
+        found.append({name: weight.clone() for name, weight in worker._backend.stage_weights()})
+    return found
+
+
+@pytest.mark.parametrize("layout", ["TP2", "FSDP, DP2"])
+def test_a_critic_begins_with_the_weights_of_another(layout: str, pool: WorldPool, tmp_path: Path) -> None:
+    model, path = make_checkpoint(tmp_path / "model", is_critic=True), tmp_path / "checkpoint"
+    path.mkdir()
+    run(pool, layout, model, path, resumes=False)
+    cfg = value_config(policy_config(model, **LAYOUTS[layout]))
+    for alone, whole in pool.run(loaded_weights, parallel_layout(cfg), cfg, path):
+        assert alone.keys() == whole.keys()
+        assert all(torch.equal(alone[name], weight) for name, weight in whole.items())

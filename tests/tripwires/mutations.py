@@ -1018,8 +1018,8 @@ def resume_without_optimizer(load_checkpoint: Any) -> Any:
     needs_resume=True,
 )
 def resume_restarts_schedule(load_checkpoint: Any) -> Any:
-    def mutated(self: Any, path: Any) -> None:
-        load_checkpoint(self, path)
+    def mutated(self: Any, *asked: Any) -> None:
+        load_checkpoint(self, *asked)
         self.num_updates = 0
 
     return mutated
@@ -1044,8 +1044,8 @@ def resume_restarts_prompts(load_state_dict: Any) -> Any:
     needs_resume=True,
 )
 def resume_moves_reference(load_checkpoint: Any) -> Any:
-    def mutated(self: Any, path: Any) -> None:
-        load_checkpoint(self, path)
+    def mutated(self: Any, *asked: Any) -> None:
+        load_checkpoint(self, *asked)
         if self._reference is not None:
             self._reference = type(self._reference)(
                 lambda: [*self._model.parameters()], self.cfg.reference_placement

@@ -23,6 +23,7 @@ from nemo_like.batch.tags import (
     TOKEN_SCALE,
     Tag,
 )
+from nemo_like.checkpoint.options import ResumeParts
 from nemo_like.cluster.coordinates import Coordinates, MeetingPlace
 from nemo_like.data_plane.interface import DataPlane
 from nemo_like.data_plane.spec import DataPlaneSpec
@@ -169,9 +170,9 @@ class Persistent(Protocol):
         Frozen weights beside adapters are not in a checkpoint; they are still in policy.model_name.
         """
 
-    def load_checkpoint(self, path: Path) -> None:
-        """Continue from a checkpoint of ``save_checkpoint``, which any layout may have written; every rank
-        calls it."""
+    def load_checkpoint(self, path: Path, parts: ResumeParts) -> None:
+        """Take these parts of a checkpoint of ``save_checkpoint``, which any layout may have written; every
+        rank calls it. Without all of them the count of updates begins anew."""
 
     def random_states(self) -> Mapping[str, Tensor]:
         """Return the states of the random generators that this backend keeps besides torch's, by name."""

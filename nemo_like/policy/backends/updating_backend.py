@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
+from nemo_like.checkpoint.options import ResumeParts
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.backends.learning_rate import learning_rate
@@ -34,7 +35,8 @@ class UpdatingBackend(ScoringBackend):
 
     coordinates: Coordinates
     device: torch.device
-    num_updates = 0
+    num_updates = 0  # of this run, which the schedule counts
+    updates_before = 0  # of another run, whose moments this one began with
     watch: TrainingWatch | None = None
     _training: TrainedGroupConfig
     _accumulated: TrainMetrics | None = None  # metrics of the gradients that are held for the next update
@@ -107,6 +109,13 @@ class UpdatingBackend(ScoringBackend):
 
     def _comparing(self, metrics: TrainMetrics) -> AbstractContextManager[None]:
         return self._comparing_routers() if self.objective.compares_in(metrics) else nullcontext()
+
+    def _count_from(self, num_updates: int, updates_before: int, parts: ResumeParts) -> None:
+        """Go on with the counts of a checkpoint, or count its updates as those of another run."""
+        if parts is ResumeParts.all:
+            self.num_updates, self.updates_before = num_updates, updates_before
+        else:
+            self.num_updates, self.updates_before = 0, num_updates + updates_before
 
     # The parts that differ by library
 

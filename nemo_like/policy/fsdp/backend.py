@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from nemo_like.batch.meta import MicroBatch, Schedule
+from nemo_like.checkpoint.options import ResumeParts
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.models.model_info import placeholder_ids
 from nemo_like.observability.metrics import Metric
@@ -42,6 +43,7 @@ from nemo_like.policy.fsdp.checkpoint import (
     checkpoint_state,
     load_checkpoint,
     load_reference,
+    load_stored_weights,
     reference_state,
 )
 from nemo_like.policy.fsdp.image_text import freeze_vision_tower, image_rope_index, load_model, reads_images
@@ -202,7 +204,7 @@ class FSDPBackend(UpdatingBackend):
             weights=self._local_parts(),
             first_moments=self._optimizer.first_moments(),
             num_updates=self.num_updates,
-            optimizer_steps=self._optimizer.step_counts(),
+            optimizer_steps=[steps - self.updates_before for steps in self._optimizer.step_counts()],
             learning_rates=self._optimizer.of_groups("lr"),
             weight_decays=self._optimizer.of_groups("weight_decay"),
         )
@@ -276,20 +278,24 @@ class FSDPBackend(UpdatingBackend):
         """Give the trained weights, the optimizer and the update count to ``writer``, which writes them into
         the empty directory ``path``; every rank calls it."""
         with self._weights_in_use(), self._moments_in_use():
-            state = checkpoint_state(self._trained, self._optimizer, self.num_updates, writer)
+            counts = self.num_updates, self.updates_before
+            state = checkpoint_state(self._trained, self._optimizer, counts, writer)
             if self._reference is not None and self._reference_is_new:
                 state |= reference_state(self._parameters, self._reference, writer)
             writer.write(state, path)
 
-    def load_checkpoint(self, path: Path) -> None:
-        """Continue from a checkpoint of ``save_checkpoint``, which any layout may have written, and forget
-        accumulated gradients; every rank calls it."""
+    def load_checkpoint(self, path: Path, parts: ResumeParts = ResumeParts.all) -> None:
+        """Take these parts of a checkpoint of ``save_checkpoint``, which any layout may have written, and
+        forget accumulated gradients; every rank calls it."""
         self.drop_accumulated()
         with self._weights_in_use(), self._moments_in_use():
-            if self._reference is not None:
+            if parts is ResumeParts.weights:
+                load_stored_weights(path, self._trained)
+                return
+            if self._reference is not None and parts is ResumeParts.all:
                 is_stored = load_reference(path, self._parameters, self._reference)
                 self._reference_has_come(is_stored)
-            self.num_updates = load_checkpoint(path, self._trained, self._optimizer)
+            self._count_from(*load_checkpoint(path, self._trained, self._optimizer), parts)
 
     def random_states(self) -> Mapping[str, Tensor]:
         """Return nothing: adapter dropout draws from torch's own generators."""

@@ -22,14 +22,19 @@ from nemo_like.policy.backends.kept_weights import KeptWeights
 from nemo_like.policy.fsdp.optimizer import ShardedAdamW
 from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 
-_NUM_UPDATES, _REFERENCE = "num_updates", "reference."
+_NUM_UPDATES, _UPDATES_BEFORE, _REFERENCE = "num_updates", "updates_before", "reference."
 
 
 def checkpoint_state(
-    parameters: Mapping[str, DTensor], optimizer: ShardedAdamW, num_updates: int, writer: CheckpointWriter
+    parameters: Mapping[str, DTensor],
+    optimizer: ShardedAdamW,
+    counts: tuple[int, int],
+    writer: CheckpointWriter,
 ) -> dict[str, Any]:
-    """Collect this rank's parts of weights, optimizer and update count in the form that ``writer`` writes."""
-    return writer.staged({**_tensors(parameters, optimizer), _NUM_UPDATES: num_updates})
+    """Collect this rank's parts of weights and optimizer, and the ``counts`` of this run's updates and of
+    those before it, in the form that ``writer`` writes."""
+    counters = dict(zip((_NUM_UPDATES, _UPDATES_BEFORE), counts, strict=True))
+    return writer.staged({**_tensors(parameters, optimizer), **counters})
 
 
 def reference_state(
@@ -44,24 +49,41 @@ def load_reference(path: Path, parameters: Mapping[str, DTensor], reference: Kep
     """Read the reference's weights through ``parameters``, which lose their values; return whether the
     checkpoint has any."""
     state = {f"{_REFERENCE}{name}": part.detach() for name, part in parameters.items()}
-    stored = torch_checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata
-    if not state.keys() <= stored.keys():
+    if not state.keys() <= _stored_names(path):
         return False
     torch_checkpoint.load(state, checkpoint_id=path)
     reference.take()
     return True
 
 
-def load_checkpoint(path: Path, parameters: Mapping[str, DTensor], optimizer: ShardedAdamW) -> int:
-    """Read this rank's parts into parameters and optimizer; return the number of updates made so far."""
-    state = {**_tensors(parameters, optimizer), _NUM_UPDATES: 0}
+def load_stored_weights(path: Path, parameters: Mapping[str, DTensor]) -> None:
+    """Read this rank's parts of the weights alone."""
+    torch_checkpoint.load(_weights(parameters), checkpoint_id=path)
+
+
+def load_checkpoint(
+    path: Path, parameters: Mapping[str, DTensor], optimizer: ShardedAdamW
+) -> tuple[int, int]:
+    """Read this rank's parts into parameters and optimizer; return the number of updates that the run made so
+    far, and of those before it, whose moments it began with."""
+    counters = dict.fromkeys({_NUM_UPDATES, _UPDATES_BEFORE} & _stored_names(path), 0)
+    state = {**_tensors(parameters, optimizer), **counters}
     torch_checkpoint.load(state, checkpoint_id=path)
-    num_updates = int(state[_NUM_UPDATES])
-    optimizer.continue_after(num_updates)
-    return num_updates
+    num_updates, updates_before = int(state[_NUM_UPDATES]), int(state.get(_UPDATES_BEFORE, 0))
+    optimizer.continue_after(num_updates + updates_before)
+    return num_updates, updates_before
+
+
+def _stored_names(path: Path) -> set[str]:
+    return {*torch_checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata}
+
+
+@torch.no_grad()
+def _weights(parameters: Mapping[str, DTensor]) -> dict[str, Any]:
+    return {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
 
 
 @torch.no_grad()
 def _tensors(parameters: Mapping[str, DTensor], optimizer: ShardedAdamW) -> dict[str, Any]:
-    weights = {f"model.{name}": parameter.detach() for name, parameter in parameters.items()}
-    return {**weights, **{f"optimizer.{name}": moment for name, moment in optimizer.moments().items()}}
+    moments = optimizer.moments()
+    return {**_weights(parameters), **{f"optimizer.{name}": moment for name, moment in moments.items()}}

@@ -34,7 +34,7 @@ from nemo_like.batch.tags import (
     TASK,
     Tag,
 )
-from nemo_like.checkpoint.options import CheckpointWriting
+from nemo_like.checkpoint.options import CheckpointWriting, ResumeParts
 from nemo_like.cluster.actor_errors import StageTimeout
 from nemo_like.cluster.actors import ActorHandle, Call
 from nemo_like.cluster.cluster import Cluster
@@ -267,11 +267,11 @@ class TrainingGroup(WorkerGroup):
         shares = self._ask("corrupt_checkpoint_files", _every_worker, path, digests)
         return [name for share in shares for name in share]
 
-    def load_checkpoint(self, path: str, version: int) -> None:
-        """Have the workers continue from a checkpoint, which another parallel layout may have written, and
-        forget what they accumulated."""
+    def load_checkpoint(self, path: str, version: int, parts: ResumeParts = ResumeParts.all) -> None:
+        """Have the workers take these parts of a checkpoint, which another parallel layout may have written,
+        and forget what they accumulated."""
         self._accumulated.clear()
-        self._ask("load_checkpoint", _every_worker, path, version)
+        self._ask("load_checkpoint", _every_worker, path, version, parts)
         self.version = version
 
     def skip(self, batch: KVBatchMeta) -> TrainUpdate:

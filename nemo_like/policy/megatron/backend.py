@@ -21,6 +21,7 @@ from torch import Tensor
 from nemo_like.algorithms.critic import TokenValues
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.batch.meta import MicroBatch, Schedule
+from nemo_like.checkpoint.options import ResumeParts
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.compat.cpu_shim import cuda_means_cpu
 from nemo_like.compat.foreach import use_torch_kernels
@@ -55,7 +56,12 @@ from nemo_like.policy.groups.parallelism import FIRST_REPLICA, is_beside_sender,
 from nemo_like.policy.loss.objective import LossFunction, Objective
 from nemo_like.policy.loss.train_metrics import TrainMetrics
 from nemo_like.policy.loss.update_watch import BackendState
-from nemo_like.policy.megatron.checkpoint import load_checkpoint, load_reference, save_checkpoint
+from nemo_like.policy.megatron.checkpoint import (
+    load_checkpoint,
+    load_reference,
+    load_stored_weights,
+    save_checkpoint,
+)
 from nemo_like.policy.megatron.expert_load import ExpertLoad, freeze_routers
 from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
 from nemo_like.policy.megatron.model import OUTPUT_LAYER, ScoringGPTModel, transformer_config
@@ -282,7 +288,7 @@ class MegatronBackend(UpdatingBackend):
             weights=self._all_parameters(),
             first_moments=adam.first_moments,
             num_updates=self.num_updates,
-            optimizer_steps=adam.steps,
+            optimizer_steps=[steps - self.updates_before for steps in adam.steps],
             learning_rates=[group["lr"] for group in self._optimizer.param_groups],
             weight_decays=[group["weight_decay"] for group in self._optimizer.param_groups],
         )
@@ -377,13 +383,13 @@ class MegatronBackend(UpdatingBackend):
         """Give the trained weights, the optimizer and the update count to ``writer``, which writes them into
         the empty directory ``path``; every rank calls it."""
         with self._megatron(), self._weights_in_use(), self._optimizer_state_on_device():
-            counters = {"num_updates": self.num_updates}
+            counters = {"num_updates": self.num_updates, "updates_before": self.updates_before}
             reference = self._reference if self._reference_is_new else None
             save_checkpoint(path, self._stored(), self._optimizer, counters, writer, reference)
 
-    def load_checkpoint(self, path: Path) -> None:
-        """Continue from a checkpoint of ``save_checkpoint``, which any layout may have written, and forget
-        accumulated gradients; every rank calls it."""
+    def load_checkpoint(self, path: Path, parts: ResumeParts = ResumeParts.all) -> None:
+        """Take these parts of a checkpoint of ``save_checkpoint``, which any layout may have written, and
+        forget accumulated gradients; every rank calls it."""
         self.drop_accumulated()
         with self._megatron(), self._weights_in_use():
             was_parked = self._parking is not None
@@ -391,10 +397,13 @@ class MegatronBackend(UpdatingBackend):
                 self._parking.end()
                 self._parking = None  # freed before another is made, so that the host holds one copy
             try:
-                if self._reference is not None:
+                if parts is ResumeParts.weights:
+                    load_stored_weights(path, self._stored(), self._optimizer)
+                    return
+                if self._reference is not None and parts is ResumeParts.all:
                     self._reference_has_come(load_reference(path, self._stored(), self._reference))
                 counters = load_checkpoint(path, self._stored(), self._optimizer, self.cfg.label)
-                self.num_updates = counters["num_updates"]
+                self._count_from(counters["num_updates"], counters.get("updates_before", 0), parts)
                 configure_groups(self._optimizer, self._training)
             finally:
                 if was_parked:

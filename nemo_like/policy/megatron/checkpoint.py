@@ -115,6 +115,14 @@ def load_reference(path: Path, model: torch.nn.Module, reference: KeptWeights) -
     return True
 
 
+def load_stored_weights(path: Path, model: torch.nn.Module, optimizer: MegatronOptimizer) -> None:
+    """Read this rank's part of the weights alone into the model, and into the optimizer's copies of them. Any
+    layout may have written the checkpoint."""
+    state = dist_checkpointing.load({"model": model.sharded_state_dict()}, str(path))
+    model.load_state_dict(state["model"])
+    optimizer.reload_model_params()
+
+
 def load_checkpoint(
     path: Path, model: torch.nn.Module, optimizer: MegatronOptimizer, group: str
 ) -> dict[str, int]:

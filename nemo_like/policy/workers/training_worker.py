@@ -14,7 +14,7 @@ from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import GROUP_ID
 from nemo_like.checkpoint.digests import differing_files, share_of_rank
-from nemo_like.checkpoint.options import CheckpointWriting
+from nemo_like.checkpoint.options import CheckpointWriting, ResumeParts
 from nemo_like.cluster.breakdown import breaking_down
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.operations import Operation
@@ -124,17 +124,17 @@ class TrainingWorker(GroupWorker):
         share = share_of_rank(digests, self.coordinates.rank, self.coordinates.layout.world_size)
         return differing_files(Path(path), {name: digests[name] for name in share})
 
-    def load_checkpoint(self, path: str, version: int) -> None:
-        """Continue from a checkpoint, which another layout may have written; every rank calls it."""
+    def load_checkpoint(self, path: str, version: int, parts: ResumeParts = ResumeParts.all) -> None:
+        """Take these parts of a checkpoint, which another layout may have written; every rank calls it."""
         with shortened_errors():
-            self._backend.load_checkpoint(Path(path))
+            self._backend.load_checkpoint(Path(path), parts)
         if self._watch is not None:
             self._watch.abandon()
             self._watch.forget_weights()
             self._watch.renew_reference()
         self.version = version
         random_state = _random_state_path(path, self.coordinates)
-        if random_state.is_file():
+        if parts is ResumeParts.all and random_state.is_file():
             self._backend.set_random_states(load_random_state(random_state, self._backend.device))
 
     def _join(self) -> None:

@@ -62,6 +62,7 @@ NEWER = {
     "env.arithmetic.validation_sampling.structured_outputs": None,
     "grpo.max_num_epochs": None,
     "checkpointing.export_hf": False,
+    "checkpointing.resume_parts": "all",
     "policy.tokenizer": None,
     "policy.model_overrides": {},
     "policy.lora.exclude_modules": [],

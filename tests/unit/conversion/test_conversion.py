@@ -681,6 +681,26 @@ def test_models_beside_checkpoints_are_models_beside_checkpoints(tmp_path: Path)
     assert value(converted(tmp_path, NEMO_RL, "checkpointing.save_consolidated=true"), key) is True
 
 
+@pytest.mark.parametrize(
+    ("contents", "parts"),
+    [
+        ("[model]", "weights"),
+        ("[model,optimizer]", "weights_and_optimizer"),
+        ("[model,optimizer,extra]", "all"),
+        ("[optimizer]", None),
+    ],
+)
+def test_what_is_loaded_of_a_checkpoint_is_what_is_taken(
+    tmp_path: Path, contents: str, parts: str | None
+) -> None:
+    key, given = "checkpointing.resume_parts", f"+actor_rollout_ref.actor.checkpoint.load_contents={contents}"
+    path = "+trainer.resume_from_path=/runs/global_step_5"
+    found = converted(tmp_path, VERL, given, path)
+    assert value(found, key) == parts
+    assert ("set checkpointing.resume_parts" in lost(found)) == (parts is None)
+    assert key not in converted(tmp_path, VERL, given).settings
+
+
 def test_rollouts_of_dynamic_sampling_have_the_prompts_that_they_have_there(tmp_path: Path) -> None:
     key = "grpo.dynamic_sampling_num_prompts"
     theirs = ("grpo.use_dynamic_sampling=true", "grpo.num_prompts_per_step=64", "grpo.batch_multiplier=3")

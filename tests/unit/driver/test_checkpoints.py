@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from nemo_like.checkpoint.digests import differing_files, file_digest, share_digests
-from nemo_like.checkpoint.options import CheckpointWriting
+from nemo_like.checkpoint.options import CheckpointWriting, ResumeParts
 from nemo_like.checkpoint.store import CheckpointError
 from nemo_like.cluster.actor_errors import ActorFailed
 from nemo_like.configuration import Config
@@ -62,8 +62,9 @@ class Policy:
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
         return differing_files(Path(path), digests)
 
-    def load_checkpoint(self, path: str, version: int) -> None:
+    def load_checkpoint(self, path: str, version: int, parts: ResumeParts) -> None:
         self.loaded.append((path, version))
+        self.parts = parts
 
 
 def config(**changes: object) -> SimpleNamespace:
@@ -72,6 +73,7 @@ def config(**changes: object) -> SimpleNamespace:
         "resume_if_exists": True,
         "checkpoint_dir": None,
         "resume_from_path": None,
+        "resume_parts": ResumeParts.all,
         "save_period": 5,
         "writing": CheckpointWriting.blocking,
         "keep_top_k": None,
@@ -133,6 +135,29 @@ def test_a_run_goes_on_from_another_runs_checkpoint_until_it_has_its_own(tmp_pat
     assert step.is_dir()
 
 
+@pytest.mark.parametrize("parts", [ResumeParts.weights, ResumeParts.weights_and_optimizer])
+def test_a_run_begins_at_step_0_with_parts_of_another_runs_checkpoint(
+    parts: ResumeParts, tmp_path: Path
+) -> None:
+    other, _ = saved_run(tmp_path)
+    step = other.checkpoints_path / "step_5"
+    cfg = config(resume_from_path=str(step), resume_parts=parts)
+    directory = RunDirectory.create(str(tmp_path), "next")
+    new, policy, order = run_checkpoints(directory, cfg), Policy(), sampler(seed=2)
+    new.verify({"policy": policy})
+    new.meet_data(dict.fromkeys(RolloutMode, ()))
+    assert (new.last_step, new.wandb_run_id, new.found) == (-1, None, None)
+    assert new.resume({"policy": policy}, order) == RunPosition()
+    assert (policy.loaded, policy.parts) == ([(str(step / "policy"), 0)], parts)
+    assert order.next(5) == sampler(seed=2).next(5)
+    new.save(RunPosition(step=5, policy_version=5), {}, {"policy": policy}, order, "wandb-2", exports)
+    # Of its own checkpoints it takes all.
+    own, again = run_checkpoints(directory, cfg), Policy()
+    assert own.begun_with is None
+    assert own.resume({"policy": again}, sampler(seed=2)).step == 5
+    assert again.parts is ResumeParts.all
+
+
 def test_a_corrupt_checkpoint_of_another_run_is_refused_and_stays(tmp_path: Path) -> None:
     other, _ = saved_run(tmp_path)
     step = other.checkpoints_path / "step_5"
@@ -142,8 +167,10 @@ def test_a_corrupt_checkpoint_of_another_run_is_refused_and_stays(tmp_path: Path
         def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
             return ["weights"]
 
-    with pytest.raises(CheckpointError, match="step_5 is corrupt"):
-        run_checkpoints(directory, cfg).verify({"policy": Changed()})
+    for parts in (ResumeParts.all, ResumeParts.weights):
+        cfg.resume_parts = parts
+        with pytest.raises(CheckpointError, match="step_5 is corrupt"):
+            run_checkpoints(directory, cfg).verify({"policy": Changed()})
     assert step.is_dir()
     away = config(resume_from_path=str(tmp_path / "away"))
     with pytest.raises(
@@ -423,7 +450,7 @@ def test_a_checkpoint_without_digests_is_continued_with_one_warning(tmp_path: Pa
 
 def test_a_checkpoint_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     class Unlucky(Policy):
-        def load_checkpoint(self, path: str, version: int) -> None:
+        def load_checkpoint(self, path: str, version: int, parts: ResumeParts) -> None:
             raise ActorFailed("policy_worker-0", "load_checkpoint", "checkpoint", EOFError("short"), None)
 
     directory, _ = saved_run(tmp_path)

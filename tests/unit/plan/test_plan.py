@@ -228,3 +228,12 @@ def test_the_plan_says_which_tokens_end_a_response(demo: Demo, checkpoint: Path)
     (checkpoint / "tokenizer.json").write_text("{}")
     text = format_plan(plan(demo()))
     assert "responses    end at the eos of the tokenizer, 8, 9, 60\n" in text
+
+
+def test_the_plan_says_what_a_run_takes_of_another_ones_checkpoint(demo: Demo) -> None:
+    there = "checkpointing.resume_from_path=/runs/a/checkpoints/step_4"
+    whole = format_plan(plan(demo(there)))
+    assert "start        takes of /runs/a/checkpoints/step_4 everything, and goes on with its step" in whole
+    part = format_plan(plan(demo(there, "checkpointing.resume_parts=weights_and_optimizer")))
+    assert "step_4 the weights and Adam's moments alone, and begins at step 0 with its own schedule" in part
+    assert "start  " not in format_plan(plan(demo()))
