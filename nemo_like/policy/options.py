@@ -420,7 +420,10 @@ class ValueConfig(TrainedGroupConfig):
             "engines sample with the policy's routers; the critic has its own", False
         ),
         "scheduler.decay_updates": Key("by default the critic's last", "${updates_of_run:value}"),
-        "lora.enabled": Key("the critic's output layer is new, and trains with all of it", False),
+        "lora.enabled": Key("train adapters beside the critic's layers, and its output layer", False),
+        "lora.adapter_path": Key(
+            "a directory of peft, whose adapters the critic begins with", None, is_path=True
+        ),
         "optimizer.lr": Key("critics usually learn faster than policies", 1e-5),
     }
 

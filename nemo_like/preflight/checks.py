@@ -52,6 +52,7 @@ from nemo_like.policy.batch.policy_columns import (
     value_declarations,
 )
 from nemo_like.policy.batch.teacher_columns import num_most_likely, teacher_columns, teacher_declaration
+from nemo_like.policy.groups.layout import adapters_of
 from nemo_like.policy.options import Device, LoraConfig
 from nemo_like.preflight import targets
 from nemo_like.preflight.child import ChildCall
@@ -177,12 +178,13 @@ def _checks(cfg: Config, machine: Machine, declared: list[Declaration]) -> Itera
         start = partial(ChildCall, reward_model_problem, options, timeout_s=_IMPORT_TIME_S)
         yield _Check(start, partial(_conclude_reward_model, env, options))
     yield from _argument_checks(cfg, machine)
-    lora, name = cfg.policy.lora, cfg.policy.model_name
-    adapter_problem = backend_kind_of(cfg.policy).adapter_problem
-    if adapter_problem is not None and lora.enabled and not cfg.rollout.generate_only:
-        directory = name if is_model_here(name) else str(planned_shape(name))
-        start = partial(ChildCall, adapter_problem, directory, lora, timeout_s=_IMPORT_TIME_S)
-        yield _Check(start, partial(_conclude_adapters, name, lora))
+    for role, group in worker_groups(cfg).items():
+        adapter_problem, lora = backend_kind_of(group).adapter_problem, adapters_of(group)
+        if adapter_problem is not None and lora is not None:
+            name = group.model_name
+            directory = name if is_model_here(name) else str(planned_shape(name))
+            start = partial(ChildCall, adapter_problem, directory, role.group, lora, timeout_s=_IMPORT_TIME_S)
+            yield _Check(start, partial(_conclude_adapters, role.group, name, lora))
 
 
 def _argument_checks(cfg: Config, machine: Machine) -> Iterator[_Check]:
@@ -338,8 +340,8 @@ def _shown(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
-def _conclude_adapters(model_name: str, lora: LoraConfig, child: ChildCall) -> _Outcome:
-    key, names = "policy.lora.target_modules", ", ".join(lora.target_modules)
+def _conclude_adapters(group: str, model_name: str, lora: LoraConfig, child: ChildCall) -> _Outcome:
+    key, names = f"{group}.lora.target_modules", ", ".join(lora.target_modules)
     try:
         problem = child.result()
     except ChildFailed as error:

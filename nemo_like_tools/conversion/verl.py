@@ -311,14 +311,14 @@ def truncation(value: Any, theirs: Theirs) -> Any:
     raise Untranslatable("a prompt that is too long is left out, not cut")
 
 
-def with_adapters(value: Any, theirs: Theirs) -> Any:
+def with_adapters(value: Any, theirs: Theirs, group: str = _MODEL) -> Any:
     """Return a setting of adapters, if there are adapters."""
-    return value if _has_adapters(theirs) else LEFT_OUT
+    return value if _has_adapters(theirs, group) else LEFT_OUT
 
 
-def targets(value: Any, theirs: Theirs) -> Any:
+def targets(value: Any, theirs: Theirs, group: str = _MODEL) -> Any:
     """Return the layers that get adapters, if there are adapters."""
-    if not _has_adapters(theirs):
+    if not _has_adapters(theirs, group):
         return LEFT_OUT
     return [value] if isinstance(value, str) else list(value)
 
@@ -439,8 +439,8 @@ def _is_decaying(group: str, theirs: Theirs) -> bool:
     return any(theirs(f"{group}.{name}", "constant") != "constant" for name in names)
 
 
-def _has_adapters(theirs: Theirs) -> bool:
-    return bool(int(theirs(f"{_MODEL}.lora_rank", 0) or 0))
+def _has_adapters(theirs: Theirs, group: str = _MODEL) -> bool:
+    return bool(int(theirs(f"{group}.lora_rank", 0) or 0))
 
 
 def compared_part(value: Any, theirs: Theirs) -> Any:

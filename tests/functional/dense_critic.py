@@ -16,7 +16,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from nemo_like.algorithms.options import LossConfig, SurrogateLossConfig
 from nemo_like.policy.options import PolicyConfig, ValueConfig
-from tests.functional.dense_reference import with_all_rows
+from tests.functional.dense_reference import ADAPTER, add_adapters, with_all_rows
 
 
 def in_float64(loader: Any, path: str) -> Any:
@@ -64,6 +64,11 @@ class DenseCritic:
     def __init__(self, cfg: ValueConfig) -> None:
         self.cfg = cfg
         self.model = in_float64(AutoModelForSequenceClassification, cfg.model_name)
+        self._adapted = {}
+        if cfg.lora.enabled:
+            self._adapted = add_adapters(self.model, cfg.lora)
+            self.model.double()
+            self.model.score.requires_grad_(True)
         adam = cfg.optimizer
         self.optimizer = torch.optim.AdamW(
             [
@@ -77,12 +82,27 @@ class DenseCritic:
         )
 
     def weights(self) -> dict[str, Tensor]:
-        weights = {name: weight.detach().clone() for name, weight in self.model.named_parameters()}
+        """By name, with the adapters merged."""
+        weights = {
+            name.replace(".base_layer", ""): weight.detach().clone()
+            for name, weight in self.model.named_parameters()
+            if ".lora_" not in name
+        }
+        for name, layer in self._adapted.items():
+            weights[f"{name}.weight"] += layer.get_delta_weight(ADAPTER).detach()
         return as_checkpoint(self.model, weights)
 
     def gradient(self) -> dict[str, Tensor]:
-        """That of the latest update."""
-        gradient = {name: parameter.grad for name, parameter in self.model.named_parameters()}
+        """That of the latest update, of what trained; of an adapter's layer that of B times A, the only one
+        that a first update has."""
+        gradient = {
+            name: parameter.grad
+            for name, parameter in self.model.named_parameters()
+            if parameter.grad is not None and ".lora_" not in name
+        }
+        for name, layer in self._adapted.items():
+            down, up = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+            gradient[f"{name}.weight"] = layer.scaling[ADAPTER] * (up.grad @ down.detach())
         return as_checkpoint(self.model, gradient)
 
     def states(self, ids: np.ndarray) -> Tensor:

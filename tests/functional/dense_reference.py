@@ -18,7 +18,7 @@ from nemo_like.algorithms.options import KLType, SurrogateLossConfig
 from nemo_like.policy.backends.adapters import initial_value
 from nemo_like.policy.options import LoraConfig, PolicyConfig
 
-_ADAPTER = "default"
+ADAPTER = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class DenseReference:
 
     def weights(self) -> dict[str, Tensor]:
         """By name, with the adapters merged."""
-        merged = {f"{name}.weight": layer.get_delta_weight(_ADAPTER) for name, layer in self._adapted.items()}
+        merged = {f"{name}.weight": layer.get_delta_weight(ADAPTER) for name, layer in self._adapted.items()}
         plain = {
             name.replace(".base_layer", ""): weight
             for name, weight in self.model.state_dict().items()
@@ -79,7 +79,7 @@ class DenseReference:
     def adapters(self) -> dict[str, Tensor]:
         """By the names that peft saves them under."""
         return {
-            f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}": value
+            f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}": value
             for name, value in self.model.state_dict().items()
             if ".lora_" in name
         }
@@ -211,13 +211,14 @@ def add_adapters(model: Any, lora: LoraConfig) -> dict[str, Any]:
         r=lora.rank,
         lora_alpha=lora.alpha,
         target_modules="all-linear" if all_linear else lora.target_modules,
+        exclude_modules=["score"] if hasattr(model, "score") else None,  # a critic's output layer
     )
-    inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
+    inject_adapter_in_model(config, model, adapter_name=ADAPTER)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     with torch.no_grad():
         for name, layer in layers.items():
             for part in ("lora_A", "lora_B"):
-                value = getattr(layer, part)[_ADAPTER].weight
+                value = getattr(layer, part)[ADAPTER].weight
                 value.copy_(initial_value(f"base_model.model.{name}.{part}.weight", value.shape))
     return layers
 

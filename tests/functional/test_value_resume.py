@@ -97,6 +97,7 @@ def train_and_resume(coordinates: Coordinates, cfg: ValueConfig, path: Path) -> 
         ("TP2", "DP2 with sharded optimizer", 1e-5),
         ("FSDP, DP2", "FSDP, DP2", 0.0),
         ("FSDP, DP2", "FSDP, TP2", 1e-5),
+        ("adapters, TP2", "adapters, TP2", 0.0),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in [
@@ -106,6 +107,9 @@ def train_and_resume(coordinates: Coordinates, cfg: ValueConfig, path: Path) -> 
                 ("one", "PP2", 1e-5),
                 ("TP2 x PP2 with replicated optimizer", "DP2 with replicated optimizer", 1e-5),
                 ("FSDP, TP2", "FSDP, one", 1e-5),
+                ("adapters, TP2", "adapters, PP2", 1e-5),
+                ("adapters, DP2", "adapters, TP2", 1e-5),
+                ("FSDP, adapters, DP2", "FSDP, adapters, TP2", 1e-5),
             ]
         ),
     ],

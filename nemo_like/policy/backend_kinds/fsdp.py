@@ -83,8 +83,9 @@ def _model_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> It
     yield from must_divide(key, fsdp.context_parallel_size, {"attention heads on a TP rank": heads})
 
 
-def adapter_problem(model_directory: str, lora: LoraConfig) -> str | None:
-    """Return why LoRA adapters cannot be put beside the layers that ``lora`` names; None when they can.
+def adapter_problem(model_directory: str, group: str, lora: LoraConfig) -> str | None:
+    """Return why LoRA adapters of the worker group ``group`` cannot be put beside the layers that ``lora``
+    names; None when they can.
 
     Builds the model without weights and tries. Runs in a child process.
     """
@@ -93,7 +94,7 @@ def adapter_problem(model_directory: str, lora: LoraConfig) -> str | None:
 
     model = empty_model(Path(model_directory))
     try:
-        add_adapters(model, lora)
+        add_adapters(model, group, lora)
     except ValueError as error:
         return str(error)
     return None

@@ -78,8 +78,8 @@ class BackendKind:
         config.json; None where it can.
     problems: yields the problems of a worker group's keys with this backend, from the group's name and keys.
     model_problems: yields the problems of the group's model, except axis sizes that do not divide it.
-    adapter_problem: builds the model in a directory, and returns why its layers cannot get adapters; called
-        in a child process.
+    adapter_problem: builds the model in a directory, and returns why its layers cannot get the adapters of a
+        worker group, which is named; called in a child process.
     missing_kernels: yields the kernels for training on GPUs that this machine lacks.
     """
 
@@ -99,7 +99,7 @@ class BackendKind:
     refusal: Callable[[str, Mapping[str, Any]], tuple[str, str] | None] | None = None
     problems: Callable[[str, WorkerGroupConfig], Iterator[Problem]] | None = None
     model_problems: Callable[[str, WorkerGroupConfig, ModelInfo], Iterator[Problem]] | None = None
-    adapter_problem: Callable[[str, LoraConfig], str | None] | None = None
+    adapter_problem: Callable[[str, str, LoraConfig], str | None] | None = None
     missing_kernels: Callable[[WorkerGroupConfig], Iterator[str]] | None = None
 
 

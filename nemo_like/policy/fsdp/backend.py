@@ -325,7 +325,12 @@ class FSDPBackend(UpdatingBackend):
 
     def _add_adapters(self) -> Adapters:
         lora = adapters_of(self.cfg)
-        return Adapters({}) if lora is None else add_adapters(self._causal_lm, lora)
+        if lora is None:
+            return Adapters({})
+        adapters = add_adapters(self._causal_lm, self.cfg.label, lora)
+        if self.objective.scoring is None:  # a critic's output layer is new
+            self._causal_lm.get_output_embeddings().requires_grad_(True)
+        return adapters
 
     def _context_group(self) -> dist.ProcessGroup | None:
         """Make the group of the ranks that share rows with this one; return None where it has whole rows."""
@@ -346,16 +351,14 @@ class FSDPBackend(UpdatingBackend):
         source: dict[str, Tensor] = {}
         scale = torch.ones(1, device=self.device)
         if self.coordinates.rank == 0:
-            model = load_model(path)
+            model, lora = load_model(path), adapters_of(self.cfg)
+            source = initial_values(self._parameters, None if lora is None else lora.adapter_path)
             if self.objective.scoring is not None:
                 scale.fill_(logit_scale(model, self.cfg.label))
-                lora = adapters_of(self.cfg)
-                begun = None if lora is None else lora.adapter_path
-                source = {**dict(model.named_parameters()), **initial_values(self._parameters, begun)}
             else:
                 hidden_size = model.get_input_embeddings().weight.shape[1]
-                head = give_value_head(model)
-                source = {**dict(model.named_parameters()), head: value_head(path, hidden_size)}
+                source[give_value_head(model)] = value_head(path, hidden_size)
+            source = {**dict(model.named_parameters()), **source}
         dist.broadcast(scale, src=0)
         named = {checkpoint_name(name) or name: value for name, value in self._parameters.items()}
         fill(named, source, self.device)

@@ -75,13 +75,13 @@ class Adapters:
                 yield f"{layer}.{part}.{_NAME}.weight", peft_name(layer, part)
 
 
-def add_adapters(model: PreTrainedModel, cfg: LoraConfig) -> Adapters:
+def add_adapters(model: PreTrainedModel, group: str, cfg: LoraConfig) -> Adapters:
     """Put adapters, still without values, beside the target layers and freeze all other parameters.
 
-    Raises ValueError when a configured name fits no layer, or fits a layer that is not a linear layer inside
-    the model.
+    ``group`` is the worker group's name in messages. Raises ValueError when a configured name fits no layer,
+    or fits a layer that is not a linear layer inside the model.
     """
-    _check_targets(model, cfg)
+    _check_targets(model, group, cfg)
     from peft import inject_adapter_in_model
     from peft.tuners.lora import LoraLayer
 
@@ -91,13 +91,13 @@ def add_adapters(model: PreTrainedModel, cfg: LoraConfig) -> Adapters:
     for name, layer in layers.items():
         if _NAME not in layer.lora_A or layer is model.get_output_embeddings():
             raise ValueError(
-                f"policy.lora.target_modules names {name!r}, an embedding or the output layer; "
+                f"{group}.lora.target_modules names {name!r}, an embedding or the output layer; "
                 "name linear layers inside the model"
             )
     return Adapters(layers, config)
 
 
-def _check_targets(model: PreTrainedModel, cfg: LoraConfig) -> None:
+def _check_targets(model: PreTrainedModel, group: str, cfg: LoraConfig) -> None:
     """Raise ValueError when a configured name fits no layer; peft would accept it if another name fits."""
     targets = [] if adapts_all_linear(cfg) else cfg.target_modules
     names = [name for name, _ in model.named_modules()]
@@ -114,7 +114,7 @@ def _check_targets(model: PreTrainedModel, cfg: LoraConfig) -> None:
                 if isinstance(layer, nn.Linear | Conv1D)
             }
             raise ValueError(
-                f"policy.lora.{leaf}={layers}: no layer of the model is called "
+                f"{group}.lora.{leaf}={layers}: no layer of the model is called "
                 f"{', '.join(unknown)}; its linear layers are {', '.join(sorted(linear))}"
             )
 

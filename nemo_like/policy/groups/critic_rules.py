@@ -13,12 +13,6 @@ from nemo_like.policy.options import PolicyConfig, ValueConfig
 
 def critic_group_problems(value: ValueConfig, policy: PolicyConfig, num_steps: int) -> Iterator[Problem]:
     """Yield every problem of a critic's keys, in a run of ``num_steps`` steps."""
-    if value.lora.enabled:
-        yield Problem(
-            key="value.lora.enabled=true",
-            rule="is not supported: a critic's output layer is new, and would have no adapter",
-            remedy="set it to false",
-        )
     if value.freeze_vision_tower and not policy.freeze_vision_tower:
         yield Problem(
             key="value.freeze_vision_tower=true",

@@ -410,7 +410,8 @@ class MegatronBackend(UpdatingBackend):
                     self._park_optimizer()  # some of the state's tensors are new ones
 
     def _stored(self) -> torch.nn.Module:
-        """Return the module whose parameters go into checkpoints: the adapters, or the whole model."""
+        """Return the module whose parameters go into checkpoints: the adapters, with a critic's output layer,
+        or the whole model."""
         return self._adapters if self._adapters else self._model
 
     def random_states(self) -> Mapping[str, Tensor]:
@@ -438,7 +439,7 @@ class MegatronBackend(UpdatingBackend):
         # Adapter dropout must be alike on tensor-parallel ranks, whose inputs are alike.
         coordinates = self.coordinates
         torch.manual_seed(coordinates.rank // coordinates.layout.tp)
-        return add_adapters(self._model, settings)
+        return add_adapters(self._model, settings, self._model.value_head)
 
     def _is_tied_output(self, name: str) -> bool:
         return name == OUTPUT_LAYER and self._model_info.has_tied_embeddings

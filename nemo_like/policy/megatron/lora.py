@@ -38,7 +38,7 @@ from torch.nn import functional
 
 from nemo_like.models.adapter_layers import adapted_layers, adapter_scale
 from nemo_like.models.weight_names import Cut, Rule
-from nemo_like.policy.backends.adapters import LORA_A, LORA_B, initial_value, peft_name
+from nemo_like.policy.backends.adapters import ADAPTER_DTYPE, LORA_A, LORA_B, initial_value, peft_name
 from nemo_like.policy.megatron.weight_conversion import (
     Geometry,
     ModelPart,
@@ -56,6 +56,7 @@ _LINEAR_LAYERS = (
     "mlp.linear_fc1",
     "mlp.linear_fc2",
 )
+_HEAD = "output_layer.weight"  # a critic's, in checkpoints
 # The axis along which a tensor of each kind is cut, for Megatron-core.
 _AXES = {Cut.rows: 0, Cut.columns: 1}
 # How ranks exchange x @ A.T, by whether the weight is cut by columns and tokens are divided over ranks.
@@ -166,12 +167,13 @@ class LayerAdapters(nn.Module):
 
 class MegatronAdapters(nn.Module):
     """The adapters of one rank's part of a model, by the name of the linear layer beside them; empty for a
-    model that trains as a whole."""
+    model that trains as a whole. ``head`` is a critic's output layer, which trains with them."""
 
-    def __init__(self, layers: Mapping[str, LayerAdapters]) -> None:
+    def __init__(self, layers: Mapping[str, LayerAdapters], head: nn.Linear | None = None) -> None:
         super().__init__()
         self._names = {name: index for index, name in enumerate(layers)}
         self._layers = nn.ModuleList(layers.values())
+        self.head = head
 
     def __bool__(self) -> bool:
         return bool(self._names)
@@ -206,9 +208,15 @@ class MegatronAdapters(nn.Module):
 
     def sharded_state_dict(self) -> dict[str, ShardedTensor]:
         """Return this rank's parts by parameter name, as Megatron-core's checkpoints take them: each with its
-        place in the full tensor, which is stored under peft's name."""
+        place in the full tensor, which is stored under peft's name; of an output layer each rank has all."""
         parts = {part.parameter: part for part in self.parts()}
-        return {name: _sharded(parts[parameter]) for name, parameter in self.named_parameters()}
+        found = {}
+        for name, parameter in self.named_parameters():
+            part = parts.get(parameter)
+            found[name] = (
+                make_sharded_tensor_for_checkpoint(parameter, _HEAD) if part is None else _sharded(part)
+            )
+        return found
 
     def _of_layers(self) -> Iterator[LayerAdapters]:
         for layer in self._layers:
@@ -216,10 +224,15 @@ class MegatronAdapters(nn.Module):
             yield layer
 
 
-def add_adapters(model: GPTModel, settings: AdapterSettings) -> MegatronAdapters:
-    """Put adapters beside the target layers of this rank's part of a model, and freeze all other parameters.
-    The adapters become the model's submodule ``adapters``."""
+def add_adapters(
+    model: GPTModel, settings: AdapterSettings, head: nn.Linear | None = None
+) -> MegatronAdapters:
+    """Put adapters beside the target layers of this rank's part of a model, and freeze all other parameters
+    but those of ``head``, which get the adapters' dtype. The adapters become the model's submodule
+    ``adapters``."""
     model.requires_grad_(False)
+    if head is not None:
+        head.to(ADAPTER_DTYPE).requires_grad_(True)
     targets = adapted_layers(settings.lora)
     layers = {}
     for index in range(len(model.decoder.layers)):
@@ -230,7 +243,7 @@ def add_adapters(model: GPTModel, settings: AdapterSettings) -> MegatronAdapters
                 linear = model.get_submodule(name)
                 layers[name] = LayerAdapters(rule, linear.weight, settings)
                 linear.register_forward_hook(partial(_add_output, layers[name]))
-    model.adapters = MegatronAdapters(layers)
+    model.adapters = MegatronAdapters(layers, head)
     return model.adapters
 
 

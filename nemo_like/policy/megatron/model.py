@@ -189,6 +189,11 @@ class ScoringGPTModel(GPTModel):
             group=parallel_state.get_tensor_model_parallel_group() if tp > 1 else None,
         )
 
+    @property
+    def value_head(self) -> torch.nn.Linear | None:
+        """The output layer of a critic's last pipeline stage; None elsewhere."""
+        return self.output_layer if self.logprob_settings is None and self.post_process else None
+
     def _mark_parameters(self, part: ModelPart) -> None:
         """Mark the parameters that are parts of larger ones; Megatron-core marks them only when it draws
         initial values.

@@ -701,6 +701,18 @@ def test_what_is_loaded_of_a_checkpoint_is_what_is_taken(
     assert key not in converted(tmp_path, VERL, given).settings
 
 
+def test_adapters_of_a_critic_are_adapters_of_the_critic(tmp_path: Path) -> None:
+    theirs = ("algorithm.adv_estimator=gae", "+critic.model.lora_rank=8", "+critic.model.lora_alpha=16")
+    found = converted(tmp_path, VERL, *theirs, "+critic.model.target_modules=[q_proj,v_proj]")
+    keys = ("enabled", "rank", "alpha", "target_modules")
+    assert [value(found, f"value.lora.{key}") for key in keys] == [True, 8, 16, ["q_proj", "v_proj"]]
+    without = converted(tmp_path, VERL, theirs[0], "+critic.model.lora_rank=0", theirs[2])
+    assert [value(without, f"value.lora.{key}") for key in keys] == [False, None, None, None]
+    lora = "++value.dtensor_cfg.lora_cfg={enabled: true, dim: 4, target_modules: []}"
+    nemo_rl = converted(tmp_path, NEMO_RL, "++ppo.adv_estimator.name=gae", lora)
+    assert [value(nemo_rl, f"value.lora.{key}") for key in keys] == [True, 4, None, ["all-linear"]]
+
+
 def test_rollouts_of_dynamic_sampling_have_the_prompts_that_they_have_there(tmp_path: Path) -> None:
     key = "grpo.dynamic_sampling_num_prompts"
     theirs = ("grpo.use_dynamic_sampling=true", "grpo.num_prompts_per_step=64", "grpo.batch_multiplier=3")

@@ -72,8 +72,8 @@ def test_all_linear_layers_but_the_excluded_get_adapters_of_the_chosen_scale() -
     with pytest.raises(
         ValueError, match=r"policy\.lora\.exclude_modules=\['last'\]: no layer of the model is"
     ):
-        add_adapters(model, replace(lora, exclude_modules=["last"]))
-    named = [*add_adapters(model, lora).parameter_names()]
+        add_adapters(model, "policy", replace(lora, exclude_modules=["last"]))
+    named = [*add_adapters(model, "policy", lora).parameter_names()]
     layers = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in named}
     assert layers == {"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"}
     assert model.model.layers[0].self_attn.q_proj.scaling == {"default": 3.0}  # 6 / sqrt(4)

@@ -52,7 +52,7 @@ def test_only_recomputation_and_the_dropout_of_adapters_begin_with_training(
 ) -> None:
     causal_lm = empty_model(checkpoint)
     lora = demo().policy.lora
-    add_adapters(causal_lm, replace(lora, enabled=True, dropout=0.5, target_modules=["q_proj"]))
+    add_adapters(causal_lm, "policy", replace(lora, enabled=True, dropout=0.5, target_modules=["q_proj"]))
     model = ScoringCausalLM(causal_lm, LogprobSettings(temperature=1.0), None, None)
     training = {name for name, module in causal_lm.named_modules() if module.training}
     layers = {f"model.layers.{number}" for number in range(len(causal_lm.get_decoder().layers))}

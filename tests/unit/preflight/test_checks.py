@@ -70,6 +70,10 @@ def test_lora_on_layers_that_the_model_lacks_is_refused_by_the_model_itself(demo
     with pytest.raises(ConfigError) as raised:
         preflight(demo(*lora, f"{targets}=[q_proj, v_prj]"), Machine.this, say)
     assert "no layer of the model is called v_prj; its linear layers are down_proj, " in str(raised.value)
+    critic = ("value=default", "grpo.adv_estimator.name=gae", "grpo.skip_idle_samples=false")
+    of_critic = ("value.backend=fsdp", "value.lora.enabled=true", "value.lora.target_modules=[k_prj]")
+    with pytest.raises(ConfigError, match=r"value\.lora\.target_modules=\['k_prj'\]: no layer of the model"):
+        preflight(demo(f"policy.model_name={qwen3}", *critic, *of_critic), Machine.this, say)
 
 
 def test_a_replay_reads_no_data(demo: Demo, tmp_path: Path) -> None:

@@ -199,11 +199,6 @@ def test_the_estimator_and_its_critic_need_each_other(demo: Demo) -> None:
             "gives each sample its own lambda; set one of them to null",
         ),
         (
-            ["value.lora.enabled=true"],
-            "value.lora.enabled=true is not supported: a critic's output layer is new, and would have no "
-            "adapter; set it to false",
-        ),
-        (
             ["value.freeze_vision_tower=true"],
             "value.freeze_vision_tower=true freezes nothing: a critic's model reads no images; set it to "
             "false",
