@@ -26,6 +26,11 @@ def trains_on_entropy(loss: LossConfig) -> bool:
     return loss.top_entropy_quantile < 1
 
 
+def punishes_messages(loss: LossConfig) -> bool:
+    """Return whether responses of a wrong form have an advantage of their own."""
+    return loss.invalid_tool_call_advantage is not None or loss.malformed_thinking_advantage is not None
+
+
 def policy_gradient_of(loss: LossConfig) -> LossKind:
     """Return the kind whose formula weighs the advantages: the configured kind, or for a distillation the
     kind that ``loss_fn.policy_loss`` names."""
@@ -77,6 +82,7 @@ def is_advantage_alone(loss: LossConfig) -> bool:
         or loss.entropy_target is not None
         or loss.positive_example_nll_weight
         or has_teacher(loss)
+        or punishes_messages(loss)
     )
     # Whether a token trains depends on the entropies of all samples of a step.
     return not (has_more or trains_on_entropy(loss) or is_own_loss(loss))

@@ -518,6 +518,25 @@ class LossConfig:
             at_least=0,
         ),
     ]
+    invalid_tool_call_advantage: Annotated[
+        float | None,
+        Key(
+            "The advantage of all tokens of a response with a tool call that cannot be read, in place of "
+            "their own, e.g. -5; null: they keep their own (docs/explanation/rewards.md).",
+            None,
+            below=0,
+            remedy="it punishes; null leaves the tokens their own advantages",
+        ),
+    ]
+    malformed_thinking_advantage: Annotated[
+        float | None,
+        Key(
+            "the same of a response whose thought is malformed; a call that cannot be read comes first",
+            None,
+            below=0,
+            remedy="it punishes; null leaves the tokens their own advantages",
+        ),
+    ]
 
 
 @dataclass(kw_only=True, slots=True)

@@ -215,6 +215,15 @@ BRANCH_STARTS = Column(
     "it and whose positions begin anew",
 )
 
+MESSAGE_FLAGS = Column(
+    "message_flags",
+    "uint8",
+    Layout.per_token,
+    "with loss_fn.invalid_tool_call_advantage or loss_fn.malformed_thinking_advantage: what is wrong with "
+    "the response that token t is of, the sum of 1 for a tool call that cannot be read and 2 for malformed "
+    "thinking; 0 on tokens of prompts and observations",
+)
+
 ROLLOUT_COLUMNS = (INPUT_IDS, RESPONSE_MASK, GENERATION_LOGPROBS)
 # The columns of runs whose model has a vision tower: first a prompt's images, then its observations'.
 IMAGE_COLUMNS = (PIXEL_VALUES, IMAGE_GRIDS, OBSERVED_PIXEL_VALUES, OBSERVED_IMAGE_GRIDS)

@@ -52,6 +52,7 @@ class Kind:
     answers: a response may get an observation instead of a reward, so that another turn follows.
     components: the option that maps the names of other environments, whose sum this kind is, to weights.
     last_judge: the option with the name of the environment that judges the last response.
+    call_pattern: the option with a regular expression, group 1 of whose matches is a tool call in JSON.
     tools: import path of a function that lists the tools of its options, for the chat template.
     own_code: the user's code that its options name.
     start_remedy: what to do when its first question gets no reward; ``{env}`` is the environment's name.
@@ -73,6 +74,7 @@ class Kind:
     answers: bool = False
     components: str | None = None
     last_judge: str | None = None
+    call_pattern: str | None = None
     tools: str | None = None
     own_code: OwnCode | None = None
     start_remedy: str = "correct the environment or its options, or the problem"

@@ -9,7 +9,6 @@ A server serves all conversations of its actor, so its tools must keep no state 
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from mcp.types import CONNECTION_CLOSED
 
 from nemo_like.environments.interface import FailureKind, Feedback, Turn
 from nemo_like.environments.kinds.mcp import McpOptions
+from nemo_like.environments.tool_calls import UnreadableCall, read_call
 
 _START_TIMEOUT_S = 60.0  # for all servers to start and to list their tools
 _END_TIMEOUT_S = 30.0  # for all servers to end; each is killed after a few seconds
@@ -78,12 +78,8 @@ class McpEnvironment:
         A malformed call returns an error text for the policy, which wrote it.
         """
         try:
-            asked = json.loads(call)
-            name, arguments = asked["name"], asked.get("arguments") or {}
-            if not isinstance(name, str) or not isinstance(arguments, dict):
-                raise TypeError
-            json.dumps(arguments, ensure_ascii=False).encode()  # half of a surrogate pair has no UTF-8
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            name, arguments = read_call(call)
+        except UnreadableCall:
             return 'error: a call is {"name": ..., "arguments": {...}} in JSON', False
         text, is_good = await servers.call(name, arguments)
         limit = self._options.max_result_characters

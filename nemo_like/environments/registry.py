@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,6 +64,17 @@ def last_judge(env: EnvConfig) -> str | None:
     itself."""
     option = kind_of(env).last_judge
     return None if option is None else str(env.options.get(option))
+
+
+def call_pattern(env: EnvConfig) -> re.Pattern[str] | None:
+    """Return what finds the tool calls in a response; None where responses call no tools in their text."""
+    option = kind_of(env).call_pattern
+    return None if option is None else re.compile(str(env.options.get(option)), re.DOTALL)
+
+
+def has_tools(env: EnvConfig) -> bool:
+    """Return whether responses may call tools, by themselves or for an agent."""
+    return kind_of(env).call_pattern is not None or kind_of(env).calls_policy
 
 
 def needs_gpu(env: EnvConfig) -> bool:

@@ -7,7 +7,7 @@ process.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from nemo_like.algorithms.message_flags import MessageFlag
 from nemo_like.batch.columns import (
     IMAGE_GRIDS,
+    MESSAGE_FLAGS,
     OBSERVED_IMAGE_GRIDS,
     OBSERVED_PIXEL_VALUES,
     PIXEL_VALUES,
@@ -108,6 +110,7 @@ class Conversation:
     metric_sums: dict[str, float] = field(default_factory=dict)  # of the environment, summed over turns
     metric_counts: dict[str, float] = field(default_factory=dict)  # how many turns gave the metric
     state: Any = None  # what the environment keeps until the next turn
+    flags: list[MessageFlag] = field(default_factory=list)  # of each response, where a run looks for them
     policy_version: int | None = None  # the oldest that sampled a response; None before the first
     end: EndReason | None = None
     failure: Failure | None = None
@@ -213,6 +216,28 @@ class Conversation:
         self.latest_response, self.latest_is_truncated = text, response.is_truncated
         self._note_version(policy_version)
         self.num_turns += 1
+
+    def flag_response(self, flags: MessageFlag, watched: MessageFlag) -> None:
+        """Note what is wrong with the latest response, on each of its tokens too."""
+        self.passages[-1].columns[MESSAGE_FLAGS.name] = np.full(
+            len(self.passages[-1].token_ids), flags, np.uint8
+        )
+        self.count_flags([flags], watched)
+
+    def count_flags(self, flags: Sequence[MessageFlag], watched: MessageFlag) -> None:
+        """Count what is wrong with responses in the environment's metrics."""
+        self.flags += flags
+        for one in watched:
+            name = f"{one.name}_share"
+            _add(self.metric_sums, {name: float(sum(one in found for found in flags))})
+            _add(self.metric_counts, {name: float(len(flags))})
+
+    def withhold_reward(self, unrewarded: MessageFlag) -> None:
+        """Set the reward of a conversation that has ended to 0 when one of its responses has a flag of
+        ``unrewarded``; an empty answer counts at the end alone."""
+        earlier = (found & ~MessageFlag.empty_answer for found in self.flags[:-1])
+        if any(found & unrewarded for found in (*earlier, *self.flags[-1:])):
+            self.rewards = dict.fromkeys(self.rewards, 0.0)
 
     def _add_context(self, columns: Mapping[str, Any]) -> None:
         """Store the values that came with a response for the tokens before it, from ``num_known`` on.

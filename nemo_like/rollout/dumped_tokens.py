@@ -65,7 +65,8 @@ def dumped_tokens(
     """Return lists over the tokens after the prompt: ``text``, and one list for each kind of number.
 
     A number is null on tokens that the policy did not generate. With a critic, ``advantages`` are the values
-    that the loss uses, the sample's advantage plus the token's own; 0 in a masked sample.
+    that the loss uses, the sample's advantage plus the token's own, but for penalties of responses of a wrong
+    form; 0 in a masked sample.
     """
     if not sample.passages:
         return {}

@@ -81,6 +81,24 @@ class RolloutConfig:
             at_least=1,
         ),
     ]
+    no_reward_for: Annotated[
+        list[str],
+        Key(
+            "What takes a sample its reward, which becomes 0, where a response of it has it: "
+            "invalid_tool_call, malformed_thinking, repeated_thinking, or empty_answer of its last response.",
+            [],
+        ),
+    ]
+    tool_call_marks: Annotated[
+        list[str],
+        Key(
+            "texts with which tool calls begin or end; a response that has one left has an invalid call",
+            ["<tool_call>", "</tool_call>", "<function_call>", "</function_call>"],
+        ),
+    ]
+    thinking_marks: Annotated[
+        list[str], Key("the texts with which a thought begins and ends", ["<think>", "</think>"])
+    ]
     journal: Annotated[
         bool,
         Key(

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from nemo_like.algorithms.loss_traits import punishes_messages
 from nemo_like.batch.columns import (
     BRANCH_STARTS,
     GENERATION_LOGPROBS,
     IMAGE_COLUMNS,
     INPUT_IDS,
+    MESSAGE_FLAGS,
     MESSAGES,
     POLICY_VERSIONS,
     RESPONSE_MASK,
@@ -44,7 +46,7 @@ def rollout_declarations(
         _check_judges(task, {name: environments.get(name, ()) for name in judging_environments(cfg, task)})
     training = {name for source in cfg.data.train for name in judging_environments(cfg, source.env)}
     return (
-        Declaration("rollout", writes=(INPUT_IDS, RESPONSE_MASK)),
+        Declaration("rollout", writes=(INPUT_IDS, RESPONSE_MASK, *_of_messages(cfg))),
         Declaration("generation", writes=engine_columns(cfg)),
         *_of_images(cfg),
         *([Declaration("agents", writes=(BRANCH_STARTS,))] if has_agents(cfg) else []),
@@ -142,6 +144,11 @@ def record_column(name: str, text: str) -> Column:
     is_per_token = match["per_token"] is not None
     layout = Layout.per_token if is_per_token else Layout.per_sample
     return Column(name, match["dtype"], layout, inner_shape=shape, per_prompt=not is_per_token)
+
+
+def _of_messages(cfg: RolloutConfigGroups) -> tuple[Column, ...]:
+    """Return the column of what is wrong with responses, where the loss punishes it."""
+    return (MESSAGE_FLAGS,) if punishes_messages(cfg.loss_fn) else ()
 
 
 def _of_images(cfg: RolloutConfigGroups) -> Iterator[Declaration]:

@@ -36,7 +36,7 @@ from nemo_like.driver.options import asks_endpoint
 from nemo_like.environments.environment_data import EnvironmentPrompts
 from nemo_like.environments.interface import Failure, FailureKind
 from nemo_like.environments.pool import EnvironmentPool
-from nemo_like.environments.registry import kind_of, options_of
+from nemo_like.environments.registry import call_pattern, kind_of, options_of
 from nemo_like.environments.tool_pool import tool_pools
 from nemo_like.environments.weighted_pool import weighted_pools
 from nemo_like.generation.interface import GroupResult
@@ -70,6 +70,7 @@ from nemo_like.rollout.prompts import (
     response_seeds,
 )
 from nemo_like.rollout.recorder import RolloutRecorder
+from nemo_like.rollout.response_form import ResponseForm
 from nemo_like.rollout.rollout_columns import rollout_declarations, written_down
 from nemo_like.rollout.rollout_measures import measure_rollout
 from nemo_like.rollout.rollout_metrics import continued_metrics, rollout_metrics, staleness_metrics
@@ -139,6 +140,7 @@ class SyncRolloutActor(DataPlaneUser):
         self._num_rollouts = 0  # for training
         self._sink: ActorHandle | None = None
         self._agents: Agents | None = None  # where the run has any
+        self._form = ResponseForm.of(cfg.loss_fn, cfg.rollout)
         self._sample_answers: list[SampleAnswer] = []
 
     async def attach(self, own_handle: ActorHandle) -> RolloutParts:
@@ -351,7 +353,11 @@ class SyncRolloutActor(DataPlaneUser):
         envs = used_environments(self._cfg).values()
         options = [options_of(env) for env in envs if kind_of(env).calls_policy]
         self._agents = Agents(
-            self._tokenizer, self._engines, self._sink, self._cfg.policy.max_total_sequence_length
+            self._tokenizer,
+            self._engines,
+            self._sink,
+            self._cfg.policy.max_total_sequence_length,
+            self._form,
         )
         host = "127.0.0.1" if self._cfg.cluster.address is None else node_address()
         await self._agents.start(host, [one.tool_parser for one in options if one.tool_parser is not None])
@@ -441,6 +447,8 @@ class SyncRolloutActor(DataPlaneUser):
             batch_size=cfg.batch_size,
             observation_role=cfg.observation_role,
             is_said=asks_endpoint(self._cfg.evaluation),
+            form=self._form,
+            call_pattern=call_pattern(cfg),
         )
 
     def _with_ends(self, sampling: SamplingSettings) -> SamplingSettings:

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, fields
 from typing import Protocol
 
-from nemo_like.algorithms.options import GRPOConfig
+from nemo_like.algorithms.options import GRPOConfig, LossConfig
 from nemo_like.cluster.options import ClusterConfig
 from nemo_like.data.options import DataConfig
 from nemo_like.data.sources import data_sources
@@ -192,6 +192,8 @@ class RolloutConfigGroups(TaskConfigGroups, Protocol):
 
     @property
     def grpo(self) -> GRPOConfig: ...
+    @property
+    def loss_fn(self) -> LossConfig: ...
     @property
     def rollout(self) -> RolloutConfig: ...
     @property

@@ -12,6 +12,7 @@ Nothing polls. A conversation waits for others only where they share an environm
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from nemo_like.generation.interface import GroupRequest, GroupResult, Response, 
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.prompts import WantedGroups, piece_seed, turn_seed
+from nemo_like.rollout.response_form import ResponseForm
 from nemo_like.rollout.token_allowance import TokenAllowance
 
 
@@ -83,6 +85,8 @@ class Task:
     batch_size: int  # the most conversations in one environment call
     observation_role: str  # under which a chat template renders observations
     is_said: bool = False  # whether requests have the conversation so far, besides its tokens
+    form: ResponseForm | None = None  # what is looked for in responses
+    call_pattern: re.Pattern[str] | None = None  # finds the tool calls in a response
     player: Player | None = None  # for an agent's environment: the agent makes all requests itself
 
 
@@ -293,11 +297,20 @@ class TurnLoop:
         for one, text in zip(answered, texts, strict=True):
             conversation = one.conversation
             conversation.add_response(one.response, text, one.versions.oldest)
+            self._flag(conversation, text)
             by_env.setdefault(conversation.task_prompt.env, []).append(conversation)
         for env, conversations in by_env.items():
             size = self._tasks[env].batch_size
             for start in range(0, len(conversations), size):
                 self._start(self._judge(self._tasks[env], conversations[start : start + size]))
+
+    def _flag(self, conversation: Conversation, text: str) -> None:
+        """Note what is wrong with the form of a response, where the run looks for it."""
+        task = self._tasks[conversation.task_prompt.env]
+        if task.form is not None:
+            is_truncated = conversation.latest_is_truncated
+            found = task.form.of_text(text, task.call_pattern, is_truncated=is_truncated)
+            conversation.flag_response(found, task.form.watched)
 
     def _decoded(self, answered: Sequence[_Answered]) -> list[str]:
         return [self._text(one.response, one.conversation.task_prompt.env) for one in answered]
@@ -352,6 +365,8 @@ class TurnLoop:
 
     def _count_ended(self, conversations: Sequence[Conversation]) -> None:
         for conversation in conversations:
+            if (form := self._tasks[conversation.task_prompt.env].form) is not None:
+                conversation.withhold_reward(form.unrewarded)
             self._num_unfinished[conversation.position] -= 1
             if not self._num_unfinished[conversation.position]:
                 self._ended.append(conversation.position)

@@ -31,6 +31,7 @@ from nemo_like.policy.groups.critic_rules import critic_model_problems
 from nemo_like.policy.groups.group_rules import group_problems
 from nemo_like.policy.groups.training_rules import batch_problems, learning_rate_problems
 from nemo_like.policy.options import ValueConfig, WorkerGroupConfig
+from nemo_like.rollout.form_rules import form_problems
 from nemo_like.rollout.task_rules import task_problems
 from nemo_like.rules.checkpoint_rules import checkpoint_problems, other_checkpoint_problems
 from nemo_like.rules.distillation_rules import (
@@ -63,6 +64,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
         problems += group_problems("policy", cfg.policy, cfg.grpo)
     problems += agent_run_problems(cfg)
     problems += task_problems(cfg)
+    problems += form_problems(cfg)
     problems += reward_problems(cfg.grpo)
     problems += shaping_problems(cfg)
     problems += checkpointing_problems(cfg.checkpointing)

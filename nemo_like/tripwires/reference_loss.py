@@ -83,6 +83,21 @@ class ReferenceTerms:
     is_certain: Tensor
 
 
+def punished(advantages: Tensor, sizes: Tensor, flags: Tensor, cfg: LossConfig) -> tuple[Tensor, Tensor]:
+    """Return advantages and ``advantage_sizes`` with those of tokens of responses of a wrong form replaced.
+
+    ``flags`` [M] float64: 1 for a tool call that cannot be read, 2 for malformed thinking, 3 for both.
+    """
+    of_flags = [None, cfg.invalid_tool_call_advantage, cfg.malformed_thinking_advantage]
+    of_flags.append(of_flags[2] if of_flags[1] is None else of_flags[1])
+    for code, penalty in enumerate(of_flags):
+        if penalty is not None:
+            is_such = flags == code
+            advantages = torch.where(is_such, penalty, advantages)
+            sizes = torch.where(is_such, -penalty, sizes)
+    return advantages, sizes
+
+
 @torch.no_grad()
 def reference_terms(tokens: ScoredTokens, cfg: LossConfig) -> ReferenceTerms:
     """Return the configured loss and its derivatives. A user's own loss has no reference."""

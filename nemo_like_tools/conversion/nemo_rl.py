@@ -169,6 +169,16 @@ def of_grpo(value: Any, theirs: Theirs, setting: str) -> Any:
     return bool(theirs(f"grpo.adv_estimator.{setting}", value))
 
 
+def no_reward_for(value: Any, theirs: Theirs) -> Any:
+    """Return what takes a response its reward."""
+    flags = {
+        "penalize_duplicated_reasoning": "repeated_thinking",
+        "penalize_empty_final_answer": "empty_answer",
+        "penalize_malformed_think_tag": "malformed_thinking",
+    }
+    return [flag for key, flag in flags.items() if theirs(f"reward_penalties.{key}")] or LEFT_OUT
+
+
 def metric(value: Any, theirs: Theirs) -> str | None:
     """Return the name of a metric; its prefix says whether it is of a step or of a validation."""
     if value is None:

@@ -111,6 +111,7 @@ KIND = Kind(
     judge="nemo_like.environments.mcp_tools:McpEnvironment",
     answers=True,
     last_judge="judge",
+    call_pattern="call_pattern",
     tools="nemo_like.environments.mcp_tools:listed_tools",
     problems=_problems,
     machine_problems=_programs,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nemo_like.algorithms.loss_traits import (
+    punishes_messages,
     reads_generation_logprobs,
     scores_prev_logprobs,
     trains_on_entropy,
@@ -18,6 +19,7 @@ from nemo_like.batch.columns import (
     GENERATION_LOGPROBS,
     IMAGE_COLUMNS,
     INPUT_IDS,
+    MESSAGE_FLAGS,
     PREV_LOGPROBS,
     REFERENCE_LOGPROBS,
     RESPONSE_MASK,
@@ -85,6 +87,8 @@ def training_reads(
     reads = [INPUT_IDS, RESPONSE_MASK, *model, *scored_columns(loss)]
     if reads_generation_logprobs(loss):
         reads.append(GENERATION_LOGPROBS)
+    if punishes_messages(loss):
+        reads.append(MESSAGE_FLAGS)
     return tuple(dict.fromkeys([*reads, *own]))
 
 

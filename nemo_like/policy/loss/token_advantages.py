@@ -2,7 +2,8 @@
 
     advantage - kl_scale * K_t + token_scale * column token_advantages
 
-A critic writes the column. K_t is the KL to the reference as a part of the reward, token by token
+Tokens of responses of a wrong form have the loss's penalty instead, by column message_flags. A critic writes
+the column token_advantages. K_t is the KL to the reference as a part of the reward, token by token
 (REINFORCE++, arXiv 2501.03262):
 
     scoring     K_t per token ──▶ its sum and sum of squares per sample, as tags
@@ -17,9 +18,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from nemo_like.algorithms.loss_traits import punishes_messages
 from nemo_like.algorithms.losses import kl_to_go, kl_to_reference
+from nemo_like.algorithms.message_penalties import with_penalties
 from nemo_like.algorithms.options import KLType, LossConfig
-from nemo_like.batch.columns import PREV_LOGPROBS, REFERENCE_LOGPROBS, RESPONSE_MASK, TOKEN_ADVANTAGES
+from nemo_like.batch.columns import (
+    MESSAGE_FLAGS,
+    PREV_LOGPROBS,
+    REFERENCE_LOGPROBS,
+    RESPONSE_MASK,
+    TOKEN_ADVANTAGES,
+)
 from nemo_like.batch.tags import ADVANTAGE, KL_SCALE, KL_SQUARE_SUM, KL_SUM, TOKEN_SCALE
 from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch
 
@@ -28,7 +37,7 @@ class TokenAdvantages:
     """The advantages of a batch's tokens."""
 
     def __init__(self, batch: PolicyBatch, loss: LossConfig) -> None:
-        self._batch = batch
+        self._batch, self._loss = batch, loss
         self._per_token: tuple[str, Tensor] | None = None  # the tag of its scale, and its packed values
         if TOKEN_ADVANTAGES in batch:
             self._per_token = TOKEN_SCALE.name, batch.columns[TOKEN_ADVANTAGES.name]
@@ -42,11 +51,14 @@ class TokenAdvantages:
         """
         values, rows, sample = self._batch.sample_values, inputs.rows, inputs.sample_index
         advantages = values[ADVANTAGE.name][rows][sample]
-        if self._per_token is None:
-            return advantages
-        scale, per_token = self._per_token
-        gained = values[scale][rows][sample] * per_token[inputs.packed_index]
-        return advantages + torch.where(mask > 0, gained, 0.0)
+        if self._per_token is not None:
+            scale, per_token = self._per_token
+            gained = values[scale][rows][sample] * per_token[inputs.packed_index]
+            advantages = advantages + torch.where(mask > 0, gained, 0.0)
+        if punishes_messages(self._loss):
+            flags = self._batch.columns[MESSAGE_FLAGS.name][inputs.packed_index]
+            advantages = with_penalties(advantages, flags, self._loss)
+        return advantages
 
 
 def reward_kl(batch: PolicyBatch, kind: KLType) -> Tensor:

@@ -17,12 +17,14 @@ from torch import Tensor
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.loss_traits import (
     has_reference_loss,
+    punishes_messages,
     scores_prev_logprobs,
     trains_on_entropy,
 )
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     GENERATION_LOGPROBS,
+    MESSAGE_FLAGS,
     PREV_LOGPROBS,
     REFERENCE_LOGPROBS,
     TOKEN_ADVANTAGES,
@@ -41,7 +43,13 @@ from nemo_like.batch.tags import (
 from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch
 from nemo_like.policy.loss.objective import LossFunction
 from nemo_like.tripwires.measured import Measured
-from nemo_like.tripwires.reference_loss import ReferenceTerms, ScoredTokens, kl_to_go, reference_terms
+from nemo_like.tripwires.reference_loss import (
+    ReferenceTerms,
+    ScoredTokens,
+    kl_to_go,
+    punished,
+    reference_terms,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,11 +199,12 @@ class UpdateWatch:
             gained = -self._of_samples(KL_SCALE)[sample] * kl_to_go(
                 reference - prev, sample, sum(sizes), kind
             )
+        advantages, advantage_sizes = self._punished(of_samples + gained, of_samples.abs() + gained.abs())
         return ScoredTokens(
             logprobs=logprobs,
             prev=logprobs if prev is None else prev,
-            advantages=of_samples + gained,
-            advantage_sizes=of_samples.abs() + gained.abs(),
+            advantages=advantages,
+            advantage_sizes=advantage_sizes,
             trains=trains,
             sample=sample,
             num_samples=sum(sizes),
@@ -216,6 +225,11 @@ class UpdateWatch:
             if parts[0].entropy is None
             else torch.cat([one.entropy for one in parts if one.entropy is not None]).double(),
         )
+
+    def _punished(self, advantages: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the advantages with the penalties of responses of a wrong form, and their sizes."""
+        flags = self._column(MESSAGE_FLAGS) if punishes_messages(self._cfg) else None
+        return (advantages, sizes) if flags is None else punished(advantages, sizes, flags, self._cfg)
 
     def _prev(self) -> Tensor | None:
         """Return the log-probs that the ratio compares with; None where the ratio is 1 by definition."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from nemo_like.algorithms.message_flags import NO_FLAG, MessageFlag
 from nemo_like.data.interface import Prompt
 from nemo_like.data.messages import as_openai
 from nemo_like.environments.interface import Failure, FailureKind
@@ -34,6 +35,7 @@ from nemo_like.rollout.agents.agent_tools import ParsedText, ToolUse, parsed
 from nemo_like.rollout.agents.agent_work import RequestWork
 from nemo_like.rollout.conversation import Conversation
 from nemo_like.rollout.prompts import turn_seed
+from nemo_like.rollout.response_form import ResponseForm
 
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
@@ -188,12 +190,18 @@ class CallAnswerer:
     response."""
 
     def __init__(
-        self, prompts: AgentPrompts, engines: EngineCalls, max_length: int, work: RequestWork
+        self,
+        prompts: AgentPrompts,
+        engines: EngineCalls,
+        max_length: int,
+        work: RequestWork,
+        form: ResponseForm | None = None,
     ) -> None:
         """Answer with ``engines``. ``max_length`` is how many tokens the model reads, prompt and response
-        together; ``work`` runs the rendering beside the event loop."""
+        together; ``work`` runs the rendering beside the event loop; ``form`` is what responses are looked
+        through for."""
         self._prompts, self._engines, self._max_length = prompts, engines, max_length
-        self._work = work
+        self._work, self._form = work, form
 
     async def answer(self, session: AgentSession, wanted: CallRequest) -> CallAnswer:
         """Have an engine sample the responses to a call, and record them. Raises BadRequest when the call
@@ -344,11 +352,19 @@ class CallAnswerer:
             (response, f"{text}{stopped_by or ''}"),
             history=history,
             policy_version=version,
+            flags=self._flags(text, said, response),
         )
         if prompt.history is not None and prompt.begun:
             # Agents may also keep what they began and what came back as two messages.
             session.calls.know(extended(extended(prompt.history, prompt.begun), message), call)
         return Choice(place, text, said, response, call_ids, stopped_by)
+
+    def _flags(self, text: str, said: ParsedText, response: Response) -> MessageFlag:
+        """Return what is wrong with a response, where the run looks for it."""
+        if self._form is None:
+            return NO_FLAG
+        unread, num_calls = said.content or "", len(said.calls)
+        return self._form.of_parts(text, unread, num_calls=num_calls, is_truncated=response.is_truncated)
 
 
 def _has_foreign_response(wanted: CallRequest, prompt: Prompt) -> bool:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from nemo_like.algorithms.message_flags import NO_FLAG, MessageFlag
 from nemo_like.generation.interface import Response
 
 # A digest of a history: the tools, and all messages up to one.
@@ -38,6 +39,7 @@ class AgentCall:
     response: Response
     text: str  # of the response
     policy_version: int
+    flags: MessageFlag = NO_FLAG  # what is wrong with the response
     children: list[AgentCall] = field(default_factory=list)
 
     def token_ids(self) -> tuple[int, ...]:
@@ -107,12 +109,13 @@ class SessionCalls:
         *,
         history: Digest | None,
         policy_version: int,
+        flags: MessageFlag = NO_FLAG,
     ) -> AgentCall:
         """Add a call and return it. ``new`` has the tokens and the text of the prompt after the parent's
         response, ``response`` the response and its text; ``history`` is the digest of all messages including
         the response."""
         (new_ids, new_text), (tokens, text) = new, response
-        call = AgentCall(len(self.calls), parent, new_ids, new_text, tokens, text, policy_version)
+        call = AgentCall(len(self.calls), parent, new_ids, new_text, tokens, text, policy_version, flags)
         self.calls.append(call)
         if parent is not None:
             parent.children.append(call)

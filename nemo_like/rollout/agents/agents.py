@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from nemo_like.batch.columns import BRANCH_STARTS
+from nemo_like.batch.columns import BRANCH_STARTS, MESSAGE_FLAGS
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.environments.interface import (
     UNSAID_SHARE,
@@ -38,6 +38,7 @@ from nemo_like.rollout.agents.agent_session import Step
 from nemo_like.rollout.agents.agent_tools import AgentTools
 from nemo_like.rollout.agents.agent_work import RequestWork
 from nemo_like.rollout.conversation import Conversation, EndReason, Passage
+from nemo_like.rollout.response_form import ResponseForm
 from nemo_like.rollout.turn_loop import Engine
 
 # Columns of a response that are for the agent, and not for the trainer.
@@ -70,6 +71,9 @@ class AgentPlayer:
         finally:
             self.agents.close_session(session)
         _end(session, feedback, self.options.credit, self.max_tokens)
+        if self.agents.form is not None:
+            flags = [call.flags for call in session.calls.calls]
+            conversation.count_flags(flags, self.agents.form.watched)
         await self.agents.drop_calls(session)
 
     def forget(self, conversations: Sequence[Conversation]) -> None:
@@ -81,14 +85,20 @@ class Agents:
     """All agents of a rollout actor, and the endpoint that they call. Use it on one event loop only."""
 
     def __init__(
-        self, tokenizer: Tokenizer, engines: Sequence[Engine], sink: object, max_length: int
+        self,
+        tokenizer: Tokenizer,
+        engines: Sequence[Engine],
+        sink: object,
+        max_length: int,
+        form: ResponseForm | None = None,
     ) -> None:
         """Prepare the endpoint. ``max_length`` is how many tokens the model reads; engines deliver results to
-        ``sink``, which passes them to ``on_groups``."""
+        ``sink``, which passes them to ``on_groups``; ``form`` is what responses are looked through for."""
+        self.form = form
         self._sessions: dict[str, AgentSession] = {}
         self._engines = EngineCalls(engines, sink)
         self._tools, self._work = AgentTools(tokenizer), RequestWork()
-        answerer = CallAnswerer(AgentPrompts(tokenizer), self._engines, max_length, self._work)
+        answerer = CallAnswerer(AgentPrompts(tokenizer), self._engines, max_length, self._work, form)
         self._endpoint = AgentEndpoint(self._sessions, answerer, self._tools, tokenizer, self._work)
         self._base_url = ""
 
@@ -274,6 +284,8 @@ def _passages(step: Step) -> Iterator[Passage]:
     response = step.call.response
     forced = response.columns.get(FORCED, np.zeros(len(response.token_ids), np.uint8))
     columns = {name: values for name, values in response.columns.items() if name not in _OF_CALLS}
+    if step.call.flags:
+        columns[MESSAGE_FLAGS.name] = np.full(len(forced), step.call.flags, np.uint8)
     ends = [*(np.flatnonzero(np.diff(forced)) + 1).tolist(), len(forced)]
     for start, end in pairwise([0, *ends]):
         trains = step.trains and not forced[start]

@@ -788,6 +788,27 @@ def test_a_size_that_no_slice_of_each_source_has_is_lost(size: float) -> None:
     assert "is no whole per cent of each source" in str(lost[0])
 
 
+def test_penalties_of_nemo_rl_for_the_form_of_responses_are_keys_here(tmp_path: Path) -> None:
+    text = """
+    grpo: {num_prompts_per_step: 8, malformed_thinking_advantage: -5.0, invalid_tool_call_advantage: -4.0}
+    reward_penalties:
+      penalize_duplicated_reasoning: true
+      penalize_empty_final_answer: false
+      penalize_malformed_think_tag: true
+      penalize_unwanted_tokens: true
+      token_ids: {unwanted: [2]}
+    env: {nemo_gym: {thinking_tags: ["<t>", "</t>"], invalid_tool_call_patterns: null}}
+    """
+    conversion = converted(tmp_path, text)
+    assert value(conversion, "loss_fn.malformed_thinking_advantage") == -5.0
+    assert value(conversion, "loss_fn.invalid_tool_call_advantage") == -4.0
+    assert value(conversion, "rollout.no_reward_for") == ["repeated_thinking", "malformed_thinking"]
+    assert value(conversion, "rollout.thinking_marks") == ["<t>", "</t>"]
+    assert value(conversion, "rollout.tool_call_marks") is None
+    assert "reward_penalties.penalize_unwanted_tokens=true" in lost(conversion)
+    assert "reward_penalties.penalize_empty_final_answer" not in lost(conversion)
+
+
 def test_a_reference_is_renewed_in_steps_where_trl_counts_updates() -> None:
     batch = {"per_device_train_batch_size": 8, "num_processes": 1, "steps_per_generation": 4}
     tree = {**batch, "sync_ref_model": True, "ref_model_sync_steps": 64, "ref_model_mixup_alpha": 0.9}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nemo_like.algorithms.options import KLType, LossConfig
-from nemo_like.batch.columns import TOKEN_ADVANTAGES
+from nemo_like.batch.columns import MESSAGE_FLAGS, TOKEN_ADVANTAGES
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.loss.token_advantages import TokenAdvantages
@@ -67,3 +67,16 @@ def test_every_token_gets_its_own_advantage_and_masked_ones_that_of_their_tag(
     found = TokenAdvantages(made, loss).at(inputs, torch.tensor([0.0, 1.0, 1.0]))
     assert found.dtype == torch.float32
     assert found.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("schedule", "spec"), [PADDED, PACKED, SHARED])
+@pytest.mark.parametrize(("loss", "own"), [(CONFIG, None), (KL, None), (CONFIG, [NAN, 0.5, -1.0, NAN, NAN])])
+def test_tokens_of_a_response_of_a_wrong_form_get_its_penalty_instead(
+    schedule: Schedule, spec: MicroBatch, loss: LossConfig, own: list[float] | None
+) -> None:
+    made = batch(own)
+    made.add({MESSAGE_FLAGS: np.array([0, 0, 2, 0, 2], np.uint8)})
+    inputs, mask = made.micro_batch(spec, schedule), torch.tensor([0.0, 1.0, 1.0])
+    before = TokenAdvantages(made, loss).at(inputs, mask).tolist()
+    found = TokenAdvantages(made, replace(loss, malformed_thinking_advantage=-4.0)).at(inputs, mask)
+    assert found.tolist() == [-4.0, before[1], -4.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.losses import LossTerms, LossTokens
 from nemo_like.algorithms.options import KLType, LossConfig
-from nemo_like.batch.columns import TOKEN_ADVANTAGES
+from nemo_like.batch.columns import MESSAGE_FLAGS, TOKEN_ADVANTAGES
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.loss.objective import PolicyObjective
@@ -177,6 +178,35 @@ def test_advantages_of_tokens_that_were_left_out_are_noticed() -> None:
     loss = PolicyObjective(CONFIG, 1.0).loss_of_update(made, UPDATE, metrics)
     loss = watch.watched(loss, made, UPDATE, 0)
     made.columns[TOKEN_ADVANTAGES.name] = column  # which the loss never saw
+    for spec in UPDATE.micro_batches:
+        inputs = made.micro_batch(spec, Schedule((UPDATE,)))
+        logprobs = torch.full((len(inputs.token_ids),), -1.0, requires_grad=True)
+        loss(TokenScores(logprobs=logprobs), inputs).backward()
+    assert watch.measured()[Measured.loss_gradient_error] > 0.1
+
+
+@pytest.mark.parametrize("cfg", [CONFIG, GSPO, FULL], ids=["PPO", "GSPO", "all terms"])
+@pytest.mark.parametrize("make", [batch, with_a_critic])
+def test_training_with_punished_responses_differs_by_rounding(
+    cfg: LossConfig, make: Callable[[], PolicyBatch]
+) -> None:
+    made = make()
+    made.add({MESSAGE_FLAGS: np.array([0, 0, 2, 0, 3, 0, 1, 3], np.uint8)})
+    punishing = replace(cfg, invalid_tool_call_advantage=-5.0, malformed_thinking_advantage=-2.0)
+    found = train(punishing, made=made)
+    assert found[Measured.loss_gradient_error] < 1e-5
+    assert found[Measured.loss_error] < 1e-5
+
+
+def test_a_penalty_that_was_left_out_is_noticed() -> None:
+    made = batch()
+    made.add({MESSAGE_FLAGS: np.array([0, 0, 2, 0, 0, 0, 0, 0], np.uint8)})
+    watch, metrics = (
+        UpdateWatch(replace(CONFIG, malformed_thinking_advantage=-2.0)),
+        TrainMetrics(CPU, num_replicas=1),
+    )
+    loss = PolicyObjective(CONFIG, 1.0).loss_of_update(made, UPDATE, metrics)
+    loss = watch.watched(loss, made, UPDATE, 0)
     for spec in UPDATE.micro_batches:
         inputs = made.micro_batch(spec, Schedule((UPDATE,)))
         logprobs = torch.full((len(inputs.token_ids),), -1.0, requires_grad=True)

@@ -18,6 +18,7 @@ from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.rollout.agents.agent_calls import AgentSession
 from nemo_like.rollout.agents.agents import AgentPlayer, Agents
 from nemo_like.rollout.conversation import Conversation
+from nemo_like.rollout.response_form import ResponseForm
 from tests.unit.rollout.conversations import conversation
 
 MAX_LENGTH = 1000
@@ -100,9 +101,9 @@ def _sampling(tokenizer: Tokenizer) -> SamplingSettings:
 
 
 @asynccontextmanager
-async def serving(tokenizer: Tokenizer) -> AsyncIterator[Server]:
+async def serving(tokenizer: Tokenizer, form: ResponseForm | None = None) -> AsyncIterator[Server]:
     engine = Engine(tokenizer)
-    engine.agents = agents = Agents(tokenizer, [engine], None, MAX_LENGTH)
+    engine.agents = agents = Agents(tokenizer, [engine], None, MAX_LENGTH, form)
     await agents.start("127.0.0.1", [])
     first = agents.open(conversation(), AgentOptions(**_OPTIONS), _sampling(tokenizer), 0)
     base_url = agents.access(first).base_url

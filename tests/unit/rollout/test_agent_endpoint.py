@@ -14,11 +14,14 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from nemo_like.algorithms.message_flags import NO_FLAG, MessageFlag
 from nemo_like.data.interface import Message
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.environments.interface import UNSAID_SHARE, Failure, FailureKind, Feedback
 from nemo_like.rollout.agents import agent_endpoint
 from nemo_like.rollout.agents.agent_work import RequestWork
+from nemo_like.rollout.conversation import Conversation
+from nemo_like.rollout.response_form import ResponseForm
 from scripts.demo_model.tool_tokenizer import TEMPLATE, save_tokenizer
 from tests.unit.rollout.agent_server import MAX_LENGTH, Server, serving
 
@@ -456,3 +459,29 @@ def test_a_stream_is_the_same_answer(tokenizer: Tokenizer) -> None:
     told = [json.loads(one.removeprefix("data: "))["choices"][0] for one in events]
     assert "".join(one["delta"].get("content", "") for one in told) == "yes"
     assert told[-1]["finish_reason"] == "stop"
+
+
+def test_a_call_that_could_not_be_read_is_flagged_on_the_tokens_of_its_response(tokenizer: Tokenizer) -> None:
+    form = ResponseForm(MessageFlag.invalid_tool_call, NO_FLAG, ["<tool>"], ["<think>", "</think>"])
+
+    async def scenario() -> Conversation:
+        async with serving(tokenizer, form) as server:
+
+            async def agent(base_url: str, api_key: str) -> Feedback:
+                messages = [USER]
+                async with httpx.AsyncClient(base_url=base_url, trust_env=False) as client:
+                    for server.engine.text in ("<tool> add", "3"):
+                        headers = {"x-api-key": api_key}
+                        body = {"messages": messages}
+                        answer = await client.post("/chat/completions", headers=headers, json=body)
+                        messages = [*messages, answer.json()["choices"][0]["message"], USER]
+                return Feedback({"reward": 1.0})
+
+            return await server.play(agent)
+
+    sample = asyncio.run(scenario())
+    flagged, _, plain = sample.passages
+    assert flagged.columns["message_flags"].tolist() == [1] * len(flagged.token_ids)
+    assert "message_flags" not in plain.columns
+    assert sample.metric_sums["invalid_tool_call_share"] == 1.0
+    assert sample.metric_counts["invalid_tool_call_share"] == 2.0

@@ -140,6 +140,8 @@ def _session() -> AgentSession:
 class Agents:
     """One session, and what of it is still sampled when it has ended."""
 
+    form = None
+
     def __init__(self, engine: Engine) -> None:
         self.engine, self.session = engine, _session()
         self.calls = EngineCalls([engine], object())

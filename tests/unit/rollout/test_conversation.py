@@ -4,11 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from nemo_like.algorithms.message_flags import NO_FLAG, MessageFlag
+from nemo_like.batch.columns import MESSAGE_FLAGS
 from nemo_like.data.interface import Encoded, Message
 from nemo_like.environments.interface import Exchange, FailureKind, Feedback
 from nemo_like.rollout.conversation import Conversation, EndReason
+from nemo_like.rollout.flatten import sample_value
 from tests.unit.rollout.conversations import conversation, response, routed
 
+BOTH = MessageFlag.invalid_tool_call | MessageFlag.malformed_thinking
 GO_ON = Feedback({"step": 0.25}, observation="go on", is_done=False, state={"moves": 1})
 
 
@@ -162,3 +166,40 @@ def test_a_sample_that_ends_at_a_limit_and_was_judged_in_no_turn_has_no_reward(l
     assert sample.failure is not None
     assert sample.failure.kind is FailureKind.abstained
     assert "None in every turn (right)" in sample.failure.reason
+
+
+def test_flags_are_on_the_tokens_of_their_response_and_in_the_metrics() -> None:
+    sample = conversation(max_turns=2)
+    sample.add_response(response([7, 8]), "<think>", 3)
+    sample.flag_response(MessageFlag.malformed_thinking, BOTH)
+    sample.add_feedback(GO_ON)
+    sample.add_observation("go on", Encoded((20,)))
+    sample.add_response(response([9]), "more", 3)
+    sample.flag_response(NO_FLAG, BOTH)
+    sample.add_feedback(Feedback({"right": 1.0}))
+    values = sample_value(MESSAGE_FLAGS, [sample.prompt_passage, *sample.passages])
+    assert values.tolist() == [0, 0, 2, 2, 0, 0]
+    assert sample.metric_sums == {"invalid_tool_call_share": 0.0, "malformed_thinking_share": 1.0}
+    assert sample.metric_counts == {"invalid_tool_call_share": 2.0, "malformed_thinking_share": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("flags", "unrewarded", "reward"),
+    [
+        ([NO_FLAG, NO_FLAG], BOTH, 1.25),
+        ([MessageFlag.malformed_thinking, NO_FLAG], BOTH, 0.0),
+        ([MessageFlag.malformed_thinking, NO_FLAG], MessageFlag.invalid_tool_call, 1.25),
+        ([MessageFlag.empty_answer, NO_FLAG], MessageFlag.empty_answer, 1.25),
+        ([NO_FLAG, MessageFlag.empty_answer], MessageFlag.empty_answer, 0.0),
+    ],
+)
+def test_a_flag_of_a_response_takes_the_reward_of_all(
+    flags: list[MessageFlag], unrewarded: MessageFlag, reward: float
+) -> None:
+    sample = answered(conversation(max_turns=3), GO_ON)
+    sample.add_observation("go on", Encoded((20,)))
+    answered(sample, Feedback({"right": 1.0}))
+    sample.count_flags(flags, BOTH)
+    sample.withhold_reward(unrewarded)
+    assert sample.reward == reward
+    assert list(sample.rewards) == ["step", "right"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nemo_like.algorithms.message_flags import NO_FLAG, MessageFlag
 from nemo_like.cluster.actor_errors import Overdue
 from nemo_like.data.images import Picture
 from nemo_like.data.interface import Encoded, Observation
@@ -20,6 +21,7 @@ from nemo_like.generation.interface import GroupRequest, GroupResult
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.rollout.conversation import Conversation, EndReason
 from nemo_like.rollout.prompts import WantedGroups, piece_seed, turn_seed
+from nemo_like.rollout.response_form import ResponseForm
 from nemo_like.rollout.token_allowance import TokenAllowance
 from nemo_like.rollout.turn_loop import Codec, Task, TurnLoop
 from tests.unit.rollout.conversations import conversation, response
@@ -108,8 +110,9 @@ def loop_of(
     batch_size: int = 8,
     codec: Codec | None = None,
     allowance: TokenAllowance = NO_LIMIT,
+    form: ResponseForm | None = None,
 ) -> TurnLoop:
-    task = Task(judge, SAMPLING, max_turns, batch_size, observation_role="user")
+    task = Task(judge, SAMPLING, max_turns, batch_size, observation_role="user", form=form)
     return TurnLoop(
         "training/6", groups, {"sums": task}, codec or Text(), versions=range(5, 8), allowance=allowance
     )
@@ -499,3 +502,21 @@ def test_later_requests_bring_observed_images_and_one_that_cannot_be_read_fails_
         assert (bad.end, bad.num_turns, len(bad.history)) == (EndReason.failed, 1, 0)
 
     play(scenario)
+
+
+def test_a_response_of_a_wrong_form_is_flagged_and_loses_its_reward() -> None:
+    malformed = MessageFlag.malformed_thinking
+    form = ResponseForm(malformed, malformed, [], ["b", "c"])
+    group = [conversation(generation=j) for j in range(2)]
+
+    async def scenario() -> None:
+        loop, engine = loop_of([group], Judge(right), form=form), Engine()
+        running = asyncio.create_task(loop.run([engine], None))
+        await engine.request("training/6/0")
+        loop.on_groups([result("training/6/0", [20, 21], [21, 20, 22, 23])])  # "ab" and "bacd"
+        await running
+
+    play(scenario)
+    assert [sample.flags for sample in group] == [[malformed], [NO_FLAG]]
+    assert [sample.reward for sample in group] == [0.0, 1.0]
+    assert group[0].passages[-1].columns["message_flags"].tolist() == [2, 2]
