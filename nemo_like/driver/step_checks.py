@@ -74,6 +74,7 @@ from nemo_like.tripwires.update_checks import (
     optimizer_alarms,
     ratio_alarms,
     scheduled_rates,
+    skipped_alarms,
 )
 from nemo_like.tripwires.weight_checks import change_alarms, digest_alarms, weight_alarms
 
@@ -142,6 +143,9 @@ class StepTripwires:
             alarms += self._count_alarms(results, update)
             alarms += self._update_alarms(results, metrics, update)
         alarms += finite_alarms({**metrics, **critic_metrics(results.critic)})
+        alarms += skipped_alarms(metrics, self._cfg.policy)
+        if self._cfg.value is not None and results.critic is not None:
+            alarms += skipped_alarms(_values(results.critic.update.metrics), self._cfg.value)
         alarms += prompt_alarms(prompts.indices, self._prompts, self._facts.num_prompts)
         self._prompts = prompts.indices
         if not has_teacher(self._cfg.loss_fn):  # else rewards need not matter
@@ -236,13 +240,14 @@ class StepTripwires:
     ) -> Iterator[Alarm]:
         policy, loss, grpo = self._cfg.policy, self._cfg.loss_fn, self._cfg.grpo
         num_updates = grpo.num_epochs_per_rollout * len(results.batch) // policy.train_global_batch_size
+        num_updates -= int(metrics.get("skipped_updates", 0))
         yield from weight_alarms(measured)
         if Measured.num_updates in measured:
             rates = scheduled_rates(
                 int(measured[Measured.num_updates]), num_updates, policy.optimizer.lr, policy.scheduler
             )
             yield from change_alarms(
-                measured, policy, learning_rates=rates, gradient_norm=metrics["grad_norm"]
+                measured, policy, learning_rates=rates, gradient_norm=metrics.get("grad_norm", 0.0)
             )
         yield from optimizer_alarms(measured, policy, self._num_updates, num_updates)
         yield from group_setting_alarms(measured, policy)

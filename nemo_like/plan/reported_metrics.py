@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from nemo_like.configuration import Config
 from nemo_like.data.options import source_name
+from nemo_like.policy.options import Precision, TrainedGroupConfig
 from nemo_like.rollout.tasks import task_environments
 
 _OF_VALIDATION = (
@@ -46,6 +47,9 @@ _OF_CRITIC = (
 )
 
 
+_OF_FLOAT16 = ("loss_scale", "skipped_updates", "skipped_in_a_row")
+
+
 _ENVIRONMENT = "train/env/"
 
 
@@ -66,9 +70,14 @@ def training_metrics(cfg: Config) -> list[str]:
 
     An entry ``train/env/NAME/`` stands for all metrics that the environment NAME reports.
     """
-    of_critic = () if cfg.value is None else _OF_CRITIC
+    of_policy = [*_OF_TRAINING, *_of_precision(cfg.policy)]
+    of_critic = [] if cfg.value is None else [*_OF_CRITIC, *_of_precision(cfg.value)]
     return [
-        *(f"train/{name}" for name in _OF_TRAINING),
+        *(f"train/{name}" for name in of_policy),
         *(f"train/value/{name}" for name in of_critic),
         *(f"{_ENVIRONMENT}{name}/" for name in task_environments(cfg)),
     ]
+
+
+def _of_precision(group: TrainedGroupConfig) -> tuple[str, ...]:
+    return _OF_FLOAT16 if group.precision is Precision.float16 else ()

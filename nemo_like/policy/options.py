@@ -28,6 +28,7 @@ class Device(Enum):
 class Precision(Enum):
     float32 = "float32"
     bfloat16 = "bfloat16"
+    float16 = "float16"
 
 
 class ReferencePlacement(Enum):
@@ -262,6 +263,26 @@ class OptimizerConfig:
 
 
 @dataclass(kw_only=True, slots=True)
+class LossScalingConfig:
+    """The scale of the loss of precision float16, which keeps gradients in the range of their dtype.
+
+    An update whose gradients overflow is skipped. The names are those of Megatron-core."""
+
+    initial_loss_scale: Annotated[float, Key("the factor of the first update's loss", 65536.0, above=0)]
+    loss_scale_window: Annotated[
+        int, Key("updates without an overflow, one after the other, that double the scale", 1000, at_least=1)
+    ]
+    min_loss_scale: Annotated[float, Key("the scale is halved down to this", 1.0, above=0)]
+    hysteresis: Annotated[
+        int, Key("skipped updates before the scale is halved, since it was last doubled", 1, at_least=1)
+    ]
+    max_skipped_updates: Annotated[
+        int,
+        Key("more skipped updates than these, one after the other, are an alarm", 20, at_least=1),
+    ]
+
+
+@dataclass(kw_only=True, slots=True)
 class SchedulerConfig:
     """The learning rate over time, which is counted in optimizer updates, not in steps."""
 
@@ -306,7 +327,7 @@ class WorkerGroupConfig:
         ),
     ]
     device: Annotated[Device, Key("cpu (gloo) or cuda (NCCL)", Device.cpu)]
-    precision: Annotated[Precision, Key("or bfloat16", Precision.float32)]
+    precision: Annotated[Precision, Key("or bfloat16, or float16", Precision.float32)]
     data_parallel_size: Annotated[int, Key("workers = TP x CP x PP x DP", 1, at_least=1)]
     logprob_batch_size: Annotated[
         int, Key("samples per forward of one worker when only log-probs are wanted", 8, at_least=1)
@@ -370,6 +391,7 @@ class TrainedGroupConfig(WorkerGroupConfig):
         int, Key("samples per forward and backward of one worker", 4, at_least=1)
     ]
     max_grad_norm: Annotated[float, Key("gradients are scaled down to this norm", 1.0, above=0)]
+    loss_scaling: Annotated[LossScalingConfig, Key("of precision float16")]
     offload_optimizer_for_logprob: Annotated[
         bool,
         Key(

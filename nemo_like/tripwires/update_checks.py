@@ -127,8 +127,8 @@ def optimizer_alarms(
 ) -> Iterator[Alarm]:
     """Yield an alarm when learning rate, counts of updates or clipped gradients are not as configured.
 
-    ``planned`` is the number of updates in a step; ``updates_before`` is the schedule's count after the
-    previous step, None in the first step of a process.
+    ``planned`` is the number of updates in a step, without those that float16 skips; ``updates_before`` is
+    the schedule's count after the previous step, None in the first step of a process.
     """
     count = measured.get(Measured.num_updates)
     if count is None:
@@ -147,7 +147,7 @@ def optimizer_alarms(
         )
     rate = measured[Measured.learning_rate]
     due = scheduled_rate(int(count), cfg.optimizer.lr, cfg.scheduler)
-    if not abs(rate - due) <= _RATE_TOLERANCE * cfg.optimizer.lr:
+    if planned and not abs(rate - due) <= _RATE_TOLERANCE * cfg.optimizer.lr:
         yield Alarm(
             tripwire="learning_rate",
             wrong=f"the learning rate of update {count:g} is {rate:.6g}, and the schedule gives {due:.6g}",
@@ -162,6 +162,20 @@ def optimizer_alarms(
                 f"policy.max_grad_norm={cfg.max_grad_norm:g} can make it"
             ),
             look_at="whether the optimizer clips (policy/megatron/optimizer.py, policy/fsdp/optimizer.py)",
+        )
+
+
+def skipped_alarms(metrics: Mapping[str, float], cfg: TrainedGroupConfig) -> Iterator[Alarm]:
+    """Yield an alarm when float16 skipped more updates in a row than the configuration allows."""
+    count, limit = metrics.get("skipped_in_a_row", 0.0), cfg.loss_scaling.max_skipped_updates
+    if count > limit:
+        yield Alarm(
+            tripwire="loss_scale",
+            wrong=f"the last {count:g} updates were skipped, since their gradients overflowed float16, over "
+            f"{cfg.label}.loss_scaling.max_skipped_updates={limit}; the loss's scale is "
+            f"{metrics['loss_scale']:g}",
+            look_at=f"{cfg.label}.loss_scaling.initial_loss_scale, where that is large; else what the model "
+            f"computes: {cfg.label}.precision=bfloat16 has a wider range",
         )
 
 

@@ -9,8 +9,8 @@ from nemo_like.policy.options import OptimizerConfig, Precision, TrainedGroupCon
 from nemo_like.tripwires.alarm import Alarm
 from nemo_like.tripwires.measured import Measured
 
-# The rounding of a weight that is stored in float32 or in bfloat16, relative to it; twice the unit roundoff.
-_ROUNDING = {Precision.float32: 2.0**-23, Precision.bfloat16: 2.0**-7}
+# The rounding of a stored weight, relative to it; twice the unit roundoff.
+_ROUNDING = {Precision.float32: 2.0**-23, Precision.bfloat16: 2.0**-7, Precision.float16: 2.0**-10}
 # A slack of 5 % for the rounding of Adam's own arithmetic.
 _SLACK = 1.05
 

@@ -52,6 +52,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "DP2 with sharded optimizer": {"dp": 2},
     "DP2 with replicated optimizer": {"dp": 2, **REPLICATED},
     "DP2 in bfloat16": {"dp": 2, "precision": Precision.bfloat16},
+    "DP2 in float16": {"dp": 2, "precision": Precision.float16},
+    "EP2 in float16": {"ep": 2, "dp": 2, "precision": Precision.float16, **REPLICATED},
+    "FSDP, DP2 in float16": {"dp": 2, "precision": Precision.float16, **FSDP},
+    "adapters, TP2 in float16": {"tp": 2, "precision": Precision.float16, **ADAPTERS},
     "TP2": {"tp": 2},
     "PP2": {"pp": 2},
     "FSDP, one": FSDP,
@@ -98,7 +102,7 @@ def train_rounds(
 ) -> list[float]:
     """Two rounds of two updates, a checkpoint in between; or the second one alone, from a checkpoint.
 
-    Returns this rank's gradient norms of the last round; exports the weights.
+    Returns this rank's gradient norm of the last round, and in float16 the loss's scale; exports the weights.
     """
     plane = InMemoryDataPlane()
     worker = ready_worker(cfg, loss_config(), coordinates, plane)
@@ -171,7 +175,9 @@ def train(worker: PolicyWorker, meta: KVBatchMeta) -> list[float]:
     update = worker.train(
         shard_for_training(meta, strategy=train_strategy(worker.cfg), **sizes)[coordinates.dp]
     )
-    return [] if update is None else [update.metrics["grad_norm"].value]
+    if update is None:
+        return []
+    return [update.metrics[name].value for name in ("grad_norm", "loss_scale") if name in update.metrics]
 
 
 def run(
@@ -261,6 +267,9 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
         ("TP2 x PP2 with replicated optimizer", "DP2 with replicated optimizer", 1e-5),
         ("FSDP, DP2", "FSDP, TP2", 1e-5),
         ("adapters, TP2", "adapters, TP2", 0.0),
+        ("DP2 in float16", "DP2 in float16", 0.0),
+        ("FSDP, DP2 in float16", "FSDP, DP2 in float16", 0.0),
+        pytest.param(*["adapters, TP2 in float16"] * 2, 0.0, marks=pytest.mark.slow),
         pytest.param("adapters, TP2", "adapters, PP2", 1e-5, marks=pytest.mark.slow),
         pytest.param("adapters, DP2", "adapters, TP2", 1e-5, marks=pytest.mark.slow),
         pytest.param(*["adapters, TP2 with replicated optimizer"] * 2, 0.0, marks=pytest.mark.slow),
@@ -319,6 +328,7 @@ def test_experts_are_the_same_in_every_checkpoint(
                 ("one with replicated optimizer", "EP2 with replicated optimizer"),
                 ("one", "EP2"),
                 ("EP2", "EP2 x TP2"),
+                ("EP2 in float16", "EP2 in float16"),
                 ("EP2 x TP2", "EP2"),
                 ("EP2", "EP4 x TP2"),
                 ("EP2 with replicated optimizer", "one with replicated optimizer"),

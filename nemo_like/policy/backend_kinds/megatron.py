@@ -60,11 +60,11 @@ def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
             "adapters is small and has no weights of its own",
             remedy="set it to false",
         )
-    elif parks_optimizer(group) and group.precision is not Precision.bfloat16:
+    elif parks_optimizer(group) and group.precision is Precision.float32:
         yield Problem(
             key=f"{name}.offload_optimizer_for_logprob=true",
-            rule=f"needs {name}.precision=bfloat16 with {name}.backend=megatron: in float32 the optimizer "
-            "has no weights of its own",
+            rule=f"needs {name}.precision=bfloat16 or float16 with {name}.backend=megatron: in float32 the "
+            "optimizer has no weights of its own",
             remedy="set it to false",
         )
     if lora is not None:
@@ -316,10 +316,11 @@ def _missing_kernels(policy: WorkerGroupConfig) -> Iterator[str]:
         "and SwiGLU pass over the activations more often, which takes time and memory; "
         "scripts/setup.sh --gpu installs it where there is a C++ compiler"
     )
-    if policy.precision is Precision.float32 and _has_experts(policy):
+    if policy.precision is not Precision.bfloat16 and _has_experts(policy):
         yield (
-            "policy.precision=float32 has no grouped matrix product without Transformer Engine, so a "
-            "mixture's experts run one after the other, each on few tokens; policy.precision=bfloat16 has one"
+            f"policy.precision={policy.precision.value} has no grouped matrix product without Transformer "
+            "Engine, so a mixture's experts run one after the other, each on few tokens; "
+            "policy.precision=bfloat16 has one"
         )
 
 

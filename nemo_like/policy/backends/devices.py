@@ -11,7 +11,7 @@ from nemo_like.policy.options import Device, Precision
 
 _T = TypeVar("_T")
 
-DTYPES = {Precision.float32: torch.float32, Precision.bfloat16: torch.bfloat16}
+DTYPES: dict[Precision, torch.dtype] = {one: getattr(torch, one.value) for one in Precision}
 
 
 def compute_device(device: Device) -> torch.device:

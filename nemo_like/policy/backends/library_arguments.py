@@ -78,6 +78,10 @@ KEYS: Mapping[Library, Mapping[str, str]] = {
         "use_distributed_optimizer": "{group}.megatron_cfg.use_distributed_optimizer",
         "optimizer_cpu_offload": "{group}.offload_optimizer_for_logprob",
         **dict.fromkeys(("params_dtype", "bf16", "fp16"), "{group}.precision"),
+        **{
+            name: f"{{group}}.loss_scaling.{name}"
+            for name in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+        },
     },
     Library.transformers: dict.fromkeys(("dtype", "torch_dtype"), "{group}.precision"),
 }
@@ -168,9 +172,7 @@ RELIED_ON: Mapping[Library, Mapping[str, str]] = {
     Library.megatron_optimizer: _by_argument(
         {
             "must be adam": "optimizer",
-            "belongs to loss scaling, which bfloat16 does without": (
-                "loss_scale initial_loss_scale min_loss_scale loss_scale_window hysteresis"
-            ),
+            "is 1, since the backend scales losses by keys of loss_scaling": "loss_scale",
             "belongs to how gradients are summed": (
                 "overlap_param_gather overlap_param_gather_with_optimizer_step"
             ),

@@ -4,6 +4,7 @@
     train, accumulated update   x share of the whole batch's counts ──▶ the gradient and loss of their mean
     train, other updates        gradient and loss by the counts of the update
     either way                  learning rate of the update ──▶ optimizer ──▶ metrics
+    in float16                  loss x scale, gradient / scale; no update where that is not finite
 
 A loss is linear in its tokens' weights. So gradients that are accumulated call by call, before the whole
 batch is there, make the same update as the whole batch at once.
@@ -12,18 +13,21 @@ batch is there, make the same update as the whole batch at once.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.checkpoint.options import ResumeParts
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.backends.learning_rate import learning_rate
+from nemo_like.policy.backends.loss_scaling import LossScaler
 from nemo_like.policy.backends.scoring_backend import ScoringBackend
-from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch
 from nemo_like.policy.loss.objective import LossFunction
 from nemo_like.policy.loss.train_metrics import TrainMetrics
 from nemo_like.policy.loss.update_watch import BackendState, TrainingWatch
@@ -39,6 +43,7 @@ class UpdatingBackend(ScoringBackend):
     updates_before = 0  # of another run, whose moments this one began with
     watch: TrainingWatch | None = None
     _training: TrainedGroupConfig
+    _scaler: LossScaler | None = None  # of float16
     _accumulated: TrainMetrics | None = None  # metrics of the gradients that are held for the next update
 
     def accumulate(self, batch: PolicyBatch, schedule: Schedule) -> None:
@@ -50,7 +55,7 @@ class UpdatingBackend(ScoringBackend):
                 self._accumulated = self._new_metrics()
             metrics = self._accumulated
             for update in schedule.global_batches:
-                loss = self._loss(batch, update.unnormalised(), metrics)
+                loss = self._loss(batch, update.unnormalised(), metrics, self._unit)
                 with self._comparing(metrics):
                     self._accumulate_gradients(batch, schedule, update.micro_batches, loss)
 
@@ -92,30 +97,57 @@ class UpdatingBackend(ScoringBackend):
             metrics.scale_loss(share)
             if self.watch is not None:
                 self.watch.losses.normalise(update, share)
-            self._normalise_gradients(share)
-        self.num_updates += 1
-        rate = learning_rate(self.num_updates, self._training.optimizer.lr, self._training.scheduler)
-        metrics.add_update(grad_norm=self._step(rate), learning_rate=rate)
+            self._normalise_gradients(share / self._unit)
+        if self._scaler is not None and not self._scaler.unscale(self._gradients(), self.device):
+            self._clear_gradients()
+            metrics.add_skipped_update()
+        else:
+            self.num_updates += 1
+            rate = learning_rate(self.num_updates, self._training.optimizer.lr, self._training.scheduler)
+            metrics.add_update(grad_norm=self._step(rate), learning_rate=rate)
+        if self._scaler is not None:
+            metrics.set_loss_scale(self._scaler.scale, self._scaler.skipped_in_a_row)
 
-    def _loss(self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics) -> LossFunction:
-        """Return the loss function of one update; the watch, if there is one, records its calls."""
+    def _loss(
+        self, batch: PolicyBatch, update: GlobalBatch, metrics: TrainMetrics, unit: float = 1.0
+    ) -> LossFunction:
+        """Return the loss function of one update, multiplied by ``unit`` and by the loss's scale; the watch,
+        if there is one, records its calls without these factors."""
         loss = self.objective.loss_of_update(batch, update, metrics)
-        if self.watch is None:
-            return loss
-        return self.watch.losses.watched(loss, batch, update, metrics.num_updates)
+        factor = unit if self._scaler is None else unit * self._scaler.scale
+        if self.watch is not None:
+            loss = self.watch.losses.watched(loss, batch, update, metrics.num_updates, factor)
+        return loss if factor == 1.0 else _multiplied(loss, factor)
+
+    @property
+    def _unit(self) -> float:
+        """The factor of an accumulated loss. In float16 it makes a sum over tokens about as large as the mean
+        of other updates, which have the same scale."""
+        if self._scaler is None:
+            return 1.0
+        cfg = self._training
+        return 2.0 ** -(cfg.train_global_batch_size * cfg.max_total_sequence_length).bit_length()
+
+    def _counters(self) -> dict[str, float]:
+        """Return the numbers of a checkpoint that are alike on all ranks."""
+        of_scaler = self._scaler.state() if self._scaler else {}
+        return {"num_updates": self.num_updates, "updates_before": self.updates_before, **of_scaler}
+
+    def _restore_counters(self, counters: Mapping[str, float], parts: ResumeParts) -> None:
+        """Go on with the numbers of a checkpoint, or count its updates as those of another run."""
+        num_updates, before = int(counters["num_updates"]), int(counters.get("updates_before", 0))
+        if parts is ResumeParts.all:
+            self.num_updates, self.updates_before = num_updates, before
+        else:
+            self.num_updates, self.updates_before = 0, num_updates + before
+        if self._scaler is not None:
+            self._scaler.restore(counters)
 
     def _new_metrics(self) -> TrainMetrics:
         return TrainMetrics(self.device, self.coordinates.layout.dp, self.objective.own_means)
 
     def _comparing(self, metrics: TrainMetrics) -> AbstractContextManager[None]:
         return self._comparing_routers() if self.objective.compares_in(metrics) else nullcontext()
-
-    def _count_from(self, num_updates: int, updates_before: int, parts: ResumeParts) -> None:
-        """Go on with the counts of a checkpoint, or count its updates as those of another run."""
-        if parts is ResumeParts.all:
-            self.num_updates, self.updates_before = num_updates, updates_before
-        else:
-            self.num_updates, self.updates_before = 0, num_updates + updates_before
 
     # The parts that differ by library
 
@@ -144,8 +176,16 @@ class UpdatingBackend(ScoringBackend):
         """Multiply the held gradients by ``share``, and have them summed over all ranks."""
 
     @abstractmethod
+    def _gradients(self) -> list[Tensor]:
+        """Return this rank's parts of the summed gradients, which ``_step`` will read."""
+
+    @abstractmethod
+    def _clear_gradients(self) -> None:
+        """Forget all gradients, without an update."""
+
     def _drop_gradients(self) -> None:
         """Forget the held gradients, without an update."""
+        self._clear_gradients()
 
     @abstractmethod
     def _step(self, rate: float) -> float:
@@ -168,6 +208,13 @@ class UpdatingBackend(ScoringBackend):
     def _result(self, metrics: TrainMetrics) -> dict[str, Metric]:
         """Return this replica's part of the metrics of a training phase; every rank calls it."""
         return metrics.result()
+
+
+def _multiplied(loss: LossFunction, factor: float) -> LossFunction:
+    def multiplied(outputs: Any, inputs: ModelInputs) -> Tensor:
+        return loss(outputs, inputs) * factor
+
+    return multiplied
 
 
 def check_accumulated(schedule: Schedule, *, is_held: bool) -> None:

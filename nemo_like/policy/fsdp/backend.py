@@ -35,6 +35,7 @@ from nemo_like.policy.backends.devices import DTYPES, compute_device
 from nemo_like.policy.backends.hf_checkpoint import value_head
 from nemo_like.policy.backends.hf_export import complete_checkpoint, write_weights
 from nemo_like.policy.backends.kept_weights import KeptWeights
+from nemo_like.policy.backends.loss_scaling import loss_scaler
 from nemo_like.policy.backends.parking import HostParking, stays_on_device
 from nemo_like.policy.backends.scoring_backend import scoring_entropy
 from nemo_like.policy.backends.updating_backend import UpdatingBackend
@@ -133,7 +134,7 @@ class FSDPBackend(UpdatingBackend):
     def _prepare_training(self, cfg: TrainedGroupConfig, partial_gradients: frozenset[str]) -> None:
         """Build the optimizer of the trained parameters; ``partial_gradients`` is explained in
         ``TensorParallelModel``."""
-        self._training = cfg
+        self._training, self._scaler = cfg, loss_scaler(cfg)
         self._optimizer = ShardedAdamW(
             self._trained,
             cfg,
@@ -193,7 +194,10 @@ class FSDPBackend(UpdatingBackend):
     def _normalise_gradients(self, share: float) -> None:
         self._optimizer.scale_gradients(share)
 
-    def _drop_gradients(self) -> None:
+    def _gradients(self) -> list[Tensor]:
+        return list(self._optimizer.gradients().values())
+
+    def _clear_gradients(self) -> None:
         self._optimizer.drop_gradients()
 
     def _step(self, rate: float) -> float:
@@ -278,8 +282,7 @@ class FSDPBackend(UpdatingBackend):
         """Give the trained weights, the optimizer and the update count to ``writer``, which writes them into
         the empty directory ``path``; every rank calls it."""
         with self._weights_in_use(), self._moments_in_use():
-            counts = self.num_updates, self.updates_before
-            state = checkpoint_state(self._trained, self._optimizer, counts, writer)
+            state = checkpoint_state(self._trained, self._optimizer, self._counters(), writer)
             if self._reference is not None and self._reference_is_new:
                 state |= reference_state(self._parameters, self._reference, writer)
             writer.write(state, path)
@@ -295,7 +298,8 @@ class FSDPBackend(UpdatingBackend):
             if self._reference is not None and parts is ResumeParts.all:
                 is_stored = load_reference(path, self._parameters, self._reference)
                 self._reference_has_come(is_stored)
-            self._count_from(*load_checkpoint(path, self._trained, self._optimizer), parts)
+            counters = load_checkpoint(path, self._trained, self._optimizer, self._counters())
+            self._restore_counters(counters, parts)
 
     def random_states(self) -> Mapping[str, Tensor]:
         """Return nothing: adapter dropout draws from torch's own generators."""

@@ -10,7 +10,7 @@ weight decay override the configured one, and uses other names, so that earlier 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,11 @@ _NUM_UPDATES, _UPDATES_BEFORE, _REFERENCE = "num_updates", "updates_before", "re
 def checkpoint_state(
     parameters: Mapping[str, DTensor],
     optimizer: ShardedAdamW,
-    counts: tuple[int, int],
+    counters: Mapping[str, float],
     writer: CheckpointWriter,
 ) -> dict[str, Any]:
-    """Collect this rank's parts of weights and optimizer, and the ``counts`` of this run's updates and of
-    those before it, in the form that ``writer`` writes."""
-    counters = dict(zip((_NUM_UPDATES, _UPDATES_BEFORE), counts, strict=True))
+    """Collect this rank's parts of weights and optimizer, and the counters, in the form that ``writer``
+    writes."""
     return writer.staged({**_tensors(parameters, optimizer), **counters})
 
 
@@ -62,20 +61,22 @@ def load_stored_weights(path: Path, parameters: Mapping[str, DTensor]) -> None:
 
 
 def load_checkpoint(
-    path: Path, parameters: Mapping[str, DTensor], optimizer: ShardedAdamW
-) -> tuple[int, int]:
-    """Read this rank's parts into parameters and optimizer; return the number of updates that the run made so
-    far, and of those before it, whose moments it began with."""
-    counters = dict.fromkeys({_NUM_UPDATES, _UPDATES_BEFORE} & _stored_names(path), 0)
-    state = {**_tensors(parameters, optimizer), **counters}
+    path: Path,
+    parameters: Mapping[str, DTensor],
+    optimizer: ShardedAdamW,
+    counters: Mapping[str, float],
+) -> dict[str, float]:
+    """Read this rank's parts into parameters and optimizer; return those of the ``counters`` that the
+    checkpoint has, which say how many updates its moments come from."""
+    found = {name: counters[name] for name in counters.keys() & _stored_names(path)}
+    state = {**_tensors(parameters, optimizer), **found}
     torch_checkpoint.load(state, checkpoint_id=path)
-    num_updates, updates_before = int(state[_NUM_UPDATES]), int(state.get(_UPDATES_BEFORE, 0))
-    optimizer.continue_after(num_updates + updates_before)
-    return num_updates, updates_before
+    optimizer.continue_after(int(state[_NUM_UPDATES] + state.get(_UPDATES_BEFORE, 0)))
+    return {name: state[name] for name in found}
 
 
-def _stored_names(path: Path) -> set[str]:
-    return {*torch_checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata}
+def _stored_names(path: Path) -> Set[str]:
+    return torch_checkpoint.FileSystemReader(path).read_metadata().state_dict_metadata.keys()
 
 
 @torch.no_grad()

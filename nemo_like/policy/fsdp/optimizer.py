@@ -57,7 +57,7 @@ class ShardedAdamW:
     def step(self, learning_rate: float) -> float:
         """Clip the gradients, update the parameters, and free the gradients; return the norm of the gradient
         over all ranks before clipping."""
-        grads = self._gradients()
+        grads = self.gradients()
         self._sum_over_tensor_ranks([grad for name, grad in grads.items() if name in self._partial])
         norm = self._norm(grads)
         if norm > self._max_norm:
@@ -70,7 +70,7 @@ class ShardedAdamW:
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply the gradients by ``factor``."""
-        if grads := list(self._gradients().values()):
+        if grads := list(self.gradients().values()):
             torch._foreach_mul_(grads, factor)
 
     def drop_gradients(self) -> None:
@@ -112,7 +112,7 @@ class ShardedAdamW:
         for state in self._adam.state.values():
             state["step"].fill_(num_updates)
 
-    def _gradients(self) -> dict[str, Tensor]:
+    def gradients(self) -> dict[str, Tensor]:
         """Return this rank's parts of the gradients by the names of their parameters."""
         return {
             name: parameter.grad.to_local()

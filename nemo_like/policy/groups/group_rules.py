@@ -8,6 +8,7 @@ from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.config.problems import Problem
 from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of
 from nemo_like.policy.groups.layout import dynamic_length_multiple, length_multiple, parks_optimizer
+from nemo_like.policy.groups.training_rules import loss_scaling_problems
 from nemo_like.policy.options import (
     Device,
     DynamicBatchingConfig,
@@ -32,6 +33,8 @@ def group_problems(name: str, group: WorkerGroupConfig, grpo: GRPOConfig) -> Ite
         if isinstance(group, TrainedGroupConfig):
             yield from _mixed_groups(name, group, grpo)
     yield from _offload(name, group)
+    if isinstance(group, TrainedGroupConfig):
+        yield from loss_scaling_problems(name, group)
 
 
 def _offload(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
@@ -91,10 +94,10 @@ def _prompt_sharing(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
             rule=f"needs {name}.{contexts}=1: a prompt that is cut over ranks has no one place",
             remedy="set it to false; long prompts can be cut or shared",
         )
-    if group.device is Device.cuda and group.precision is not Precision.bfloat16:
+    if group.device is Device.cuda and group.precision is Precision.float32:
         yield Problem(
             key=key,
-            rule=f"needs {name}.precision=bfloat16 with {name}.device=cuda, for its attention kernel",
+            rule=f"needs {name}.precision=bfloat16 or float16 with {name}.device=cuda, for its kernel",
             remedy=f"set it to false, or {name}.precision=bfloat16",
         )
 

@@ -59,6 +59,17 @@ def learning_rate_problems(name: str, group: TrainedGroupConfig, total: int) -> 
         )
 
 
+def loss_scaling_problems(name: str, group: TrainedGroupConfig) -> Iterator[Problem]:
+    """Yield a problem where the loss of float16 would begin with a scale below its minimum."""
+    scaling = group.loss_scaling
+    if scaling.initial_loss_scale < scaling.min_loss_scale:
+        yield Problem(
+            key=f"{name}.loss_scaling.initial_loss_scale={scaling.initial_loss_scale:g}",
+            rule=f"must be at least {name}.loss_scaling.min_loss_scale={scaling.min_loss_scale:g}",
+            remedy="65536 is usual",
+        )
+
+
 def _nearest(values: list[int], wanted: int) -> str:
     """Return the values next to ``wanted`` on either side, as "4 or 8"."""
     below = [value for value in values if value < wanted]

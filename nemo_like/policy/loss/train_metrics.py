@@ -38,6 +38,8 @@ class TrainMetrics:
         self._extremes = torch.full((4,), -torch.inf, dtype=torch.float32, device=device)
         self._grad_norms: list[float] = []
         self._learning_rate: float | None = None  # of the latest update
+        self._num_skipped = 0  # updates whose gradients overflowed
+        self._loss_scale: tuple[float, int] | None = None  # in float16: the scale, and skipped in a row
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -90,16 +92,28 @@ class TrainMetrics:
         self._grad_norms.append(grad_norm)
         self._learning_rate = learning_rate
 
+    def add_skipped_update(self) -> None:
+        """Record an update that was not made, since its gradients overflowed."""
+        self._num_skipped += 1
+
+    def set_loss_scale(self, scale: float, skipped_in_a_row: int) -> None:
+        """Record the scale of float16 after an update, and how many updates up to it were skipped."""
+        self._loss_scale = scale, skipped_in_a_row
+
     def result(self) -> dict[str, Metric]:
         """Return the metrics by name, without a prefix. Means without any weight are left out."""
         share = 1 / self._num_replicas
-        updates = self.num_updates * share
-        metrics = {
-            "loss": mean(self._loss.item(), updates),
-            "grad_norm": mean(sum(self._grad_norms) * share, updates),
-        }
+        metrics = {"loss": mean(self._loss.item(), (self.num_updates + self._num_skipped) * share)}
         if self._learning_rate is not None:
+            metrics["grad_norm"] = mean(sum(self._grad_norms) * share, self.num_updates * share)
             metrics["lr"] = maximum(self._learning_rate)  # the same on all replicas
+        if self._loss_scale is not None:
+            scale, skipped_in_a_row = self._loss_scale
+            metrics |= {
+                "loss_scale": maximum(scale),
+                "skipped_updates": maximum(self._num_skipped),
+                "skipped_in_a_row": maximum(skipped_in_a_row),
+            }
         for name, (total, weight) in zip(self._names, self._sums.tolist(), strict=True):
             if weight:
                 metrics[name] = mean(total, weight)

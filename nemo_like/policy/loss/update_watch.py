@@ -108,12 +108,13 @@ class UpdateWatch:
         self._micro_batches: list[_MicroBatch] = []
 
     def watched(
-        self, loss: LossFunction, batch: PolicyBatch, update: GlobalBatch, number: int
+        self, loss: LossFunction, batch: PolicyBatch, update: GlobalBatch, number: int, factor: float = 1.0
     ) -> LossFunction:
         """Return a function like ``loss`` that also records its inputs and results here, before the backward
         pass.
 
-        ``loss`` is the loss of update ``number``, counted from 0.
+        ``loss`` is the loss of update ``number``, counted from 0. The backward pass begins with ``factor``
+        times its result, and gradients are recorded without the factor.
         """
         if not self.sees_losses:
             return loss
@@ -131,7 +132,7 @@ class UpdateWatch:
             )
             for name, tensor in (("logprobs", scores.logprobs), ("entropy", scores.entropy)):
                 if tensor is not None and tensor.requires_grad:
-                    tensor.register_hook(_keep_in(kept.gradients, name))
+                    tensor.register_hook(_keep_in(kept.gradients, name, factor))
             self._micro_batches.append(kept)
             return given
 
@@ -263,9 +264,9 @@ class UpdateWatch:
         return torch.tensor(values, dtype=torch.float64, device=device).repeat_interleave(counts)
 
 
-def _keep_in(gradients: dict[str, Tensor], name: str) -> object:
+def _keep_in(gradients: dict[str, Tensor], name: str, factor: float) -> object:
     def keep(gradient: Tensor) -> None:
-        gradients[name] = gradient.detach().clone()
+        gradients[name] = gradient.detach() / factor
 
     return keep
 

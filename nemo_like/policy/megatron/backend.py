@@ -41,6 +41,7 @@ from nemo_like.policy.backends.hf_checkpoint import HFCheckpoint, value_head
 from nemo_like.policy.backends.hf_export import complete_checkpoint, write_weights
 from nemo_like.policy.backends.interface import is_weight_sender
 from nemo_like.policy.backends.kept_weights import KeptWeights
+from nemo_like.policy.backends.loss_scaling import loss_scaler
 from nemo_like.policy.backends.parking import HostParking, stays_on_device
 from nemo_like.policy.backends.scoring_backend import scoring_entropy
 from nemo_like.policy.backends.updating_backend import UpdatingBackend
@@ -152,7 +153,7 @@ class MegatronBackend(UpdatingBackend):
 
     def _prepare_training(self, cfg: TrainedGroupConfig, config: TransformerConfig) -> None:
         """Wrap the model so that gradients are summed over ranks, and build the optimizer."""
-        self._training = cfg
+        self._training, self._scaler = cfg, loss_scaler(cfg)
         layout = self.coordinates.layout
         if cfg.megatron_cfg.freeze_moe_router:
             freeze_routers(self._model)
@@ -237,6 +238,9 @@ class MegatronBackend(UpdatingBackend):
         if self._training.offload_optimizer_for_logprob:
             with self._megatron():
                 self._ddp.offload_grad_buffers()
+
+    def _gradients(self) -> list[Tensor]:
+        return [part.grad_data for part in (*self._ddp.buffers, *self._ddp.expert_parallel_buffers)]
 
     def _step(self, rate: float) -> float:
         for group in self._optimizer.param_groups:
@@ -383,9 +387,8 @@ class MegatronBackend(UpdatingBackend):
         """Give the trained weights, the optimizer and the update count to ``writer``, which writes them into
         the empty directory ``path``; every rank calls it."""
         with self._megatron(), self._weights_in_use(), self._optimizer_state_on_device():
-            counters = {"num_updates": self.num_updates, "updates_before": self.updates_before}
             reference = self._reference if self._reference_is_new else None
-            save_checkpoint(path, self._stored(), self._optimizer, counters, writer, reference)
+            save_checkpoint(path, self._stored(), self._optimizer, self._counters(), writer, reference)
 
     def load_checkpoint(self, path: Path, parts: ResumeParts = ResumeParts.all) -> None:
         """Take these parts of a checkpoint of ``save_checkpoint``, which any layout may have written, and
@@ -403,7 +406,7 @@ class MegatronBackend(UpdatingBackend):
                 if self._reference is not None and parts is ResumeParts.all:
                     self._reference_has_come(load_reference(path, self._stored(), self._reference))
                 counters = load_checkpoint(path, self._stored(), self._optimizer, self.cfg.label)
-                self._count_from(counters["num_updates"], counters.get("updates_before", 0), parts)
+                self._restore_counters(counters, parts)
                 configure_groups(self._optimizer, self._training)
             finally:
                 if was_parked:

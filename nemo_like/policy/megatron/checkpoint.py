@@ -85,7 +85,7 @@ def save_checkpoint(
     path: Path,
     model: torch.nn.Module,
     optimizer: MegatronOptimizer,
-    counters: dict[str, int],
+    counters: Mapping[str, float],
     writer: CheckpointWriter,
     reference: KeptWeights | None,
 ) -> None:
@@ -125,7 +125,7 @@ def load_stored_weights(path: Path, model: torch.nn.Module, optimizer: MegatronO
 
 def load_checkpoint(
     path: Path, model: torch.nn.Module, optimizer: MegatronOptimizer, group: str
-) -> dict[str, int]:
+) -> dict[str, float]:
     """Read this rank's part into model and optimizer of the worker group called ``group``; return the
     counters. Any layout may have written the checkpoint.
 
@@ -165,7 +165,7 @@ def load_checkpoint(
     for key, share in shares.items():
         share.complete(moments if key is None else moments[key])
     optimizer.load_state_dict(moments)
-    return {name: value for name, value in state.items() if isinstance(value, int)}
+    return {name: value for name, value in state.items() if isinstance(value, int | float)}
 
 
 def _sharded_state(

@@ -76,6 +76,7 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=cfg.precision is Precision.bfloat16,
+        fp16=cfg.precision is Precision.float16,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
         num_layers_in_first_pipeline_stage=cfg.megatron_cfg.num_layers_in_first_pipeline_stage,

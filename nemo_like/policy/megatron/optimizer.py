@@ -83,6 +83,8 @@ def optimizer_config(cfg: TrainedGroupConfig, dtype: torch.dtype) -> OptimizerCo
         adam_eps=adam.adam_eps,
         clip_grad=cfg.max_grad_norm,
         bf16=dtype is torch.bfloat16,
+        fp16=dtype is torch.float16,
+        loss_scale=1.0 if dtype is torch.float16 else None,  # the backend scales (backends/loss_scaling.py)
         params_dtype=dtype,
         use_distributed_optimizer=shards_optimizer(cfg),
         **megatron_values(OptimizerConfig, cfg.megatron_cfg.optimizer_kwargs),
@@ -91,7 +93,7 @@ def optimizer_config(cfg: TrainedGroupConfig, dtype: torch.dtype) -> OptimizerCo
 
 def build_optimizer(cfg: TrainedGroupConfig, model: torch.nn.Module, dtype: torch.dtype) -> MegatronOptimizer:
     """Build AdamW over a DDP-wrapped model whose trained parameters are in ``dtype``, with float32 master
-    weights for bfloat16. Biases and norms have no weight decay."""
+    weights for half precision. Biases and norms have no weight decay."""
     use_torch_kernels()
     optimizer = get_megatron_optimizer(optimizer_config(cfg, dtype), [model])
     configure_groups(optimizer, cfg)

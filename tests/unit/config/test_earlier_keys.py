@@ -36,6 +36,13 @@ EXCERPTS = {
     "rollout.excerpt_period": 10, "rollout.excerpt_samples": 32, "rollout.excerpt_validation_samples": 64,
 }  # fmt: skip
 STAGES = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+SCALING = {
+    "initial_loss_scale": 65536.0,
+    "loss_scale_window": 1000,
+    "min_loss_scale": 1.0,
+    "hysteresis": 1,
+    "max_skipped_updates": 20,
+}
 NEWER = {
     "checkpointing.resume_from_path": None,
     "debug.find_mismatch": True,
@@ -77,6 +84,7 @@ NEWER = {
     "policy.megatron_cfg.freeze_moe_router": False,
     "policy.fsdp_cfg.context_parallel_size": 1,
     "policy.megatron_cfg.expert_tensor_parallel_size": 1,
+    "policy.loss_scaling": SCALING,
 }
 NEWER_OF_TEACHERS = {
     "teacher.fsdp_cfg.context_parallel_size": "${policy.fsdp_cfg.context_parallel_size}",
@@ -92,6 +100,7 @@ NEWER_OF_CRITICS = {
     "value.megatron_cfg.freeze_moe_router": False,
     "value.fsdp_cfg.context_parallel_size": 1,
     "value.megatron_cfg.expert_tensor_parallel_size": 1,
+    "value.loss_scaling": SCALING,
     "value.lora.exclude_modules": [],
     "value.lora.use_rslora": False,
     "value.lora.adapter_path": None,

@@ -230,6 +230,17 @@ def test_a_critic_whose_gradient_is_no_number_ends_the_run_before_it_is_saved() 
     assert names(replace(HEALTHY, critic=critic, metrics={})) == ["finite"]  # the critic trains alone
 
 
+def test_updates_that_float16_skips_are_no_alarm_but_many_in_a_row_are() -> None:
+    """Of the step's updates none was made."""
+    skipped = {"loss": 0.0, "loss_scale": 512.0, "skipped_updates": 2.0, "skipped_in_a_row": 2.0}
+    update = {**UPDATE, Measured.num_updates: 0.0, Measured.weights_moved: 0.0}
+    step = replace(HEALTHY, update=update, metrics={"token_mult_prob_error": 1.0, **skipped})
+    assert names(step) == []
+    many = {**skipped, "skipped_in_a_row": 21.0}
+    assert names(replace(step, metrics=many)) == ["loss_scale"]
+    assert names(replace(HEALTHY, critic=many), "value=default") == ["loss_scale"]
+
+
 def test_a_group_with_one_reward_trains_unless_dynamic_sampling_chooses() -> None:
     assert names(HEALTHY, "grpo.use_dynamic_sampling=true") == ["dynamic_sampling"]
 

@@ -65,10 +65,12 @@ def test_megatrons_optimizer_can_leave_the_device_only_where_it_has_weights_of_i
     offload = "policy.offload_optimizer_for_logprob=true"
     on_gpu = (offload, "policy.device=cuda")
     (problem,) = [text for text in problems(demo(*on_gpu)) if text.startswith(offload)]
-    assert "needs policy.precision=bfloat16 with policy.backend=megatron" in problem
+    assert "needs policy.precision=bfloat16 or float16 with policy.backend=megatron" in problem
     adapted = demo(*on_gpu, "policy.precision=bfloat16", "policy.lora.enabled=true")
     (problem,) = [text for text in problems(adapted) if text.startswith(offload)]
     assert "is not for policy.lora.enabled=true with policy.backend=megatron" in problem
+    halved = demo(*on_gpu, "policy.precision=float16")
+    assert not [text for text in problems(halved) if text.startswith(offload)]
     fsdp = demo(*on_gpu, "policy.backend=fsdp", "policy.megatron_cfg.use_distributed_optimizer=false")
     assert not [text for text in problems(fsdp) if text.startswith(offload)]
 
@@ -102,9 +104,10 @@ def test_a_prompt_is_shared_or_cut_over_ranks(demo: Demo) -> None:
 def test_a_gpu_shares_prompts_in_half_precision(demo: Demo) -> None:
     found = problems(demo(*SHARING, "policy.device=cuda"))
     (problem,) = [text for text in found if text.startswith(PACKING)]
-    assert "needs policy.precision=bfloat16 with policy.device=cuda" in problem
-    found = problems(demo(*SHARING, "policy.device=cuda", "policy.precision=bfloat16"))
-    assert not [text for text in found if text.startswith(PACKING)]
+    assert "needs policy.precision=bfloat16 or float16 with policy.device=cuda" in problem
+    for precision in ("bfloat16", "float16"):
+        found = problems(demo(*SHARING, "policy.device=cuda", f"policy.precision={precision}"))
+        assert not [text for text in found if text.startswith(PACKING)]
 
 
 def test_updates_of_one_sample_per_prompt_share_nothing(demo: Demo) -> None:

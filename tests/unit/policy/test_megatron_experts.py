@@ -80,6 +80,7 @@ def policy(device: Device, precision: Precision, wanted: bool | None, expert_par
         (Device.cuda, Precision.bfloat16, False, None, True),
         (Device.cuda, Precision.bfloat16, False, False, False),
         (Device.cuda, Precision.float32, False, None, False),
+        (Device.cuda, Precision.float16, False, None, False),
         (Device.cuda, Precision.float32, True, None, True),
         (Device.cuda, Precision.float32, True, True, True),
     ],

@@ -49,6 +49,21 @@ def test_parts_of_two_replicas_merge_into_the_global_figures() -> None:
     )
 
 
+def test_a_skipped_update_counts_in_the_loss_and_not_in_the_gradient_norm() -> None:
+    metrics = TrainMetrics(torch.device("cpu"), num_replicas=1)
+    metrics.add_micro_batch(terms(0.1, [1.0], [1.0]), torch.tensor([1.0]))
+    metrics.add_skipped_update()
+    metrics.set_loss_scale(512.0, 1)
+    assert not metrics.result().keys() & {"grad_norm", "lr"}
+    metrics.add_micro_batch(terms(0.5, [1.0], [1.0]), torch.tensor([1.0]))
+    metrics.add_update(grad_norm=3.0, learning_rate=0.01)
+    metrics.set_loss_scale(512.0, 0)
+    found = {name: metric.value for name, metric in metrics.result().items()}
+    assert found["loss"] == pytest.approx(0.3)
+    scaling = ("grad_norm", "loss_scale", "skipped_updates", "skipped_in_a_row")
+    assert [found[name] for name in scaling] == [3.0, 512.0, 1.0, 0.0]
+
+
 def test_loss_and_gradient_norm_are_means_over_updates() -> None:
     metrics = TrainMetrics(torch.device("cpu"), num_replicas=1)
     for loss, grad_norm in ((0.1, 1.0), (0.5, 3.0)):

@@ -22,6 +22,7 @@ from nemo_like.batch.meta import GlobalBatch, MicroBatch, Schedule
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.configuration import load_config
 from nemo_like.policy.backends.learning_rate import learning_rate
+from nemo_like.policy.backends.loss_scaling import LossScaler
 from nemo_like.policy.backends.updating_backend import UpdatingBackend, check_accumulated
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.loss.objective import LossFunction, Objective, PolicyObjective
@@ -117,7 +118,10 @@ class ByHand(UpdatingBackend):
     def _normalise_gradients(self, share: float) -> None:
         self.gradients *= share
 
-    def _drop_gradients(self) -> None:
+    def _gradients(self) -> list[torch.Tensor]:
+        return [self.gradients]
+
+    def _clear_gradients(self) -> None:
         self.gradients.zero_()
 
     def _step(self, rate: float) -> float:
@@ -215,6 +219,54 @@ def test_a_critics_loss_is_cut_in_the_same_way(parts: list[list[int]]) -> None:
     expected, found = at_once(objective, CONFIG), in_parts(objective, CONFIG, parts)
     torch.testing.assert_close(found.gradients, expected.gradients, rtol=2e-6, atol=1e-7)
     assert found.result == pytest.approx(expected.result, rel=2e-6)
+
+
+class NotSpread(LossScaler):
+    """A scaler of one rank without torch.distributed."""
+
+    def unscale(self, gradients: Sequence[torch.Tensor], device: torch.device) -> bool:
+        for gradient in gradients:
+            gradient.div_(self.scale)
+        is_finite = all(bool(gradient.isfinite().all()) for gradient in gradients)
+        self.move(is_finite=is_finite)
+        return is_finite
+
+
+def in_float16(scale: float) -> Updating:
+    updating = Updating(PolicyObjective(FULL, 1.0), FULL)
+    updating.backend._scaler = NotSpread(replace(CRITIC.loss_scaling, initial_loss_scale=scale))
+    return updating
+
+
+def test_a_scaled_loss_gives_the_gradient_and_the_metrics_of_one_that_is_not() -> None:
+    expected = at_once(PolicyObjective(FULL, 1.0), FULL)
+    whole, parts = in_float16(1024.0), in_float16(1024.0)
+    whole.train(WHOLE)
+    for part in ([0, 1, 2], [3, 4, 5]):
+        parts.accumulate(part)
+    # As large as a mean over an update of samples that are as long as they may be.
+    size = CRITIC.train_global_batch_size * CRITIC.max_total_sequence_length
+    assert 0.25 < parts.gradients.abs().max() / (1024.0 * whole.gradients.abs().max() * 15 / size) < 4
+    parts.train(NONE)
+    scaling = {"loss_scale": 1024.0, "skipped_updates": 0.0, "skipped_in_a_row": 0.0}
+    for found in (whole, parts):
+        torch.testing.assert_close(found.gradients, expected.gradients, rtol=2e-6, atol=1e-7)
+        assert found.result == pytest.approx({**expected.result, **scaling}, rel=2e-6)
+        assert found.watch.losses.measured()[Measured.loss_gradient_error] < 1e-5
+
+
+def test_an_update_with_an_overflow_is_skipped_and_the_schedule_with_it() -> None:
+    updating = in_float16(2.0**100)
+    updating.gradients[0] = torch.inf
+    updating.train(WHOLE)
+    assert not updating.gradients.any()
+    assert (updating.backend.num_updates, updating.backend.rates) == (0, [])
+    assert updating.result["loss_scale"] == 2.0**99
+    assert updating.result["skipped_updates"] == updating.result["skipped_in_a_row"] == 1.0
+    updating.backend.watch = Watch(FULL)
+    updating.train(WHOLE)
+    assert (updating.backend.num_updates, len(updating.backend.rates)) == (1, 1)
+    assert updating.result["skipped_updates"] == updating.result["skipped_in_a_row"] == 0.0
 
 
 def test_a_share_that_is_not_the_counts_own_is_noticed() -> None:

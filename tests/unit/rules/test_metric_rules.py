@@ -78,12 +78,16 @@ def test_a_metric_that_no_step_would_report_is_refused(
 
 
 def test_every_name_is_in_the_documentation(demo: Demo) -> None:
-    names = [*training_metrics(demo("value=default")), *validation_metrics(demo(*SEVERAL))]
+    names = [
+        *training_metrics(demo("value=default", "policy.precision=float16")),
+        *validation_metrics(demo(*SEVERAL)),
+    ]
     assert len(names) > 80
     assert [name for name in names if not name.endswith("/") and meaning_of(name) is None] == []
 
 
-def test_a_critics_metrics_are_those_of_a_run_with_one(demo: Demo) -> None:
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_critics_metrics_are_those_of_a_run_with_one(demo: Demo, precision: str) -> None:
     """The names are those of its training phase and of the report."""
     import torch
 
@@ -97,6 +101,8 @@ def test_a_critics_metrics_are_those_of_a_run_with_one(demo: Demo) -> None:
 
     phase = TrainMetrics(torch.device("cpu"), 1, VALUE_MEANS)
     phase.add_update(grad_norm=1.0, learning_rate=1.0)
+    if precision == "float16":
+        phase.set_loss_scale(1024.0, 0)
     ones = torch.ones(1)
     phase.add_means({name: TokenMean(ones, ones) for name in VALUE_MEANS})
     fit = {"returns": 1.0, "square_returns": 2.0, "errors": 0.0, "square_errors": 0.5}
@@ -105,7 +111,8 @@ def test_a_critics_metrics_are_those_of_a_run_with_one(demo: Demo) -> None:
     update = TrainUpdate(metrics=trained, version=1, compute_s=0.0, operations=())
     reported = critic_metrics(CriticStep(valued, update))
     assert reported["train/value/explained_variance"] == 0.5  # 1 - (0.5 - 0) / (2 - 1)
-    known = {name for name in training_metrics(demo("value=default")) if name.startswith("train/value/")}
+    cfg = demo("value=default", f"policy.precision={precision}")
+    known = {name for name in training_metrics(cfg) if name.startswith("train/value/")}
     assert set(reported) == known
     assert not any(name.startswith("train/value/") for name in training_metrics(demo()))
 

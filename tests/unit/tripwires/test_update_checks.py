@@ -22,6 +22,7 @@ from nemo_like.tripwires.update_checks import (
     ratio_alarms,
     scheduled_rate,
     scheduled_rates,
+    skipped_alarms,
 )
 from tests.unit.algorithms.loss_cases import CONFIG
 
@@ -120,6 +121,24 @@ def test_a_healthy_step_trips_nothing() -> None:
     assert optimizer() == []
     assert optimizer(before=None) == []
     assert list(optimizer_alarms({}, POLICY, None, planned=8)) == []
+
+
+def test_a_step_whose_updates_were_all_skipped_has_no_rate_to_judge() -> None:
+    measured = {Measured.num_updates: 0.0, Measured.learning_rate: POLICY.optimizer.lr}
+    assert list(optimizer_alarms(measured, POLICY, None, planned=0)) == []
+    assert [one.tripwire for one in optimizer_alarms(measured, POLICY, None, planned=1)] == ["learning_rate"]
+
+
+def test_more_skipped_updates_in_a_row_than_are_allowed_are_an_alarm() -> None:
+    limit = POLICY.loss_scaling.max_skipped_updates
+    assert list(skipped_alarms({}, POLICY)) == []
+    assert list(skipped_alarms({"skipped_in_a_row": limit, "loss_scale": 1.0}, POLICY)) == []
+    (alarm,) = skipped_alarms({"skipped_in_a_row": limit + 1.0, "loss_scale": 1.0}, POLICY)
+    assert alarm.wrong == (
+        "the last 21 updates were skipped, since their gradients overflowed float16, over "
+        "policy.loss_scaling.max_skipped_updates=20; the loss's scale is 1"
+    )
+    assert "policy.precision=bfloat16" in alarm.look_at
 
 
 def test_updates_are_those_planned_and_the_optimizer_counts_them_too() -> None:

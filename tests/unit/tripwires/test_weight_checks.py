@@ -81,5 +81,11 @@ def test_in_bfloat16_a_small_change_may_be_lost_in_rounding() -> None:
     assert changed(0.027, bfloat16) == []
 
 
+def test_float16_rounds_less_than_bfloat16() -> None:
+    float16 = replace(POLICY, precision=Precision.float16)
+    assert changed(0.0, float16) == [False]
+    assert changed(0.027, float16) == [True]
+
+
 def test_what_was_not_measured_is_not_judged() -> None:
     assert list(change_alarms({}, POLICY, learning_rates=1.0, gradient_norm=1.0)) == []
