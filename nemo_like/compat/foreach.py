@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from megatron.core import optimizer as megatron_optimizer
-from megatron.core.optimizer import clip_grads, distrib_optimizer
+from megatron.core.optimizer import clip_grads, distrib_optimizer, optimizer_config
 from megatron.core.optimizer import optimizer as mixed_precision
 from megatron.core.transformer.moe import moe_utils
 from torch import Tensor
@@ -87,6 +87,8 @@ def use_torch_kernels() -> None:
     """Make Megatron-core use this module's kernels where it found neither Transformer Engine nor Apex."""
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None  # read unconditionally by the router
+        # Asked unconditionally for an optimizer on the host; without an answer it would compare None.
+        optimizer_config.is_te_min_version = lambda version: False
     if not megatron_optimizer.USING_PYTORCH_OPTIMIZER:
         return
     megatron_optimizer.Adam = distrib_optimizer.Adam = GroupStepAdamW

@@ -121,6 +121,10 @@ class MegatronConfig(MegatronModelConfig):
         bool, Key("true: train a mixture with the experts that the engines chose, token by token", False)
     ]
     freeze_moe_router: Annotated[bool, Key("a mixture's routers keep their weights", False)]
+    optimizer_cpu_offload: Annotated[
+        bool,
+        Key("the optimizer's state stays on the host, and the CPU updates the weights; GPUs only", False),
+    ]
     optimizer_kwargs: Annotated[
         dict[str, Any], Key("further arguments of Megatron-core's OptimizerConfig, passed on as they are", {})
     ]

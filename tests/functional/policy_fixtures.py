@@ -239,6 +239,7 @@ def policy_config(
             expert_tensor_parallel_size=etp,
             sequence_parallel=sequence_parallel,
             use_distributed_optimizer=use_distributed_optimizer,
+            optimizer_cpu_offload=False,
             activation_checkpointing=activation_checkpointing,
             moe_grouped_gemm=moe_grouped_gemm,
             router_replay=router_replay,

@@ -40,6 +40,7 @@ from nemo_like.policy.groups.layout import (
     parks_optimizer,
     stage_layers,
     stage_size,
+    updates_on_host,
 )
 from nemo_like.policy.groups.parallelism import shards_optimizer
 from nemo_like.policy.options import Device, LoraConfig, Precision, TrainedGroupConfig, WorkerGroupConfig
@@ -53,6 +54,8 @@ def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
             rule=f"needs {name}.megatron_cfg.tensor_model_parallel_size above 1",
             remedy="set it to false",
         )
+    if updates_on_host(group):
+        yield from _host_update_problems(name, group)
     if parks_optimizer(group) and lora is not None:
         yield Problem(
             key=f"{name}.offload_optimizer_for_logprob=true",
@@ -73,6 +76,27 @@ def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
             rule = f"has no effect with {name}.lora.enabled=true, where adapters alone train"
             yield Problem(
                 key=f"{name}.megatron_cfg.freeze_moe_router=true", rule=rule, remedy="set it to false"
+            )
+
+
+def _host_update_problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
+    """Yield a problem for each key with which Megatron-core's optimizer cannot be on the host."""
+    needed = {
+        "device=cuda, where there is a host to move to": group.device is Device.cuda,
+        "precision=bfloat16: in float32 Megatron-core cannot load its state": (
+            group.precision is Precision.bfloat16
+        ),
+        "lora.enabled=false: the optimizer of adapters is small": adapters_of(group) is None,
+        "megatron_cfg.use_distributed_optimizer=true: the others have weights of their own on the GPU": (
+            shards_optimizer(group)
+        ),
+    }
+    for rule, is_so in needed.items():
+        if not is_so:
+            yield Problem(
+                key=f"{name}.megatron_cfg.optimizer_cpu_offload=true",
+                rule=f"needs {name}.{rule}",
+                remedy="set it to false",
             )
 
 
@@ -270,13 +294,17 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
     moved = (trained_others + trained_experts) * weight_bytes_of(policy) * is_moved
     masters = updated * (per_parameter - MOMENTS)
     stored, gathered = _in_checkpoint(policy, rank, trained_others, trained_experts)
+    # On the host masters and moments have a copy of the gradients beside them.
+    on_host = (per_parameter + FLOAT32) * updated if updates_on_host(policy) else 0
+    optimizer = 0 if on_host else per_parameter * updated
     return HeldMemory(
         weights=weights + adapters * FLOAT32,
         gradients=gradients,
-        optimizer=per_parameter * updated,
-        starting=max(gradients + max(moved, masters), per_parameter * updated),
+        optimizer=optimizer,
+        starting=max(gradients + max(moved, 0 if on_host else masters), optimizer),
         stored=stored,
         gathered=gathered,
+        on_host=on_host,
     )
 
 

@@ -76,7 +76,8 @@ KEYS: Mapping[Library, Mapping[str, str]] = {
         "adam_eps": "{group}.optimizer.adam_eps",
         "clip_grad": "{group}.max_grad_norm",
         "use_distributed_optimizer": "{group}.megatron_cfg.use_distributed_optimizer",
-        "optimizer_cpu_offload": "{group}.offload_optimizer_for_logprob",
+        "optimizer_cpu_offload": "{group}.megatron_cfg.optimizer_cpu_offload",
+        "optimizer_offload_fraction": "{group}.megatron_cfg.optimizer_cpu_offload",
         **dict.fromkeys(("params_dtype", "bf16", "fp16"), "{group}.precision"),
         **{
             name: f"{{group}}.loss_scaling.{name}"

@@ -47,6 +47,11 @@ def parks_optimizer(group: WorkerGroupConfig) -> bool:
     return isinstance(group, TrainedGroupConfig) and group.offload_optimizer_for_logprob
 
 
+def updates_on_host(group: WorkerGroupConfig) -> bool:
+    """Return whether the optimizer's state is always on the host, where the CPU updates the weights."""
+    return isinstance(group, TrainedGroupConfig) and group.megatron_cfg.optimizer_cpu_offload
+
+
 def stage_size(policy: WorkerGroupConfig) -> int:
     """Return how many ranks one pipeline stage has, TP x CP x DP."""
     return axis_size(policy, "tp") * axis_size(policy, "cp") * policy.data_parallel_size

@@ -52,6 +52,7 @@ from nemo_like.policy.groups.layout import (
     recomputes_layers,
     replays_routes,
     stage_layers,
+    updates_on_host,
 )
 from nemo_like.policy.groups.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
 from nemo_like.policy.loss.objective import LossFunction, Objective
@@ -168,7 +169,8 @@ class MegatronBackend(UpdatingBackend):
         config.no_sync_func = self._ddp.no_sync
         if cfg.offload_optimizer_for_logprob:
             self._ddp.offload_grad_buffers()
-            self._park_optimizer()
+            if not updates_on_host(cfg):
+                self._park_optimizer()
 
     # Log-probs and values
 

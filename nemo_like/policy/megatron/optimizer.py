@@ -1,4 +1,11 @@
-"""Megatron-core's mixed-precision optimizer, built from the configuration of a worker group."""
+"""Megatron-core's mixed-precision optimizer, built from the configuration of a worker group.
+
+With megatron_cfg.optimizer_cpu_offload it is Megatron-core's HybridDeviceOptimizer, all of whose parameters
+have copies on the host: the float32 weights and their moments are there, and the CPU updates them.
+
+Private part: one method of HybridDeviceOptimizer in megatron-core 0.16.1, which has no function that makes
+the initial state.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +14,21 @@ from dataclasses import dataclass
 
 import torch
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
+from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from torch import Tensor
 
 from nemo_like.compat.foreach import use_torch_kernels
+from nemo_like.policy.groups.layout import updates_on_host
 from nemo_like.policy.groups.parallelism import shards_optimizer
 from nemo_like.policy.megatron.library_values import megatron_values
 from nemo_like.policy.options import TrainedGroupConfig
+
+# The parameters of a precision-aware optimizer have no float32 copies on the GPU.
+_ON_HOST = {
+    "optimizer_cpu_offload": True,
+    "optimizer_offload_fraction": 1.0,
+    "use_precision_aware_optimizer": True,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +36,7 @@ class AdamState:
     """The state of Adam on this rank; empty before the first update."""
 
     first_moments: list[Tensor]
-    steps: list[int]  # updates made, as each parameter group counts them
+    steps: list[int]  # updates made, as each parameter group counts them, or on the host each parameter
 
 
 def adam_state(optimizer: MegatronOptimizer) -> AdamState:
@@ -31,14 +47,28 @@ def adam_state(optimizer: MegatronOptimizer) -> AdamState:
     for part in _updating_optimizers(optimizer):
         adam = part.optimizer
         moments += [state["exp_avg"] for state in adam.state.values() if "exp_avg" in state]
-        steps += [int(group["step"]) for group in adam.param_groups if "step" in group]
+        is_on_host = isinstance(adam, HybridDeviceOptimizer)
+        counting = adam.state.values() if is_on_host else adam.param_groups
+        steps += [int(one["step"]) for one in counting if "step" in one]
     return AdamState(moments, steps)
 
 
 def ensure_adam_state(optimizer: MegatronOptimizer) -> None:
     """Create Adam's initial state where Adam has made no update yet."""
     for part in _updating_optimizers(optimizer):
-        part.init_state_fn(part.optimizer, part.config)
+        if isinstance(part.optimizer, HybridDeviceOptimizer):
+            _ensure_host_state(part.optimizer)
+        else:
+            part.init_state_fn(part.optimizer, part.config)
+
+
+def _ensure_host_state(optimizer: HybridDeviceOptimizer) -> None:
+    for adam in optimizer.sub_optimizers:
+        for param in (param for group in adam.param_groups for param in group["params"]):
+            if not adam.state[param]:
+                moments = {name: torch.zeros_like(param) for name in ("exp_avg", "exp_avg_sq")}
+                adam.state[param] = {"step": torch.zeros(()), **moments}
+    optimizer._sync_sub_optimizers_state_to_hdo()
 
 
 def tensors_beside_model(optimizer: MegatronOptimizer, weights: Iterable[Tensor]) -> list[Tensor]:
@@ -87,7 +117,10 @@ def optimizer_config(cfg: TrainedGroupConfig, dtype: torch.dtype) -> OptimizerCo
         loss_scale=1.0 if dtype is torch.float16 else None,  # the backend scales (backends/loss_scaling.py)
         params_dtype=dtype,
         use_distributed_optimizer=shards_optimizer(cfg),
-        **megatron_values(OptimizerConfig, cfg.megatron_cfg.optimizer_kwargs),
+        **{
+            **megatron_values(OptimizerConfig, cfg.megatron_cfg.optimizer_kwargs),
+            **(_ON_HOST if updates_on_host(cfg) else {}),
+        },
     )
 
 
@@ -96,6 +129,9 @@ def build_optimizer(cfg: TrainedGroupConfig, model: torch.nn.Module, dtype: torc
     weights for half precision. Biases and norms have no weight decay."""
     use_torch_kernels()
     optimizer = get_megatron_optimizer(optimizer_config(cfg, dtype), [model])
+    if updates_on_host(cfg):
+        # To load a checkpoint into no state Megatron-core would first make an update with random gradients.
+        ensure_adam_state(optimizer)
     configure_groups(optimizer, cfg)
     return optimizer
 
@@ -108,3 +144,7 @@ def configure_groups(optimizer: MegatronOptimizer, cfg: TrainedGroupConfig) -> N
         # Megatron-core applies a group's multiplier of the weight decay only in its own scheduler.
         group["weight_decay"] = adam.weight_decay * group["wd_mult"]
         group["betas"], group["eps"] = (adam.adam_beta1, adam.adam_beta2), adam.adam_eps
+        if updates_on_host(cfg):
+            group["fused"] = True  # a checkpoint of an optimizer on the GPU does not say so
+            for name in ("cpu_optimizer_cls", "gpu_optimizer_cls"):
+                group.pop(name, None)  # a class is nothing that a checkpoint can be loaded with

@@ -82,6 +82,16 @@ def test_the_distributed_optimizer_is_spread_over_data_and_context_parallel_rank
     assert memory(*spread).gradients == 4 * 860
 
 
+def test_an_optimizer_on_the_host_has_gradients_beside_masters_and_moments(memory: Memory) -> None:
+    sharded = (f"{MEGATRON}.use_distributed_optimizer=true", "policy.precision=bfloat16")
+    on_gpu = memory("policy.data_parallel_size=4", *sharded)
+    one = memory("policy.data_parallel_size=4", *sharded, f"{MEGATRON}.optimizer_cpu_offload=true")
+    assert (one.weights, one.gradients, one.optimizer) == (2 * 1720, 4 * 1720, 0)
+    assert one.on_host == (12 + 4) * 430
+    assert (on_gpu.optimizer, on_gpu.on_host) == (12 * 430, 0)
+    assert (one.stored, one.gathered) == (on_gpu.stored, on_gpu.gathered)
+
+
 def test_experts_are_divided_over_expert_parallel_ranks_alone(memory: Memory) -> None:
     # A layer: 192 + 8 + 16 + a router of 4 x 8 = 248, and 4 experts of 384.
     layout = ("policy.data_parallel_size=2", f"{MEGATRON}.tensor_model_parallel_size=2")

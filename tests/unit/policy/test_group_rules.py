@@ -13,6 +13,7 @@ Demo = Callable[..., Config]
 
 PACKING = "policy.sequence_packing"
 DYNAMIC = "policy.dynamic_batching"
+SHARDED = "policy.megatron_cfg.use_distributed_optimizer=true"
 
 
 def problems(cfg: Config) -> list[str]:
@@ -73,6 +74,25 @@ def test_megatrons_optimizer_can_leave_the_device_only_where_it_has_weights_of_i
     assert not [text for text in problems(halved) if text.startswith(offload)]
     fsdp = demo(*on_gpu, "policy.backend=fsdp", "policy.megatron_cfg.use_distributed_optimizer=false")
     assert not [text for text in problems(fsdp) if text.startswith(offload)]
+
+
+def test_megatrons_optimizer_is_on_the_host_of_a_gpu_where_it_is_sharded_and_in_bfloat16(demo: Demo) -> None:
+    offload = "policy.megatron_cfg.optimizer_cpu_offload=true"
+    on_gpu = ("policy.device=cuda", "policy.precision=bfloat16", SHARDED)
+
+    def found(*settings: str) -> list[str]:
+        texts = [text for text in problems(demo(offload, *settings)) if text.startswith(offload)]
+        return [text.removeprefix(f"{offload} needs ").split(":")[0] for text in texts]
+
+    assert found(*on_gpu) == found(*on_gpu, "policy.offload_optimizer_for_logprob=true") == []
+    assert found(*on_gpu, "policy.device=cpu") == [
+        "policy.device=cuda, where there is a host to move to; set it to false"
+    ]
+    assert found("policy.device=cuda") == [
+        "policy.precision=bfloat16",
+        "policy.megatron_cfg.use_distributed_optimizer=true",
+    ]
+    assert found(*on_gpu, "policy.lora.enabled=true") == ["policy.lora.enabled=false"]
 
 
 @pytest.mark.parametrize("name", ["offload_optimizer_for_logprob", "offload_parameters_between_phases"])

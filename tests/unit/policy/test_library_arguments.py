@@ -48,7 +48,7 @@ DEFAULTS = {
     Library.megatron_model: {
         *("moe_token_dispatcher_type", "recompute_granularity", "recompute_method", "recompute_num_layers")
     },
-    Library.megatron_optimizer: set(),
+    Library.megatron_optimizer: {"use_precision_aware_optimizer"},
 }
 
 

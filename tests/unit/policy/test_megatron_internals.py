@@ -12,7 +12,7 @@ import pytest
 import torch
 from megatron.core import optimizer as megatron_optimizer
 from megatron.core.models.gpt import GPTModel
-from megatron.core.optimizer import clip_grads, distrib_optimizer
+from megatron.core.optimizer import clip_grads, distrib_optimizer, optimizer_config
 from megatron.core.optimizer import optimizer as mixed_precision
 from megatron.core.pipeline_parallel import schedules
 from megatron.core.tensor_parallel import random as megatron_random
@@ -34,6 +34,7 @@ REPLACED = [
     (megatron_random, "_set_cuda_rng_state"),
     (mixed_precision, "multi_tensor_scale_impl"),
     (moe_utils, "te_general_gemm"),
+    (optimizer_config, "is_te_min_version"),
     (schedules, "custom_backward"),
     (token_dispatcher, "maybe_move_tensor_to_cpu"),
 ]
