@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from enum import Enum
 from functools import cache
 from typing import Any
 
@@ -78,6 +79,17 @@ class Mixture:
         return (self.expert_size, self.num_experts, self.num_chosen)
 
 
+class Part(Enum):
+    """The parts that models of some families have beyond, or in place of, those of Llama; a backend of
+    Megatron-core builds each of them."""
+
+    post_norms = "post_norms"  # of what attention and feed-forward part add to the residual stream
+    no_pre_norms = "no_pre_norms"  # attention and feed-forward part read the residual stream itself
+    whole_qk_norm = "whole_qk_norm"  # a norm over the queries of all heads, and one over the keys
+    mixed_windows = "mixed_windows"  # some layers have the window, others attend to the whole sequence
+    two_ropes = "two_ropes"  # layers with the window rotate in another way than layers without it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
     """A model family: decoder-only transformers with RMS norms, rotary positions and SwiGLU.
@@ -89,8 +101,9 @@ class Family:
     has_qk_norm: each head's queries and keys are normalised.
     qk_norm_key: the key of config.json that says whether they are; empty where they always are.
     has_partial_rotation: config.json says which share of a head's values rotates with the position.
-    has_window: every layer has the window of ``sliding_window`` in config.json, if that is not null.
-    missing_window: the window where that key is missing.
+    has_window: layers have the window of ``sliding_window`` in config.json, if that is not null.
+    parts: what models have beyond Llama's layers.
+    defaults: the values that keys of config.json have where they are missing, as transformers takes them.
     mixture: how config.json describes experts; None for dense models.
     megatron: further options of Megatron-core's TransformerConfig.
     layer_rules, expert_rules: weight rules of a layer and of one expert, where they are not those of most
@@ -106,7 +119,8 @@ class Family:
     qk_norm_key: str = ""
     has_partial_rotation: bool = False
     has_window: bool = False
-    missing_window: int | None = None
+    parts: frozenset[Part] = frozenset()
+    defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
     mixture: Mixture | None = None
     megatron: Mapping[str, Any] = field(default_factory=dict, hash=False)
     layer_rules: Mapping[str, Rule] = field(default_factory=dict, hash=False)
@@ -117,6 +131,11 @@ class Family:
     def has_router_bias(self) -> bool:
         """Whether routers choose by scores with a bias, which does not train."""
         return bool(self.megatron.get("moe_router_enable_expert_bias", False))
+
+    @property
+    def norms_per_layer(self) -> int:
+        """How many norms of the hidden size a layer has."""
+        return 2 * ((Part.no_pre_norms not in self.parts) + (Part.post_norms in self.parts))
 
     @property
     def linear_layers(self) -> tuple[str, ...]:

@@ -39,10 +39,13 @@ def attention_flops_per_token(model: ModelInfo, context_length: float) -> float:
     """Return the FLOPs of one token's attention over ``context_length`` tokens, in all layers.
 
     Counts the products of queries with keys and of probabilities with values. In a causal sequence of L
-    tokens the mean context is (L + 1) / 2 tokens. A window is taken for the longest of all contexts.
+    tokens the mean context is (L + 1) / 2 tokens. A window is taken for the longest of all contexts of the
+    layers that have it.
     """
-    context_length = min(context_length, model.window or context_length)
-    return 4 * model.num_layers * model.num_heads * model.head_size * context_length
+    num_full = len(model.full_layers)
+    in_window = min(context_length, model.window or context_length)
+    of_all_layers = num_full * context_length + (model.num_layers - num_full) * in_window
+    return 4 * model.num_heads * model.head_size * of_all_layers
 
 
 def output_flops_per_token(model: ModelInfo) -> int:

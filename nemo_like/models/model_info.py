@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.config.problems import ConfigError
-from nemo_like.models.family import Family, Mixture, family_of
+from nemo_like.models.family import Family, Mixture, Part, family_of
 from nemo_like.models.parameter_counts import ParameterCounts
+from nemo_like.models.rope import USUAL_ROPE_THETA, Rope, rope, rope_settings, two_ropes
 from nemo_like.policy.options import BACKEND_KINDS, ValueConfig, WorkerGroupConfig
 
 # Models with a vision tower.
@@ -42,13 +43,10 @@ _OTHER_NAMES = {
 }
 # A model that leaves out the size of its feed-forward layers has this many times the hidden size.
 _USUAL_FFN_FACTOR = 4
-# Values that transformers assumes when config.json has none.
+# What transformers assumes when config.json has none.
 _USUAL_NORM_EPSILON = 1e-6
-_USUAL_ROPE_THETA = 10000.0
 # A model of a type without a family is counted like one of this family.
 _ASSUMED = Family(about="assumed", model_types=())
-# The only rope scaling that Megatron-core implements: Llama 3.1's, with any factor.
-_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +71,8 @@ class ModelInfo:
     rope_scaling_factor: float | None  # of Llama 3.1's scaling; None with no scaling, or with another kind
     num_stored_scalars: int | None  # counted in the weight files; None if the sizes give the number
     window: int | None = None  # the tokens to which one attends, itself included; None: all earlier ones
+    full_layers: tuple[int, ...] = ()  # those without the window, in a model whose other layers have it
+    ropes: tuple[Rope, Rope] | None = None  # of layers with a window, and of full_layers; None: one for all
     num_dense_layers: int = 0  # the first ones of a mixture, which have no experts
     dense_ffn_size: int = 0  # of the layers of a mixture that have no experts
     shared_ffn_size: int = 0  # of the experts that every token uses, together
@@ -107,6 +107,11 @@ class ModelInfo:
         """The layers that have experts."""
         return 0 if self.num_experts is None else self.num_layers - self.num_dense_layers
 
+    @property
+    def normalises_whole(self) -> bool:
+        """Whether the queries of all heads are normalised together, and the keys."""
+        return Part.whole_qk_norm in self.family.parts
+
     def window_within(self, num_tokens: int) -> int | None:
         """Return the window where it leaves out tokens of a sequence of ``num_tokens``, else None."""
         return self.window if self.window is not None and self.window < num_tokens else None
@@ -135,7 +140,8 @@ class ModelInfo:
         """
         query, key_value = self.num_heads * self.head_size, 2 * self.num_kv_heads * self.head_size
         biases = query + key_value if self.has_qkv_bias else 0
-        norms = 2 * self.head_size if self.has_qk_norm else 0
+        heads = self.num_heads + self.num_kv_heads if self.normalises_whole else 2
+        norms = heads * self.head_size if self.has_qk_norm else 0
         ffn, dense_size = 3 * self.hidden_size, self.dense_ffn_size
         embedding = self.vocab_size * self.hidden_size
         num_experts = self.num_experts or 0
@@ -151,7 +157,7 @@ class ModelInfo:
             num_experts_per_token=self.num_experts_per_token,
             router=num_experts * (self.hidden_size + self.family.has_router_bias),
             shared_experts=ffn * self.shared_ffn_size,
-            layer_norms=2 * self.hidden_size,
+            layer_norms=self.family.norms_per_layer * self.hidden_size,
             final_norm=self.hidden_size,
         )
         if self.num_stored_scalars is None:
@@ -221,11 +227,11 @@ def read_model_info(model_name: str, backend: str | None, group: str = "policy")
     if "vision_config" in content:
         _check_vision_tower(group, model_name, str(model_type))
         content = _of_language_model(content)
-    content = _with_usual_names(content)
+    family = family_of(model_type)
+    content = _with_usual_names({**family.defaults, **content} if family else content)
     refusal = None if backend is None else BACKEND_KINDS.load(backend).refusal
     if refusal is not None and (refused := refusal(group, content)) is not None:
         raise _error(group, model_name, *refused)
-    family = family_of(model_type)
     required = _REQUIRED + (family.mixture.sizes if family and family.mixture else ())
     bad = [name for name in required if not _is_size(content.get(name))]
     if bad:
@@ -288,26 +294,6 @@ def _with_usual_names(content: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
-def rope_settings(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the rope settings, under the key of transformers 5 or of earlier versions; else empty."""
-    return content.get("rope_parameters") or content.get("rope_scaling") or {}
-
-
-def rope(content: Mapping[str, Any]) -> tuple[float, float | None] | None:
-    """Return theta and the factor of Llama 3.1's scaling; the factor is None for a model without scaling.
-
-    Returns None for another kind of scaling.
-    """
-    settings = rope_settings(content)
-    theta = float(settings.get("rope_theta", content.get("rope_theta", _USUAL_ROPE_THETA)))
-    kind = settings.get("rope_type", settings.get("type", "default"))
-    if kind == "default":
-        return theta, None
-    if kind != "llama3" or any(settings.get(key) != value for key, value in _LLAMA3_ROPE.items()):
-        return None
-    return theta, float(settings["factor"])
-
-
 def _of_mixture(content: Mapping[str, Any], mixture: Mixture) -> dict[str, Any]:
     """Return what only some mixtures have: dense layers, shared experts, a factor of the weights."""
     num_dense = content.get(mixture.num_dense_layers) or 0
@@ -325,10 +311,12 @@ def _rotated_share(content: Mapping[str, Any]) -> float:
 
 
 def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> ModelInfo:
-    theta, scaling_factor = rope(content) or (_USUAL_ROPE_THETA, None)
+    theta, scaling_factor = rope(content) or (USUAL_ROPE_THETA, None)
     num_heads = content["num_attention_heads"]
     family = family_of(content["model_type"])
     mixture = family.mixture if family else None
+    full_layers = _full_layers(content, family) if family else ()
+    has_window = family is not None and family.has_window and len(full_layers) < content["num_hidden_layers"]
     return ModelInfo(
         model_type=content["model_type"],
         hidden_size=content["hidden_size"],
@@ -350,11 +338,28 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
         rope_theta=theta,
         rope_scaling_factor=scaling_factor,
         num_stored_scalars=num_stored_scalars,
-        window=content.get("sliding_window", family.missing_window) if family and family.has_window else None,
+        window=content.get("sliding_window") if has_window else None,
+        full_layers=full_layers,
+        ropes=two_ropes(content) if family and Part.two_ropes in family.parts else None,
         leaves_out_qk_norm=bool(family and family.qk_norm_key and not content.get(family.qk_norm_key)),
         rotated_share=_rotated_share(content) if family and family.has_partial_rotation else 1.0,
         placeholder_ids=placeholder_ids(content) if content["model_type"] in IMAGE_TEXT_MODEL_TYPES else (),
     )
+
+
+def _full_layers(content: Mapping[str, Any], family: Family) -> tuple[int, ...]:
+    """Return the layers without a window, of a family in which some layers have one.
+
+    Where config.json has no list of the layers' types, it says that every so many-th has no window.
+    """
+    if Part.mixed_windows not in family.parts:
+        return ()
+    pattern = content["sliding_window_pattern"]
+    types = content.get("layer_types") or [
+        "sliding_attention" if (layer + 1) % pattern else "full_attention"
+        for layer in range(content["num_hidden_layers"])
+    ]
+    return tuple(layer for layer, kind in enumerate(types) if kind == "full_attention")
 
 
 def placeholder_ids(content: Mapping[str, Any]) -> tuple[int, ...]:

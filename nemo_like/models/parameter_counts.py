@@ -24,7 +24,7 @@ class ParameterCounts:
     num_experts_per_token: int  # 0 without a mixture
     router: int  # of one layer with experts; 0 without a mixture
     shared_experts: int  # those that every token uses, of one layer with experts
-    layer_norms: int  # of one layer: the two before attention and feed-forward part
+    layer_norms: int  # of one layer: the norms of the hidden size, before or after its two parts
     final_norm: int
 
     @property

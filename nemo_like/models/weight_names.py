@@ -60,6 +60,9 @@ LAYER_RULES = {
         ("mlp.gate_proj.weight", "mlp.up_proj.weight"), Cut.gated_rows, Merge.stacked
     ),
     "mlp.linear_fc2.weight": Rule(("mlp.down_proj.weight",), Cut.columns),
+    # The norms of what attention and feed-forward part add to the residual stream.
+    "self_attn_bda.norm.weight": Rule(("post_attention_layernorm.weight",)),
+    "mlp_bda.norm.weight": Rule(("post_feedforward_layernorm.weight",)),
     "mlp.router.weight": Rule(("mlp.gate.weight",)),
     "mlp.router.expert_bias": Rule(("mlp.gate.e_score_correction_bias",)),
     "mlp.shared_experts.linear_fc1.weight": Rule(

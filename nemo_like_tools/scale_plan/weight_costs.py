@@ -9,8 +9,8 @@ from nemo_like_tools.scale_plan.recipe_workload import Workload
 
 _BF16 = 2
 _STATE_BYTES = 2 + 4 + 12  # of a parameter that is trained: weight, gradient, master weight and two moments
-# Queries, keys, values, output and two norms; three more of each feed-forward part.
-_TENSORS_PER_LAYER, _TENSORS_PER_FFN = 6, 3
+# Queries, keys, values and output, besides the norms; three more of each feed-forward part.
+_TENSORS_PER_LAYER, _TENSORS_PER_FFN = 4, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,8 @@ def num_tensors(workload: Workload) -> int:
     """Return how many tensors an update has under Hugging Face names; every expert has three tensors."""
     model = workload.model
     ffn = _TENSORS_PER_FFN * (model.num_experts or 1) + (1 if model.num_experts else 0)
-    attention = _TENSORS_PER_LAYER + (2 if model.has_qk_norm else 0) + (3 if model.has_qkv_bias else 0)
+    attention = _TENSORS_PER_LAYER + model.family.norms_per_layer
+    attention += (2 if model.has_qk_norm else 0) + (3 if model.has_qkv_bias else 0)
     return model.num_layers * (attention + ffn) + (2 if model.has_tied_embeddings else 3)
 
 

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.models.family import FAMILIES
+from nemo_like.models.model_info import count_stored_scalars, read_model_info
 from nemo_like.policy.groups.parallelism import parallel_layout
 from tests.functional.policy_fixtures import (
     TINY_MODELS,
@@ -26,9 +27,11 @@ from tests.functional.policy_fixtures import (
     ready_worker,
 )
 from tests.functional.test_policy_parity import (
+    ADAPTERS,
     DYNAMIC,
     PACKED,
     SEQUENCE_PARALLEL,
+    SHARED,
     UNTIED,
     Case,
     Matrix,
@@ -54,13 +57,29 @@ __all__ = [
 def cases_of(family: str) -> list[Case]:
     """The layouts of a family, of which one is quick."""
     model: dict[str, Any] = {"model_type": family, **UNTIED}
-    is_mixture = FAMILIES.load(family).mixture is not None
+    kind = FAMILIES.load(family)
+    is_mixture = kind.mixture is not None
     layouts = [
         Case(f"{family}, TP2", SEQUENCE_PARALLEL if is_mixture else {"tp": 2}, PACKED, model, slow=True),
         Case(f"{family}, PP2", {"pp": 2}, DYNAMIC, {"model_type": family}, slow=True),
     ]
     if is_mixture:
         layouts.append(Case(f"{family}, EP2", {"ep": 2, "dp": 2}, PACKED, model, slow=True))
+    if kind.parts:
+        # Prompts are shared, and contexts divided, where a window is as long as the longest sequence.
+        wide = {**model, "sliding_window": 64} if kind.has_window else model
+        layouts += [
+            Case(
+                f"{family}, TP2 with sequence parallelism, activation checkpointing",
+                SEQUENCE_PARALLEL,
+                {"activation_checkpointing": True, **PACKED},
+                model,
+                slow=True,
+            ),
+            Case(f"{family}, adapters, TP2", {"tp": 2}, {**ADAPTERS, **PACKED}, model, slow=True),
+            Case(f"{family}, prompts shared", {}, SHARED, wide, slow=True),
+            Case(f"{family}, CP2", {"cp": 2}, PACKED, wide, slow=True),
+        ]
     return [Case(f"{family}, one process", {}, PACKED, model), *layouts]
 
 
@@ -100,6 +119,12 @@ def test_an_export_of_loaded_weights_is_the_checkpoint(layout: dict[str, Any], t
         stored = load_file(path / "model.safetensors")
         assert exported.keys() == stored.keys(), name
         assert all(torch.equal(tensor, stored[key]) for key, tensor in exported.items()), name
+
+
+def test_the_parameters_of_every_family_are_counted(tmp_path: Path) -> None:
+    for name in FAMILIES.names():
+        path = make_checkpoint(tmp_path / name, name)
+        assert read_model_info(str(path), "megatron").num_parameters == count_stored_scalars(path), name
 
 
 def test_every_family_has_a_tiny_model_of_its_type() -> None:

@@ -305,6 +305,18 @@ def test_a_tied_embedding_behind_padding_is_stored_whole(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("saved_by", "resumed_by"),
+    [("TP2", "PP2"), pytest.param("one", "TP2", marks=pytest.mark.slow)],
+)
+def test_norms_of_which_ranks_have_parts_are_stored_whole(
+    saved_by: str, resumed_by: str, tmp_path: Path
+) -> None:
+    model = make_checkpoint(tmp_path / "model", "olmo3")
+    whole = tmp_path / "whole"
+    check_resumption((whole, run(whole, saved_by, model)), resumed_by, 1e-5, model, tmp_path / "resumed")
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "resumed_by"),
     [
         ("EP2 with experts in one matrix product", "EP2"),
         pytest.param("EP2", "EP2 with experts in one matrix product", marks=pytest.mark.slow),

@@ -7,5 +7,5 @@ KIND = Family(
     model_types=("mistral",),
     trained_values=(SWIGLU,),
     has_window=True,
-    missing_window=4096,
+    defaults={"sliding_window": 4096},
 )

@@ -19,13 +19,9 @@ from nemo_like.models.adapter_layers import (
     num_adapter_parameters,
 )
 from nemo_like.models.division import must_divide, nearest_divisors
-from nemo_like.models.family import described_types, family_of, nearest_type
-from nemo_like.models.model_info import (
-    ModelInfo,
-    read_model_info,
-    rope,
-    rope_settings,
-)
+from nemo_like.models.family import Part, described_types, family_of, nearest_type
+from nemo_like.models.model_info import ModelInfo, read_model_info
+from nemo_like.models.rope import rope, rope_settings, two_ropes
 from nemo_like.policy.backends.backend_kind import (
     FLOAT32,
     MOMENTS,
@@ -372,9 +368,15 @@ def _refusal(name: str, content: Mapping[str, Any]) -> tuple[str, str] | None:
     for one in family.trained_values:
         if (refusal := one.refusal(name, content)) is not None:
             return refusal
-    if rope(content) is None:
+    others = {*(content.get("layer_types") or ())} - {"sliding_attention", "full_attention"}
+    if Part.mixed_windows in family.parts and others:
+        rule = f"has layers of types {', '.join(sorted(others))}, which is not supported"
+        return rule, f"set {name}.backend=fsdp"
+    has_two_ropes = Part.two_ropes in family.parts
+    if (two_ropes(content) if has_two_ropes else rope(content)) is None:
         rule = f"has rope scaling {rope_settings(content)}, which is not supported"
-        return rule, "use a checkpoint with none, or with that of Llama 3.1"
+        known = "a linear one, or YaRN without mscale" if has_two_ropes else "that of Llama 3.1"
+        return rule, f"use a checkpoint with none, or with {known}"
     return None
 
 

@@ -33,6 +33,7 @@ from nemo_like.policy.backends.context_scores import of_all_context_ranks
 from nemo_like.policy.backends.devices import DTYPES
 from nemo_like.policy.batch.policy_batch import ModelInputs
 from nemo_like.policy.groups.layout import recomputes_layers
+from nemo_like.policy.megatron.layer_parts import add_parts, both_angles
 from nemo_like.policy.megatron.library_values import megatron_values
 from nemo_like.policy.megatron.lora import without_fused_norms
 from nemo_like.policy.megatron.modules import (
@@ -53,7 +54,9 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
     Raises Megatron-core's errors about arguments in ``megatron_cfg.model_kwargs``.
     """
     device = torch.device(cfg.device.name)
-    dtype, window = DTYPES[cfg.precision], model.window_within(cfg.max_total_sequence_length)
+    # Transformer Engine's layers have none of the parts that some families need.
+    is_fused = uses_transformer_engine(device) and not model.family.parts
+    dtype = DTYPES[cfg.precision]
     given = megatron_values(TransformerConfig, cfg.megatron_cfg.model_kwargs)
     return TransformerConfig(
         num_layers=model.num_layers,
@@ -64,15 +67,12 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         kv_channels=model.head_size,
         normalization="RMSNorm",
         layernorm_epsilon=model.norm_epsilon,
-        qk_layernorm=model.has_qk_norm,
-        add_qkv_bias=model.has_qkv_bias,
+        **_attention_options(model, cfg),
         add_bias_linear=False,
-        window_size=None if window is None else (window - 1, 0),
         gated_linear_unit=True,
         activation_func=functional.silu,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        attention_softmax_in_fp32=True,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=cfg.precision is Precision.bfloat16,
@@ -101,11 +101,24 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         persist_layer_norm=False,
         gradient_accumulation_fusion=False,
         masked_softmax_fusion=False,
-        bias_activation_fusion=uses_transformer_engine(device),
-        use_te_activation_func=not uses_transformer_engine(device),
+        bias_activation_fusion=is_fused,
+        use_te_activation_func=not is_fused,
         bias_dropout_fusion=False,
-        apply_rope_fusion=uses_transformer_engine(device),
+        apply_rope_fusion=is_fused,
     )
+
+
+def _attention_options(model: ModelInfo, cfg: WorkerGroupConfig) -> dict[str, Any]:
+    window = model.window_within(cfg.max_total_sequence_length)
+    has_window = [int(layer not in model.full_layers) for layer in range(model.num_layers)]
+    return {
+        # With this mark Megatron-core would sum the gradients of different heads' weights over the ranks.
+        "qk_layernorm": model.has_qk_norm and not model.normalises_whole,
+        "add_qkv_bias": model.has_qkv_bias,
+        "window_size": None if window is None else (window - 1, 0),
+        "window_attn_skip_freq": has_window if model.full_layers else None,
+        "attention_softmax_in_fp32": True,
+    }
 
 
 def _mixture_options(model: ModelInfo, cfg: WorkerGroupConfig, layout: ParallelLayout) -> dict[str, Any]:
@@ -156,8 +169,9 @@ class ScoringGPTModel(GPTModel):
         has_adapters: bool,
     ) -> None:
         tp = config.tensor_model_parallel_size
-        device = torch.device("cpu" if config.use_cpu_initialization else "cuda")
-        spec = layer_spec(config, device, shares_prompts=shares_prompts)
+        spec = layer_spec(config, shares_prompts=shares_prompts)
+        if model.family.parts:
+            add_parts(spec, model, config)
         if has_adapters:
             without_fused_norms(spec)
         super().__init__(
@@ -174,6 +188,9 @@ class ScoringGPTModel(GPTModel):
             rope_scaling=model.rope_scaling_factor is not None,
             rope_scaling_factor=model.rope_scaling_factor or 1.0,
         )
+        if model.ropes is not None:
+            rotation = self.rotary_pos_emb
+            rotation.inv_freq = both_angles(model.ropes, model.head_size).to(rotation.inv_freq.device)
         self._mark_parameters(part)
         self.logprob_settings = settings
         if settings is None:

@@ -25,6 +25,7 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
+from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 from torch.nn import functional
 
@@ -66,7 +67,8 @@ class TorchCoreAttention(MegatronModule):
     """Causal attention with grouped queries by scaled_dot_product_attention.
 
     Under context parallelism a rank has the keys and values of every rank and the queries of its own
-    tokens, two pieces of each sample. With a sliding window each query attends to its latest keys alone.
+    tokens, two pieces of each sample. In a layer with a sliding window each query attends to its latest keys
+    alone.
     """
 
     def __init__(
@@ -80,7 +82,9 @@ class TorchCoreAttention(MegatronModule):
     ) -> None:
         super().__init__(config=config)
         self.softmax_scale = softmax_scale
-        self._window = config.window_size[0] + 1 if config.window_size else None
+        window, windowed = config.window_size, config.window_attn_skip_freq
+        has_window = is_layer_window_attention(window, windowed, layer_number)
+        self._window = window[0] + 1 if has_window else None
         self._context = parallel_state.get_context_parallel_group()
 
     def forward(
@@ -312,18 +316,22 @@ def groups_experts(cfg: WorkerGroupConfig) -> bool:
     return has_kernel if wanted is None else wanted
 
 
-def layer_spec(
-    config: TransformerConfig, device: torch.device, *, shares_prompts: bool
-) -> ModuleSpec | TransformerBlockSubmodules:
-    """Return Transformer Engine's layers where they can run, else Megatron-core's layers with the parts of
-    this module.
+def has_fused_layers(config: TransformerConfig) -> bool:
+    """Return whether a model has Transformer Engine's layers."""
+    fused: bool = config.apply_rope_fusion
+    return fused
+
+
+def layer_spec(config: TransformerConfig, *, shares_prompts: bool) -> ModuleSpec | TransformerBlockSubmodules:
+    """Return Transformer Engine's layers where the model has them, else Megatron-core's layers with the parts
+    of this module.
 
     Transformer Engine's attention cannot share prompts, so TorchCoreAttention replaces it with
     ``shares_prompts``.
     """
     first, num_layers = get_transformer_layer_offset(config), get_num_layers_to_build(config)
     have_experts = [bool(one) for one in mixture_layers(config)[first : first + num_layers]]
-    if not uses_transformer_engine(device):
+    if not has_fused_layers(config):
         layers = {one: _plain_layer(config, has_experts=one) for one in set(have_experts)}
         return TransformerBlockSubmodules([layers[one] for one in have_experts], TorchRMSNorm)
     layers = {

@@ -17,7 +17,7 @@ from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.compat.cpu_shim import plain_torch
 from nemo_like.policy.batch.policy_batch import ContextRank, ModelInputs, PolicyBatch
 from nemo_like.policy.loss.objective import LossFunction
-from nemo_like.policy.megatron.modules import packed_parameters, uses_transformer_engine
+from nemo_like.policy.megatron.modules import has_fused_layers, packed_parameters
 from nemo_like.policy.megatron.router_replay import RouteReplay
 
 # The last pipeline stage calls this with each micro-batch's TokenScores or TokenValues.
@@ -100,7 +100,7 @@ class Pipeline:
         **options: Any,
     ) -> None:
         # With several context ranks Megatron-core finds the positions of a rank's tokens only by the lengths.
-        by_length = uses_transformer_engine(batch.device) or self._context.size > 1
+        by_length = has_fused_layers(self._config) or self._context.size > 1
 
         def step(specs_left: Any, model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
             with self._forward_mode():

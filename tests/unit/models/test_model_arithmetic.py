@@ -121,6 +121,23 @@ def test_the_parameters_of_a_small_model_by_kind(tmp_path: Path) -> None:
     assert counts.total == counts.active == 28 + 28 + 2 * 140 + 4
 
 
+OLMO3 = {"model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 10}
+
+
+def test_norms_of_whole_projections_and_after_both_parts_are_counted(tmp_path: Path) -> None:
+    counts = tiny(tmp_path, **OLMO3).parameters
+    # As above, and 6 + 3 weights of the norms of queries and keys; two norms of 4, after the parts alone.
+    assert (counts.attention, counts.layer_norms) == (72 + 9, 8)
+
+
+def test_layers_without_the_window_attend_to_the_whole_context(tmp_path: Path) -> None:
+    model = tiny(tmp_path, **OLMO3)
+    assert model.full_layers == (3,)
+    # 4 FLOPs x 2 heads of 3 for each token that one attends to; three layers of four have the window.
+    assert attention_flops_per_token(model, 100) == 4 * 6 * (3 * 10 + 100)
+    assert attention_flops_per_token(model, 8) == 4 * 6 * 4 * 8
+
+
 def test_tied_embeddings_count_once_and_cost_their_flops_all_the_same(tmp_path: Path) -> None:
     model = tiny(tmp_path, tie_word_embeddings=True)
     assert model.parameters.embeddings == 28

@@ -122,6 +122,17 @@ def test_what_the_conversion_does_not_cover_is_refused(
         ("seed_oss", {"attention_bias": False}, "attention_bias=false, which is not supported; use a checkp"),
         ("seed_oss", {"attention_out_bias": True}, "attention_out_bias=true"),
         ("ernie4_5", {"use_bias": True}, "use_bias=true"),
+        (
+            "olmo2",
+            {"rope_scaling": {"type": "linear", "factor": 8.0}},
+            "rope scaling .* which is not supported",
+        ),
+        (
+            "olmo3",
+            {"rope_scaling": {"type": "llama3"}},
+            "with none, or with a linear one, or YaRN without ms",
+        ),
+        ("olmo3", {"layer_types": ["chunked_attention"] * 2}, r"layers of types chunked_attention, which is"),
         ("mixtral", {}, "without a positive integer for num_experts, num_experts_per_tok"),
     ],
 )
@@ -161,6 +172,8 @@ def test_the_norms_of_queries_and_keys_may_be_left_out(tmp_path: Path) -> None:
         ("mistral", {}, 4096),  # as transformers takes it
         ("phi3", {}, None),
         ("qwen3", {"sliding_window": 100}, None),
+        ("olmo3", {"layer_types": ["full_attention", "full_attention"]}, None),
+        ("olmo3", {"layer_types": ["full_attention", "sliding_attention"]}, 4096),
     ],
 )
 def test_a_window_is_read_where_the_family_has_one(
@@ -172,6 +185,16 @@ def test_a_window_is_read_where_the_family_has_one(
 def test_a_window_matters_where_a_sequence_is_longer(tmp_path: Path) -> None:
     model = described(checkpoint(tmp_path, model_type="mistral", sliding_window=100))
     assert [model.window_within(length) for length in (100, 101)] == [None, 100]
+
+
+def test_layers_without_the_window_are_listed_or_follow_a_pattern(tmp_path: Path) -> None:
+    types = ["sliding_attention", "full_attention", "full_attention"]
+    models = [
+        described(checkpoint(tmp_path, model_type=model_type, num_hidden_layers=9, **changes))
+        for model_type in ("olmo3", "mistral")
+        for changes in ({"layer_types": types * 3}, {})
+    ]
+    assert [model.full_layers for model in models] == [(1, 2, 4, 5, 7, 8), (3, 7), (), ()]
 
 
 def test_experts_of_mixtral_have_the_feed_forward_size_and_weights_that_sum_to_1(tmp_path: Path) -> None:

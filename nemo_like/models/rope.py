@@ -1,0 +1,98 @@
+"""Reads from config.json how queries and keys rotate with the position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+# What transformers assumes when config.json has none.
+USUAL_ROPE_THETA = 10000.0
+# The only rope scaling that Megatron-core implements: Llama 3.1's, with any factor.
+_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rope:
+    """The rotation in one kind of layer: pair i of a head's d values turns by theta^(-2 i / d) a token.
+
+    ``factor`` divides the angles: all of them, or with YaRN (arXiv 2309.00071) those of pairs that turn less
+    than ``beta_slow`` times in the ``trained_length`` of a model's first training, and none of pairs that
+    turn more than ``beta_fast`` times. ``amplitude`` multiplies rotated queries, and rotated keys.
+    """
+
+    theta: float
+    factor: float = 1.0
+    trained_length: int | None = None  # None: no YaRN
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    amplitude: float = 1.0
+
+
+def rope_settings(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the rope settings, under the key of transformers 5 or of earlier versions; else empty."""
+    return content.get("rope_parameters") or content.get("rope_scaling") or {}
+
+
+def rope(content: Mapping[str, Any]) -> tuple[float, float | None] | None:
+    """Return theta and the factor of Llama 3.1's scaling; the factor is None for a model without scaling.
+
+    Returns None for another kind of scaling.
+    """
+    settings = rope_settings(content)
+    theta = float(settings.get("rope_theta", content.get("rope_theta", USUAL_ROPE_THETA)))
+    kind = _kind(settings)
+    if kind == "default":
+        return theta, None
+    if kind != "llama3" or any(settings.get(key) != value for key, value in _LLAMA3_ROPE.items()):
+        return None
+    return theta, float(settings["factor"])
+
+
+def two_ropes(content: Mapping[str, Any]) -> tuple[Rope, Rope] | None:
+    """Return the rotation in layers with a window, and that in layers without one.
+
+    Earlier versions of transformers have one group of settings, which is for layers without a window, and the
+    theta of the others apart. Returns None for a kind of scaling other than YaRN's usual one and the linear
+    one.
+    """
+    of_types = content.get("rope_parameters") or {}
+    with_window = {
+        "rope_theta": content.get("rope_local_base_freq", USUAL_ROPE_THETA),
+        **(of_types.get("sliding_attention") or {}),
+    }
+    without_window = {
+        "rope_theta": content.get("rope_theta", USUAL_ROPE_THETA),
+        **(of_types.get("full_attention") or {}),
+        **(content.get("rope_scaling") or {}),
+    }
+    local, whole = _rope(with_window), _rope(without_window)
+    return None if local is None or whole is None else (local, whole)
+
+
+def _rope(settings: Mapping[str, Any]) -> Rope | None:
+    kind, theta = _kind(settings), float(settings["rope_theta"])
+    if kind == "default":
+        return Rope(theta=theta)
+    factor = settings.get("factor")
+    if not factor or kind not in ("linear", "yarn"):
+        return None
+    if kind == "linear":
+        return Rope(theta=theta, factor=float(factor))
+    is_usual = not settings.get("mscale") and settings.get("truncate", True)
+    if not is_usual or "original_max_position_embeddings" not in settings:
+        return None
+    return Rope(
+        theta=theta,
+        factor=float(factor),
+        trained_length=int(settings["original_max_position_embeddings"]),
+        beta_fast=float(settings.get("beta_fast") or 32),
+        beta_slow=float(settings.get("beta_slow") or 1),
+        amplitude=float(settings.get("attention_factor") or 0.1 * math.log(max(factor, 1.0)) + 1.0),
+    )
+
+
+def _kind(settings: Mapping[str, Any]) -> str:
+    kind: str = settings.get("rope_type", settings.get("type", "default"))
+    return kind

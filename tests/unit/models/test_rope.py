@@ -1,0 +1,59 @@
+"""What is read of rotary positions where layers with and without a window rotate in ways of their own."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from nemo_like.models.rope import Rope, two_ropes
+
+YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
+AMPLITUDE = 0.1 * math.log(8.0) + 1.0
+
+
+def test_each_kind_of_layer_has_settings_of_its_own() -> None:
+    content = {
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+            "full_attention": {**YARN, "rope_theta": 700.0, "beta_fast": 16.0, "attention_factor": 1.5},
+        }
+    }
+    assert two_ropes(content) == (
+        Rope(theta=300.0),
+        Rope(theta=700.0, factor=8.0, trained_length=8192, beta_fast=16.0, beta_slow=1.0, amplitude=1.5),
+    )
+
+
+def test_earlier_settings_are_those_of_layers_without_a_window() -> None:
+    content = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": YARN}
+    assert two_ropes(content) == (
+        Rope(theta=1e4),
+        Rope(theta=1e6, factor=8.0, trained_length=8192, amplitude=AMPLITUDE),
+    )
+    linear = {"rope_type": "linear", "factor": 8.0}
+    assert two_ropes({"rope_theta": 1e6, "rope_scaling": linear}) == (
+        Rope(theta=1e4),
+        Rope(theta=1e6, factor=8.0),
+    )
+
+
+def test_settings_for_all_layers_under_the_new_key_are_not_read_as_transformers_does_not() -> None:
+    content = {"rope_parameters": {"rope_type": "default", "rope_theta": 50.0}, "rope_theta": 1e6}
+    assert two_ropes(content) == (Rope(theta=1e4), Rope(theta=1e6))
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        {**YARN, "truncate": False},
+        {**YARN, "factor": None},
+        {"rope_type": "yarn", "factor": 8.0},
+        {"rope_type": "llama3", "factor": 8.0},
+        {"rope_type": "longrope"},
+    ],
+)
+def test_another_kind_of_scaling_is_none(scaling: dict[str, Any]) -> None:
+    assert two_ropes({"rope_scaling": scaling}) is None

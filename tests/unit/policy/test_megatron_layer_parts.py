@@ -1,0 +1,62 @@
+"""The parts of layers that some families have, by hand and against PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor
+from torch.nn import functional
+
+from nemo_like.models.rope import Rope
+from nemo_like.policy.megatron.layer_parts import NormThenAdd, WholeRMSNorm, both_angles
+
+
+def config(**changes: object) -> TransformerConfig:
+    return TransformerConfig(num_layers=1, hidden_size=4, num_attention_heads=2, **changes)
+
+
+def test_what_a_layer_adds_is_normed_and_the_residual_stream_is_not() -> None:
+    add = NormThenAdd(config(layernorm_epsilon=0.0))(True, False)
+    output = torch.tensor([[[3.0, 3.0, -3.0, 3.0]]])  # its root mean square is 3
+    added = add((output, None), torch.full((1, 1, 4), 10.0), 0.0)
+    assert added.tolist() == [[[11.0, 11.0, 9.0, 11.0]]]
+
+
+def test_a_whole_norm_divides_by_the_root_mean_square_of_all_heads() -> None:
+    norm = WholeRMSNorm(config(), 2, eps=0.0, num_heads=2)
+    norm.weight.data = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    heads = torch.tensor([[1.0, 1.0], [7.0, 7.0]])[None, None]  # the mean square is 25
+    assert norm(heads).flatten().tolist() == pytest.approx([0.2, 0.4, 4.2, 5.6])
+
+
+def test_a_whole_norm_has_the_gradients_of_pytorchs() -> None:
+    torch.manual_seed(0)
+    norm = WholeRMSNorm(config(), 3, eps=0.1, num_heads=4)
+    norm.weight.data.normal_()
+    found, heads = [], torch.randn(5, 2, 4, 3, requires_grad=True)
+
+    def expected(values: Tensor) -> Tensor:
+        return functional.rms_norm(values.flatten(2), (12,), norm.weight, 0.1).view_as(values)
+
+    for normed in (norm(heads), expected(heads)):
+        gradients = torch.autograd.grad((normed * torch.arange(3)).square().sum(), [heads, norm.weight])
+        found.append([normed, *gradients])
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_a_whole_norms_weight_is_no_copy_of_that_of_another_rank() -> None:
+    norm = WholeRMSNorm(config(sequence_parallel=True, tensor_model_parallel_size=2), 3, num_heads=4)
+    assert norm.weight.shape == (6,) and not norm.weight.sequence_parallel
+
+
+def test_angles_of_both_kinds_of_layer_lie_one_after_the_other() -> None:
+    angles = both_angles((Rope(theta=100.0), Rope(theta=10_000.0, factor=4.0)), 4)
+    assert angles.tolist() == pytest.approx([1.0, 0.1, 0.25, 0.0025])
+
+
+def test_yarn_divides_the_angles_of_pairs_that_turn_seldom() -> None:
+    """Of 8 values, pairs 0 to 3 turn 10^4, 10^3, 10^2 and 10 times in 2 pi x 10^4 tokens."""
+    rope = Rope(theta=1e4, factor=2.0, trained_length=62_832, beta_fast=700.0, beta_slow=15.0)
+    # Kept of pairs 0 and 1, halved of pair 3; pair 2 has the mean of both.
+    assert both_angles((rope, rope), 8)[4:].tolist() == pytest.approx([1.0, 0.1, 0.0075, 0.0005])
