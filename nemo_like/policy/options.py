@@ -31,6 +31,22 @@ class Precision(Enum):
     float16 = "float16"
 
 
+class Fp8Format(Enum):
+    """In which 8 bits the products of linear layers are computed."""
+
+    e4m3 = "e4m3"
+    hybrid = "hybrid"  # gradients in e5m2
+
+
+class Fp8Recipe(Enum):
+    """How values of 8 bits are scaled."""
+
+    tensorwise = "tensorwise"  # by a tensor's present maximum
+    delayed = "delayed"  # by its maximum before
+    blockwise = "blockwise"  # by that of each block
+    mxfp8 = "mxfp8"  # likewise, in blocks of 32, on Blackwell
+
+
 class ReferencePlacement(Enum):
     """How weights that wait in host memory get into the model while it scores: weights of the reference
     policy, or of a teacher's further models."""
@@ -124,6 +140,17 @@ class MegatronConfig(MegatronModelConfig):
     optimizer_cpu_offload: Annotated[
         bool,
         Key("the optimizer's state stays on the host, and the CPU updates the weights; GPUs only", False),
+    ]
+    fp8: Annotated[
+        Fp8Format | None,
+        Key(
+            "e4m3 or hybrid: linear layers compute in 8 bits, scoring too, which needs Transformer Engine; "
+            "weights stay in bfloat16",
+            None,
+        ),
+    ]
+    fp8_recipe: Annotated[
+        Fp8Recipe, Key("of fp8: or tensorwise, delayed, mxfp8 (Blackwell)", Fp8Recipe.blockwise)
     ]
     optimizer_kwargs: Annotated[
         dict[str, Any], Key("further arguments of Megatron-core's OptimizerConfig, passed on as they are", {})

@@ -206,6 +206,16 @@ def quantization(value: Any, theirs: Theirs) -> str | None:
     return "fp8" if value == "fp8" else None
 
 
+def fp8_format(value: Any, theirs: Theirs, group: str) -> Any:
+    """Return the format in which a worker group's linear layers train, if they do in 8 bits."""
+    return theirs(f"{group}.megatron_cfg.fp8_cfg.fp8", "e4m3") if value else LEFT_OUT
+
+
+def fp8_recipe(value: Any, theirs: Theirs, group: str) -> Any:
+    """Return how values of 8 bits are scaled, if a worker group's linear layers train in 8 bits."""
+    return value if theirs(f"{group}.megatron_cfg.fp8_cfg.enabled", False) else LEFT_OUT
+
+
 def gib(value: Any, theirs: Theirs) -> Any:
     """Return a number of bytes in GiB, if Mooncake is used."""
     return float(int(value) / 2**30) if _has_mooncake(theirs) else LEFT_OUT

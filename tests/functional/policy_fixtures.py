@@ -43,6 +43,7 @@ from nemo_like.policy.backends.interface import FurtherColumns, WorkerConnection
 from nemo_like.policy.options import (
     Device,
     DynamicBatchingConfig,
+    Fp8Recipe,
     FsdpConfig,
     LoraConfig,
     LossScalingConfig,
@@ -265,6 +266,8 @@ def policy_config(
             activation_checkpointing=activation_checkpointing,
             moe_grouped_gemm=moe_grouped_gemm,
             router_replay=router_replay,
+            fp8=None,
+            fp8_recipe=Fp8Recipe.blockwise,
             model_kwargs={},
             optimizer_kwargs={},
         ),

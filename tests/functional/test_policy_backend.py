@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from megatron.core.fp8_utils import get_fp8_align_size
 from megatron.core.fusions.fused_bias_swiglu import bias_swiglu_impl
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
@@ -26,11 +27,19 @@ from nemo_like.data_plane.storage_errors import DataPlaneError, MissingData, Sto
 from nemo_like.models.model_info import read_model_info
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.fsdp.backend import FSDPBackend
+from nemo_like.policy.groups.layout import length_multiple
 from nemo_like.policy.groups.parallelism import parallel_layout, train_strategy
 from nemo_like.policy.loss.objective import PolicyObjective
 from nemo_like.policy.megatron.backend import MegatronBackend
 from nemo_like.policy.megatron.model import transformer_config
-from nemo_like.policy.options import BACKEND_KINDS, LRDecayStyle, PolicyConfig, Precision
+from nemo_like.policy.options import (
+    BACKEND_KINDS,
+    Fp8Format,
+    Fp8Recipe,
+    LRDecayStyle,
+    PolicyConfig,
+    Precision,
+)
 from nemo_like.policy.workers.replica import Replica
 from tests.functional.policy_fixtures import (
     MicroBatching,
@@ -273,6 +282,19 @@ def kept_bytes(compute: Callable[[], Tensor]) -> tuple[Tensor, int]:
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         return compute(), sum(sizes)
+
+
+def test_megatron_core_is_told_the_8_bits_of_linear_layers(model: Path) -> None:
+    cfg = policy_config(model)
+    info, layout = read_model_info(model, cfg.backend), parallel_layout(cfg)
+    assert transformer_config(info, cfg, layout).fp8 is None
+    cfg.megatron_cfg.fp8, cfg.megatron_cfg.fp8_recipe = Fp8Format.hybrid, Fp8Recipe.mxfp8
+    config = transformer_config(info, cfg, layout)
+    assert (config.fp8, config.fp8_recipe, config.fp8_param) == ("hybrid", "mxfp8", False)
+    # What Megatron-core itself pads to is no more than what rows are padded to here.
+    for recipe in Fp8Recipe:
+        cfg.megatron_cfg.fp8_recipe = recipe
+        assert length_multiple(cfg) % get_fp8_align_size(recipe.value) == 0
 
 
 def test_the_activation_beside_transformer_engine_is_megatrons_which_keeps_its_input_alone(

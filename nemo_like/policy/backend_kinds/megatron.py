@@ -66,6 +66,7 @@ def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
             "optimizer has no weights of its own",
             remedy="set it to false",
         )
+    yield from _fp8_problems(name, group)
     if lora is not None:
         yield from _adapter_problems(name, lora)
         if isinstance(group, TrainedGroupConfig) and group.megatron_cfg.freeze_moe_router:
@@ -94,6 +95,26 @@ def _host_update_problems(name: str, group: WorkerGroupConfig) -> Iterator[Probl
                 rule=f"needs {name}.{rule}",
                 remedy="set it to false",
             )
+
+
+def _fp8_problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
+    """Yield a problem where linear layers cannot compute in 8 bits."""
+    if not isinstance(group, TrainedGroupConfig) or group.megatron_cfg.fp8 is None:
+        return
+    key = f"{name}.megatron_cfg.fp8={group.megatron_cfg.fp8.value}"
+    if group.device is not Device.cuda or group.precision is not Precision.bfloat16:
+        yield Problem(
+            key=key,
+            rule=f"needs {name}.device=cuda and {name}.precision=bfloat16, in which all but the products "
+            "of linear layers stays",
+            remedy="set it to null",
+        )
+    elif find_spec("transformer_engine") is None:
+        yield Problem(
+            key=key,
+            rule="needs Transformer Engine, which is not installed",
+            remedy="scripts/setup.sh --gpu installs it where there is a C++ compiler; or set it to null",
+        )
 
 
 def _adapter_problems(name: str, lora: LoraConfig) -> Iterator[Problem]:

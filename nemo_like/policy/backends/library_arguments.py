@@ -64,6 +64,8 @@ KEYS: Mapping[Library, Mapping[str, str]] = {
         "expert_tensor_parallel_size": "{group}.megatron_cfg.expert_tensor_parallel_size",
         "sequence_parallel": "{group}.megatron_cfg.sequence_parallel",
         "moe_grouped_gemm": "{group}.megatron_cfg.moe_grouped_gemm",
+        "fp8": "{group}.megatron_cfg.fp8",
+        "fp8_recipe": "{group}.megatron_cfg.fp8_recipe",
         "moe_enable_routing_replay": "{group}.megatron_cfg.router_replay",
         **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16", "fp16"), "{group}.precision"),
     },
@@ -164,6 +166,7 @@ RELIED_ON: Mapping[Library, Mapping[str, str]] = {
                 " use_te_activation_func bias_dropout_fusion apply_rope_fusion attention_softmax_in_fp32"
             ),
             "is how weights get into the model": "perform_initialization use_cpu_initialization",
+            "would keep weights in 8 bits, and engines and checkpoints get them in bfloat16": "fp8_param",
             "belongs to the pipeline's schedule": (
                 "virtual_pipeline_model_parallel_size deallocate_pipeline_outputs batch_p2p_comm"
                 " variable_seq_lengths overlap_p2p_comm pipeline_model_parallel_layout"

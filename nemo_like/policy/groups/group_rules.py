@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.config.problems import Problem
 from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of
-from nemo_like.policy.groups.layout import dynamic_length_multiple, length_multiple, parks_optimizer
+from nemo_like.policy.groups.layout import (
+    dynamic_length_multiple,
+    fp8_multiple,
+    length_multiple,
+    parks_optimizer,
+)
 from nemo_like.policy.groups.training_rules import loss_scaling_problems
 from nemo_like.policy.options import (
     Device,
@@ -19,6 +24,8 @@ from nemo_like.policy.options import (
     TrainedGroupConfig,
     WorkerGroupConfig,
 )
+
+_FP8_CUT = "which products in 8 bits, and what cuts sequences over ranks, need"
 
 
 def group_problems(name: str, group: WorkerGroupConfig, grpo: GRPOConfig) -> Iterator[Problem]:
@@ -58,7 +65,10 @@ def _context_parallel(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
         below = length // multiple * multiple
         yield Problem(
             key=f"{name}.max_total_sequence_length={length}",
-            rule=f"must be a multiple of {multiple}, into which sequence and context parallelism cut it",
+            rule=f"must be a multiple of {multiple}, "
+            + (
+                "into which sequence and context parallelism cut it" if fp8_multiple(group) == 1 else _FP8_CUT
+            ),
             remedy=f"try {below} or {below + multiple}" if below else f"try {multiple}",
         )
 

@@ -9,12 +9,16 @@ from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import TASK
 from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of, sequence_parts
 from nemo_like.policy.options import (
+    Fp8Recipe,
     LoraConfig,
     TeacherConfig,
     TeacherScoring,
     TrainedGroupConfig,
     WorkerGroupConfig,
 )
+
+# Transformer Engine's products take multiples of 16, with scales of blocks multiples of a block.
+_FP8_MULTIPLE, _FP8_MULTIPLES = 16, {Fp8Recipe.blockwise: 128, Fp8Recipe.mxfp8: 32}
 
 
 def is_one_engine(group: WorkerGroupConfig) -> TypeGuard[TeacherConfig]:
@@ -81,14 +85,21 @@ def stage_layers(policy: WorkerGroupConfig, num_layers: int) -> tuple[int, ...]:
     return (even if first is None else first, *middle, even if last is None else last)
 
 
+def fp8_multiple(group: WorkerGroupConfig) -> int:
+    """Return the number of tokens that a rank's products in 8 bits must be a multiple of; 1 without them."""
+    if not isinstance(group, TrainedGroupConfig) or group.megatron_cfg.fp8 is None:
+        return 1
+    return _FP8_MULTIPLES.get(group.megatron_cfg.fp8_recipe, _FP8_MULTIPLE)
+
+
 def length_multiple(policy: WorkerGroupConfig) -> int:
     """Return the number that every sequence's length must be a multiple of.
 
     Context parallelism cuts a sequence into two pieces for each of its ranks. Sequence parallelism cuts a
-    rank's pieces evenly over the TP ranks.
+    rank's pieces evenly over the TP ranks. Products in 8 bits need a multiple of their own on each rank.
     """
     contexts = axis_size(policy, "cp")
-    return (2 * contexts if contexts > 1 else 1) * sequence_parts(policy)
+    return (2 * contexts if contexts > 1 else 1) * sequence_parts(policy) * fp8_multiple(policy)
 
 
 def dynamic_length_multiple(policy: WorkerGroupConfig) -> int:

@@ -42,7 +42,7 @@ from nemo_like.policy.megatron.modules import (
     uses_transformer_engine,
 )
 from nemo_like.policy.megatron.weight_conversion import ModelPart, rule_for, single_experts
-from nemo_like.policy.options import Precision, WorkerGroupConfig
+from nemo_like.policy.options import Precision, TrainedGroupConfig, WorkerGroupConfig
 
 # The name of the last stage's parameter [vocabulary, H], or [1, H] in a critic's model.
 OUTPUT_LAYER = "output_layer.weight"
@@ -86,6 +86,7 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
             **model.family.megatron,
             **_mixture_options(model, cfg, layout),
             **_recompute_options(cfg),
+            **_fp8_options(cfg),
             **given,
         },
         sequence_parallel=cfg.megatron_cfg.sequence_parallel and layout.tp > 1,
@@ -148,6 +149,12 @@ def _recompute_options(cfg: WorkerGroupConfig) -> dict[str, Any]:
     if not recomputes_layers(cfg):
         return {}
     return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+
+
+def _fp8_options(cfg: WorkerGroupConfig) -> dict[str, Any]:
+    if not isinstance(cfg, TrainedGroupConfig) or cfg.megatron_cfg.fp8 is None:
+        return {}
+    return {"fp8": cfg.megatron_cfg.fp8.value, "fp8_recipe": cfg.megatron_cfg.fp8_recipe.value}
 
 
 class ScoringGPTModel(GPTModel):

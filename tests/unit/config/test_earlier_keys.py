@@ -86,6 +86,8 @@ NEWER = {
     "policy.fsdp_cfg.context_parallel_size": 1,
     "policy.megatron_cfg.expert_tensor_parallel_size": 1,
     "policy.loss_scaling": SCALING,
+    "policy.megatron_cfg.fp8": None,
+    "policy.megatron_cfg.fp8_recipe": "blockwise",
 }
 NEWER_OF_TEACHERS = {
     "teacher.fsdp_cfg.context_parallel_size": "${policy.fsdp_cfg.context_parallel_size}",
@@ -103,6 +105,8 @@ NEWER_OF_CRITICS = {
     "value.fsdp_cfg.context_parallel_size": 1,
     "value.megatron_cfg.expert_tensor_parallel_size": 1,
     "value.loss_scaling": SCALING,
+    "value.megatron_cfg.fp8": None,
+    "value.megatron_cfg.fp8_recipe": "blockwise",
     "value.lora.exclude_modules": [],
     "value.lora.use_rslora": False,
     "value.lora.adapter_path": None,

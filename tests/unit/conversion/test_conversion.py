@@ -329,6 +329,21 @@ def test_a_critic_comes_with_its_estimator(tmp_path: Path) -> None:
     assert cfg.value.bootstrap_truncated is False
 
 
+def test_float16_and_8_bits_of_other_frameworks_have_keys_here(tmp_path: Path) -> None:
+    fp8_cfg = "policy.megatron_cfg.fp8_cfg"
+    given = (f"++{fp8_cfg}.fp8=hybrid", f"++{fp8_cfg}.fp8_recipe=tensorwise", f"++{fp8_cfg}.fp8_param=false")
+    found = converted(tmp_path, NEMO_RL, "policy.precision=float16", f"++{fp8_cfg}.enabled=true", *given)
+    assert value(found, "policy.precision") == "float16"
+    assert value(found, "policy.megatron_cfg.fp8") == "hybrid"
+    assert value(found, "policy.megatron_cfg.fp8_recipe") == "tensorwise"
+    found = converted(tmp_path, NEMO_RL, f"++{fp8_cfg}.enabled=false", *given)
+    assert value(found, "policy.megatron_cfg.fp8") is value(found, "policy.megatron_cfg.fp8_recipe") is None
+    kept = converted(tmp_path, NEMO_RL, f"++{fp8_cfg}.enabled=true", f"++{fp8_cfg}.fp8_param=true")
+    assert "weights stay in bfloat16" in lost(kept)
+    of_verl = converted(tmp_path, VERL, "actor_rollout_ref.actor.fsdp_config.dtype=float16")
+    assert value(of_verl, "policy.precision") == "float16"
+
+
 def test_a_critic_gets_no_router_replay(tmp_path: Path) -> None:
     nemo = converted(tmp_path, NEMO_RL, "ppo.adv_estimator.name=gae", "value.router_replay.enabled=true")
     verl = converted(

@@ -95,6 +95,50 @@ def test_megatrons_optimizer_is_on_the_host_of_a_gpu_where_it_is_sharded_and_in_
     assert found(*on_gpu, "policy.lora.enabled=true") == ["policy.lora.enabled=false"]
 
 
+FP8 = "policy.megatron_cfg.fp8=hybrid"
+
+
+def of_fp8(demo: Demo, *overrides: str) -> list[str]:
+    return [text for text in problems(demo(FP8, *overrides)) if text.startswith(FP8)]
+
+
+def test_linear_layers_compute_in_8_bits_only_with_transformer_engine_on_a_gpu(
+    demo: Demo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpu = ("policy.device=cuda", "policy.precision=bfloat16")
+    for others in ((), on_gpu[:1], on_gpu[1:]):
+        (problem,) = of_fp8(demo, *others)
+        assert "needs policy.device=cuda and policy.precision=bfloat16" in problem
+    monkeypatch.setattr("nemo_like.policy.backend_kinds.megatron.find_spec", lambda name: None)
+    (problem,) = of_fp8(demo, *on_gpu)
+    assert problem.startswith(
+        f"{FP8} needs Transformer Engine, which is not installed; scripts/setup.sh --gpu"
+    )
+    monkeypatch.setattr("nemo_like.policy.backend_kinds.megatron.find_spec", lambda name: object())
+    assert of_fp8(demo, *on_gpu) == []
+
+
+def test_lengths_are_multiples_of_what_products_in_8_bits_take(demo: Demo) -> None:
+    found = problems(demo(FP8, "policy.max_total_sequence_length=96"))
+    assert (
+        "policy.max_total_sequence_length=96 must be a multiple of 128, which products in 8 bits, and what "
+        "cuts sequences over ranks, need; try 128"
+    ) in found
+
+
+def test_the_other_backend_does_not_compute_in_8_bits(demo: Demo) -> None:
+    found = problems(demo(FP8, "policy.backend=fsdp", "policy.megatron_cfg.use_distributed_optimizer=false"))
+    assert any("fp8=" in text and "is for policy.backend=megatron" in text for text in found)
+
+
+def test_the_scale_of_a_loss_begins_above_its_least(demo: Demo) -> None:
+    (problem,) = problems(demo("policy.loss_scaling.initial_loss_scale=0.5"))
+    assert problem == (
+        "policy.loss_scaling.initial_loss_scale=0.5 must be at least policy.loss_scaling.min_loss_scale=1; "
+        "65536 is usual"
+    )
+
+
 @pytest.mark.parametrize("name", ["offload_optimizer_for_logprob", "offload_parameters_between_phases"])
 def test_only_a_gpu_has_a_host_to_move_to(demo: Demo, name: str) -> None:
     (problem,) = problems(demo(f"policy.{name}=true", "policy.precision=bfloat16"))

@@ -1,13 +1,15 @@
-"""The layers of pipeline stages."""
+"""The layers of pipeline stages, and the multiples of lengths."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from nemo_like.policy.groups.layout import stage_layers
-from tests.functional.policy_fixtures import policy_config
+from nemo_like.policy.groups.layout import length_multiple, stage_layers
+from nemo_like.policy.options import Fp8Format, Fp8Recipe
+from tests.functional.policy_fixtures import policy_config, teacher_config
 
 END = tuple[int | None, int | None]
 
@@ -39,3 +41,23 @@ def test_open_stages_share_the_other_layers(
 def test_layers_that_do_not_go_round_are_refused(num_layers: int, num_stages: int, ends: END) -> None:
     with pytest.raises(ValueError, match="cannot be divided over"):
         stage_layers(policy_config(Path("unused"), pp=num_stages, end_stages=ends), num_layers)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "layout", "multiple"),
+    [
+        (Fp8Recipe.tensorwise, {}, 16),
+        (Fp8Recipe.delayed, {"tp": 2}, 16),
+        (Fp8Recipe.mxfp8, {"cp": 2}, 4 * 32),
+        (Fp8Recipe.blockwise, {"tp": 2, "sequence_parallel": True}, 2 * 128),
+        (Fp8Recipe.blockwise, {"tp": 2, "sequence_parallel": True, "cp": 2}, 2 * 4 * 128),
+    ],
+)
+def test_each_rank_has_as_many_tokens_as_products_in_8_bits_take(
+    recipe: Fp8Recipe, layout: dict[str, Any], multiple: int
+) -> None:
+    cfg = policy_config(Path("unused"), **layout)
+    plain = length_multiple(cfg)
+    cfg.megatron_cfg.fp8, cfg.megatron_cfg.fp8_recipe = Fp8Format.e4m3, recipe
+    assert length_multiple(cfg) == multiple
+    assert length_multiple(teacher_config(cfg)) == plain  # a teacher scores in its precision
