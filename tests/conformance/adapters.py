@@ -32,6 +32,17 @@ class Asked:
         return ", ".join(f"{name}={value}" for name, value in self.keys.items())
 
 
+OF_TOKENS = "what gives single tokens other advantages or shares was not asked for"
+
+
+def is_of_tokens(case: Mapping[str, Any]) -> bool:
+    """Return whether tokens of a case have other advantages or shares than their samples, or move."""
+    return bool(
+        case.keys() & {"top_entropy", "likelihood", "penalties", "is_moving"}
+        or (case["kl"] and case["kl"].get("in_reward"))
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Absent:
     """Why a framework cannot be asked for a case."""

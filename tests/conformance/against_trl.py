@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.conformance.adapters import Absent, Asked, Padded
+from tests.conformance.adapters import OF_TOKENS, Absent, Asked, Padded, is_of_tokens
 
 NAME = "TRL"
 REMARK = (
@@ -78,6 +78,8 @@ def plan(case: dict[str, Any]) -> list[Asked] | Absent:
 
 def _absent(case: dict[str, Any]) -> str | None:
     loss, mean = case["loss"], case["mean"]
+    if is_of_tokens(case):
+        return OF_TOKENS
     if loss in ("reinforce", "gspo_token", "engine_ratio"):
         return {
             "reinforce": "there is no loss without a ratio",

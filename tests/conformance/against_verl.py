@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.conformance.adapters import Absent, Asked, Padded
+from tests.conformance.adapters import OF_TOKENS, Absent, Asked, Padded, is_of_tokens
 
 NAME = "verl"
 REMARK = ""
@@ -30,6 +30,8 @@ def version() -> str:
 
 def plan(case: dict[str, Any]) -> list[Asked] | Absent:
     """Return the keys that mean a case, and the conventions that then apply, or why there are none."""
+    if is_of_tokens(case):
+        return Absent(OF_TOKENS)
     if case.get("off_policy_mask") or (case["kl"] and case["kl"].get("weighed")):
         return Absent("no key weighs the KL or leaves out a sample by its ratio to the engine in training")
     keys: dict[str, Any] = {

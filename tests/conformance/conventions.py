@@ -5,13 +5,21 @@ A framework's result that equals the reference with a set of conventions is expl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tests.conformance.reference import KL_LIMIT, LIMIT, table_scores
+from tests.conformance.reference import (
+    KL_LIMIT,
+    KL_SCALE,
+    LIMIT,
+    flags_of,
+    likelihood_weights,
+    table_scores,
+)
 
 CONVENTIONS = {
     "masked_count": "samples that do not train count in the denominator of a mean over samples",
@@ -41,9 +49,11 @@ def evaluate_as(
     table = torch.tensor(one["table"], dtype=torch.float64, requires_grad=True)
     logprobs, entropies = table_scores(table, one["samples"])
     samples = [
-        {**sample, "is_rejected": _is_rejected(sample, own.detach(), case)}
-        for sample, own in zip(one["samples"], logprobs, strict=True)
+        {**sample, "is_rejected": _is_rejected(sample, own.detach(), case), "place": place}
+        for place, (sample, own) in enumerate(zip(one["samples"], logprobs, strict=True))
     ]
+    least = _least_surprisal(samples, case)
+    likelihoods = likelihood_weights(samples, {"likelihood": 0.0, **case})
     total = torch.zeros((), dtype=torch.float64)
     for rank in one["splits"][split]:
         for rows in rank:
@@ -51,7 +61,8 @@ def evaluate_as(
             for row in rows:
                 if not samples[row]["trains"] or not len(logprobs[row]):
                     continue
-                values = _token_values(logprobs[row], samples[row], case, names)
+                values = _token_values(logprobs[row], samples[row], case, names, least)
+                total = total - likelihoods[row] * logprobs[row].sum()
                 share = _share(case, samples, rows, row, names)
                 total = total + share * (parts if "micro_batch_mean" in names else 1) * values.sum()
                 if "entropy_by_tokens" in names:
@@ -103,10 +114,29 @@ def _is_rejected(sample: dict[str, Any], own: Tensor, case: dict[str, Any]) -> b
     return not low <= difference.mean().exp().item() <= high
 
 
+def _advantages(sample: dict[str, Any], case: dict[str, Any]) -> Tensor:
+    """Return the advantages of a sample's tokens."""
+    values = torch.full((_size(sample),), float(sample["advantage"]), dtype=torch.float64)
+    if case["kl"] and case["kl"].get("in_reward"):
+        log_ratio = _values(sample, "reference") - _values(sample, "prev")
+        estimates = _kl(log_ratio, case["kl"]["kind"], ("kl_path",))
+        values = values - KL_SCALE * estimates.flip(0).cumsum(0).flip(0)
+    by_call, by_thought = case.get("penalties", (None, None))
+    penalty = {1: by_call, 2: by_thought, 3: by_call}.get(flags_of(sample["place"]))
+    return values if penalty is None else torch.full_like(values, penalty)
+
+
+def _least_surprisal(samples: Sequence[dict[str, Any]], case: dict[str, Any]) -> float:
+    """Return the surprisal from which on tokens have a policy gradient."""
+    found = sorted(-value for sample in samples if sample["trains"] for value in sample["generation"])
+    wanted = round(case.get("top_entropy", 1.0) * len(found), 6)
+    return found[len(found) - math.ceil(wanted)]
+
+
 def _token_values(
-    logprobs: Tensor, sample: dict[str, Any], case: dict[str, Any], names: Collection[str]
+    logprobs: Tensor, sample: dict[str, Any], case: dict[str, Any], names: Collection[str], least: float
 ) -> Tensor:
-    kind, advantage = case["loss"], sample["advantage"]
+    kind, advantage = case["loss"], _advantages(sample, case)
     own, generation, prev = logprobs.detach(), _values(sample, "generation"), _values(sample, "prev")
     prev = {"on_policy": own, "engine_ratio": generation}.get(kind, prev)
     log_ratio = logprobs - prev
@@ -125,19 +155,21 @@ def _token_values(
     if kind in ("reinforce", "cispo"):
         value = -advantage * logprobs * (clipped.detach() if kind == "cispo" else 1.0)
     elif kind == "sapo":
-        tau = case["tau_pos"] if advantage > 0 else case["tau_neg"]
+        tau = torch.full_like(own, case["tau_neg"]).masked_fill(advantage > 0, case["tau_pos"])
         value = -advantage * 4 / tau * torch.sigmoid(tau * (ratio - 1))
     else:
         value = torch.maximum(-advantage * ratio, -advantage * clipped)
-        if case["dual_clip"] and advantage < 0:
-            value = value.clamp(max=-advantage * case["dual_clip"])
+        if case["dual_clip"]:
+            bounded = torch.minimum(value, -advantage * case["dual_clip"])
+            value = torch.where(advantage < 0, bounded, value)
     if case["correction"]:
         value = value * _weights((prev - generation).detach(), case, names)
     to_engine = (generation - own).clamp(-LIMIT, LIMIT)
     bound = case.get("off_policy_mask")
-    if bound is not None and advantage < 0 and to_engine.mean() > bound:
-        value = value * 0.0
-    if case["kl"]:
+    if bound is not None and to_engine.mean() > bound:
+        value = torch.where(advantage < 0, 0.0, value)
+    value = torch.where(-generation >= least, value, 0.0)
+    if case["kl"] and not case["kl"].get("in_reward"):
         kl = _kl(_values(sample, "reference") - logprobs, case["kl"]["kind"], names)
         if case["kl"].get("weighed"):
             kl = kl * (-to_engine).exp()

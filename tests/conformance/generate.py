@@ -28,6 +28,7 @@ ESTIMATORS = (
     "rloo",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
+    "gdpo",
 )
 _PLAIN: dict[str, Any] = {
     "clip_low": 0.2,
@@ -71,7 +72,7 @@ _NEAR = 2e-3
 
 def cases() -> list[dict[str, Any]]:
     """Return every loss x mean x correction that nemo_like accepts, then the KL's estimators, the entropy,
-    a weighed KL and the off-policy mask."""
+    a weighed KL, and what changes the advantages or the share of some tokens."""
     found: list[dict[str, Any]] = []
     for name, changes in _LOSSES.items():
         for mean in ("token", "sample", "constant"):
@@ -95,6 +96,17 @@ def cases() -> list[dict[str, Any]]:
         "ppo/token/weighed_k3": {"kl": {"beta": 0.3, "kind": "k3", "weighed": True}},
         "ppo/token/off_policy_mask": {"off_policy_mask": 0.05},
         "gspo/sample/off_policy_mask": {"loss": "gspo", "off_policy_mask": 0.05, "mean": "sample"},
+        "ppo/token/moving_entropy": {"entropy": 0.2, "is_moving": True},
+        "ppo/token/kl_in_reward": {"kl": {"beta": 0.3, "kind": "k1", "in_reward": True}},
+        "gspo/sample/kl_in_reward": {
+            **{"loss": "gspo", "mean": "sample"},
+            "kl": {"beta": 0.3, "kind": "k3", "in_reward": True},
+        },
+        "ppo/token/top_entropy": {"top_entropy": 0.4},
+        "ppo/token/likelihood": {"likelihood": 0.3},
+        "sapo/sample/likelihood": {"loss": "sapo", "likelihood": 0.3, "mean": "sample"},
+        "ppo/token/penalties": {"penalties": [-2.0, -1.0]},
+        "gspo/sample/penalties": {"loss": "gspo", "penalties": [-2.0, -1.0], "mean": "sample"},
     }
     for name, changes in added.items():
         found.append({"name": name, "loss": "ppo", **_PLAIN, **_NONE, "mean": "token", **changes})

@@ -16,12 +16,22 @@ from torch import Tensor
 from nemo_like.algorithms.estimators import AdvantageInputs, build_estimator
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.options import GRPOConfig
+from nemo_like.batch.columns import ENTROPIES, MESSAGE_FLAGS, Column
 from nemo_like.batch.meta import GlobalBatch, MicroBatch, MicroBatchLayout, PromptRun, Schedule
+from nemo_like.batch.tags import ENTROPY_COEF, LIKELIHOOD_WEIGHT
+from nemo_like.batch.tags import KL_SCALE as KL_SCALE_TAG
 from nemo_like.policy.batch.policy_batch import PolicyBatch
+from nemo_like.policy.loss.entropy_threshold import entropy_threshold
 from nemo_like.policy.loss.objective import PolicyObjective
 from nemo_like.policy.loss.train_metrics import TrainMetrics
 from tests.conformance.loss_configs import loss_config
-from tests.conformance.reference import first_update
+from tests.conformance.reference import (
+    KL_SCALE,
+    first_update,
+    flags_of,
+    likelihood_weights,
+    reward_components,
+)
 
 CPU = torch.device("cpu")
 PROMPT = 2  # tokens of a prompt in the golden batches
@@ -46,7 +56,7 @@ def run(one: dict[str, Any], case: dict[str, Any], split: str, layout: MicroBatc
     total, by_token = 0.0, {}
     for rank in one["splits"][split]:
         mine = [row for micro_batch in rank for row in micro_batch]
-        batch = _policy_batch([samples[row] for row in mine])
+        batch = _policy_batch(samples, mine, case)
         update = _update(samples, rank, mine, layout)
         objective = PolicyObjective(cfg, 1.0).loss_of_update(batch, update, TrainMetrics(CPU, num_replicas=1))
         for spec in update.micro_batches:
@@ -76,12 +86,43 @@ def _scores(table: Tensor, batch: PolicyBatch, places: Tensor, *, with_entropy: 
     )
 
 
-def _policy_batch(samples: Sequence[dict[str, Any]]) -> PolicyBatch:
+def further_columns(samples: Sequence[dict[str, Any]], rows: Sequence[int]) -> dict[Column, np.ndarray]:
+    """Return the columns that cases with such a key read besides, for the samples at ``rows``."""
+    generated = np.concatenate([samples[row]["generated"] for row in rows])
+    entropies = np.zeros(len(generated), np.float32)
+    entropies[generated > 0] = -np.concatenate([samples[row]["generation"] for row in rows])
+    flags = np.concatenate([np.full(len(samples[row]["ids"]), flags_of(row), np.uint8) for row in rows])
+    return {ENTROPIES: entropies, MESSAGE_FLAGS: flags}
+
+
+def further_tags(samples: Sequence[dict[str, Any]], case: dict[str, Any]) -> dict[str, list[float]]:
+    """Return the tags that cases with such a key read besides, of all samples."""
+    return {
+        KL_SCALE_TAG.name: [KL_SCALE] * len(samples),
+        ENTROPY_COEF.name: [case["entropy"]] * len(samples),
+        LIKELIHOOD_WEIGHT.name: likelihood_weights(samples, {"likelihood": 0.0, **case}),
+    }
+
+
+def _policy_batch(
+    samples: Sequence[dict[str, Any]], rows: Sequence[int], case: dict[str, Any]
+) -> PolicyBatch:
     tags = {
         "advantage": [sample["advantage"] for sample in samples],
         "sample_mask": [float(sample["trains"]) for sample in samples],
+        **further_tags(samples, case),
     }
-    return PolicyBatch(packed_columns(samples), [len(sample["ids"]) for sample in samples], tags, CPU)
+    mine = [samples[row] for row in rows]
+    lengths = [len(sample["ids"]) for sample in mine]
+    own = {name: [values[row] for row in rows] for name, values in tags.items()}
+    batch = PolicyBatch(packed_columns(mine), lengths, own, CPU)
+    batch.add(further_columns(samples, rows))
+    if "top_entropy" in case:
+        trained = [row for row, sample in enumerate(samples) if sample["trains"]]
+        entropies = further_columns(samples, trained)[ENTROPIES]
+        entropies = entropies[np.concatenate([samples[row]["generated"] for row in trained]) > 0]
+        batch.set_entropy_threshold(entropy_threshold(torch.tensor(entropies), case["top_entropy"], None))
+    return batch
 
 
 def _update(
@@ -112,5 +153,6 @@ def advantages(one: dict[str, Any], cfg: GRPOConfig) -> Sequence[float]:
             group_ids=[sample["group"] for sample in samples],
             sample_mask=[float(sample["trains"]) for sample in samples],
             num_response_tokens=[float(sum(sample["generated"])) for sample in samples],
+            components=reward_components(samples),
         )
     ).per_sample

@@ -47,7 +47,9 @@ def _kit(own: Mapping[str, Any]) -> Iterator[str]:
         "four "
         "importance-sampling corrections and none, as far as they go together, then the KL's three "
         "estimators, "
-        f"the entropy, a weighed KL and the off-policy mask. {len(batches)} batches of eight samples:\n"
+        "the entropy and one with a target, a weighed KL, a KL in the reward, the off-policy mask, the "
+        "tokens of highest entropy, the likelihood of right answers, and penalties of responses of a wrong "
+        f"form. {len(batches)} batches of eight samples:\n"
     )
     yield "| batch | what is in it |\n|---|---|"
     for batch in batches:
@@ -57,7 +59,9 @@ def _kit(own: Mapping[str, Any]) -> Iterator[str]:
         f"{splits}. What a "
         "rank back-propagates is summed over its micro-batches; gradients are then summed over ranks here, "
         "and "
-        "averaged in TRL and verl, whose losses are scaled for that.\n"
+        "averaged in TRL and verl, whose losses are scaled for that. Not in the kit is what needs a teacher "
+        "or a critic, distillation and GAE, and what acts between steps, a reference that follows "
+        "the policy.\n"
     )
     yield "## nemo_like\n"
     yield (

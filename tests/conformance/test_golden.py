@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from nemo_like.algorithms.options import ESTIMATOR_KINDS, LOSS_KINDS
 from nemo_like.batch.meta import MicroBatchLayout
 from nemo_like.configuration import load_config
 from tests.conformance import generate, ours
+from tests.conformance.loss_configs import loss_config
 
 DEMO = Path(__file__).parents[2] / "configs" / "grpo_arithmetic_cpu.yaml"
 BATCHES = {one["name"]: one for one in generate.load("batches")}
@@ -27,6 +29,7 @@ ESTIMATORS = {
     "rloo": ("grpo.adv_estimator.name=rloo",),
     "reinforce_plus_plus": ("grpo.adv_estimator.name=reinforce_plus_plus",),
     "reinforce_plus_plus_baseline": ("grpo.adv_estimator.name=reinforce_plus_plus_baseline",),
+    "gdpo": ("grpo.adv_estimator.name=gdpo", "grpo.adv_estimator.reward_weights={right: 1.0, brief: 0.5}"),
 }
 
 
@@ -75,6 +78,14 @@ def test_every_estimator_gives_its_advantages(estimator: str) -> None:
     for name, one in BATCHES.items():
         expected = pytest.approx(EXPECTED[name]["advantages"][estimator], rel=1e-7, abs=1e-8)
         assert ours.advantages(one, cfg) == expected, name
+
+
+def test_every_loss_and_every_estimator_has_its_rows() -> None:
+    """But for those that need a teacher or a critic, which the batches do not have."""
+    losses = {loss_config(case).kind for case in CASES.values()}
+    assert losses == {*LOSS_KINDS.names()} - {"distillation"}
+    estimators = {load_config(DEMO, arguments).grpo.adv_estimator.name for arguments in ESTIMATORS.values()}
+    assert estimators == {*ESTIMATOR_KINDS.names()} - {"gae"}
 
 
 def test_no_correction_and_no_term_is_without_effect_on_all_batches() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from nemo_like.batch.columns import POLICY_COLUMNS, ROLLOUT_COLUMNS
+from nemo_like.batch.columns import ENTROPIES, MESSAGE_FLAGS, POLICY_COLUMNS, ROLLOUT_COLUMNS
 from nemo_like.batch.sharding import shard_for_training
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
@@ -35,7 +35,11 @@ QUICK = (
     *("ppo/token/none", "ppo_dual_clip/sample/tis", "gspo/sample/icepop", "gspo_token/constant/plain"),
     *("cispo/token/seq_mask", "reinforce/constant/icepop", "sapo/sample/none", "on_policy/token/tis"),
     *("engine_ratio/sample/none", "ppo/token/k3", "gspo/sample/k3", "ppo/sample/entropy"),
+    *("ppo/token/moving_entropy", "ppo/token/kl_in_reward", "ppo/token/top_entropy"),
+    *("sapo/sample/likelihood", "gspo/sample/penalties"),
 )
+# What the cases that read such tags have in common.
+FURTHER = {"entropy": 0.2, "likelihood": 0.3}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "padded": {"micro_batch_size": 3},
     "packed": {"micro_batching": MicroBatching.packed},
@@ -105,12 +109,14 @@ def train(coordinates: Coordinates, cfg: PolicyConfig, work: Work) -> dict[tuple
 def _shard(
     plane: InMemoryDataPlane, name: str, samples: list[dict[str, Any]], cfg: PolicyConfig, dp: int
 ) -> Any:
-    columns = ours.packed_columns(samples)
+    further = ours.further_columns(samples, range(len(samples)))
+    columns = ours.packed_columns(samples) | {column.name: values for column, values in further.items()}
     groups = [sample["group"] for sample in samples]
-    plane.open_partition(name, [*ROLLOUT_COLUMNS, *POLICY_COLUMNS])
+    put, scored = (*ROLLOUT_COLUMNS, MESSAGE_FLAGS), (*POLICY_COLUMNS, ENTROPIES)
+    plane.open_partition(name, [*put, *scored])
     meta = plane.put(
         name,
-        {column.name: columns[column.name] for column in ROLLOUT_COLUMNS},
+        {column.name: columns[column.name] for column in put},
         lengths=[len(sample["ids"]) for sample in samples],
         chunk_sizes=[groups.count(group) for group in dict.fromkeys(groups)],
         tags={
@@ -119,9 +125,10 @@ def _shard(
             "num_response_tokens": [sum(sample["generated"]) for sample in samples],
             "num_prompt_tokens": [ours.PROMPT] * len(samples),
             "group_id": groups,
+            **ours.further_tags(samples, FURTHER),
         },
     )
-    meta = plane.write(meta, {column.name: columns[column.name] for column in POLICY_COLUMNS})
+    meta = plane.write(meta, {column.name: columns[column.name] for column in scored})
     shards = shard_for_training(
         meta,
         num_shards=cfg.data_parallel_size,
