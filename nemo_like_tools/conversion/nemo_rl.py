@@ -179,6 +179,20 @@ def no_reward_for(value: Any, theirs: Theirs) -> Any:
     return [flag for key, flag in flags.items() if theirs(f"reward_penalties.{key}")] or LEFT_OUT
 
 
+def answer_pattern(value: Any, theirs: Theirs) -> Any:
+    """Return where the answer of a response is, which DAPO's comparison looks for and math-verify's does
+    not."""
+    if value in (None, "hf_math_verify"):
+        return LEFT_OUT
+    if value != "dapo_math_verify":
+        raise Untranslatable(
+            f"{value} is no comparison that is known here; env.math compares by math-verify, and for another "
+            "one add `- env@env.NAME: KIND` to the defaults"
+        )
+    note = "math-verify compares what follows the last Answer: by its value, not by its normalised text"
+    return Noted(r"(?i)Answer\s*:\s*([^\n]+)", note)
+
+
 def metric(value: Any, theirs: Theirs) -> str | None:
     """Return the name of a metric; its prefix says whether it is of a step or of a validation."""
     if value is None:

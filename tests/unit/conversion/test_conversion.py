@@ -13,6 +13,7 @@ import pytest
 from nemo_like.config.other_frameworks import our_keys
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import load_config
+from nemo_like.environments.per_turn import extract_answer
 from nemo_like_tools.conversion import nemo_rl, nemo_rl_data, trl, values, verl
 from nemo_like_tools.conversion.their_files import read_theirs
 from nemo_like_tools.conversion.translation import (
@@ -822,6 +823,18 @@ def test_penalties_of_nemo_rl_for_the_form_of_responses_are_keys_here(tmp_path: 
     assert value(conversion, "rollout.tool_call_marks") is None
     assert "reward_penalties.penalize_unwanted_tokens=true" in lost(conversion)
     assert "reward_penalties.penalize_empty_final_answer" not in lost(conversion)
+
+
+def test_an_answer_that_dapo_s_comparison_looks_for_is_looked_for_here(tmp_path: Path) -> None:
+    text = (
+        "grpo: {num_prompts_per_step: 8}\nenv: {math: {num_workers: 2, math_verify_impl: dapo_math_verify}}\n"
+    )
+    conversion = converted(tmp_path, text)
+    pattern = value(conversion, "env.math.options.answer_pattern")
+    assert extract_answer("Answer: 3\nso\nanswer : 4 apples\n.", pattern) == "4 apples"
+    assert any("not by its normalised text" in str(note) for note in conversion.notes)
+    other = converted(tmp_path, text.replace("dapo_math_verify", "mine"))
+    assert "mine is no comparison that is known here" in lost(other)
 
 
 def test_a_reference_is_renewed_in_steps_where_trl_counts_updates() -> None:
