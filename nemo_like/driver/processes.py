@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from nemo_like.cluster.runtime import RayNeeds
 from nemo_like.cluster.stage import EngineHolds
 from nemo_like.configuration import Config
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
+from nemo_like.generation.engine_spec import EngineNode
 from nemo_like.generation.environment import WAITING_METHODS, engine_environment, unused_by_engines
 from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.disk import write_whole
@@ -31,7 +32,15 @@ from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.plan.derived import shares_gpus, weight_transport
 from nemo_like.plan.engine_of_run import engine_of_run
 from nemo_like.plan.places import Place, gpus_by_node, weight_replicas
-from nemo_like.plan.roles import Role, actor_name, environment_role, ray_cpus, roles, worker_groups
+from nemo_like.plan.roles import (
+    Role,
+    actor_name,
+    engine_actors,
+    environment_role,
+    ray_cpus,
+    roles,
+    worker_groups,
+)
 from nemo_like.policy.backends.interface import FurtherColumns, WeightSenderSpec, WorkerConnections
 from nemo_like.policy.batch.policy_columns import dumped_columns
 from nemo_like.policy.groups.layout import is_one_engine
@@ -42,6 +51,7 @@ from nemo_like.rollout.tasks import has_agents, used_environments
 # The deadline of calls to processes that are up already and have nothing to compute.
 SHORT_TIMEOUT_S = 30.0
 _ASYNC_ROLES = (Role.rollout, Role.environment, Role.reward_model, Role.endpoint)
+_PART = "nemo_like.generation.engine_part:EnginePart"
 OWN_TARGETS = {
     Role.engine: "nemo_like.generation.vllm_engine:VllmEngine",
     Role.policy_worker: "nemo_like.policy.workers.worker:PolicyWorker",
@@ -130,6 +140,7 @@ class Starter:
         self._on_wait, self._targets = on_wait, targets
         self._needs = roles(cfg)
         self._weight_replicas = weight_replicas(cfg, places)
+        self._parts: dict[str, list[ActorHandle]] = {}  # by engine, its parts on further nodes
         self._gpus = {place.actor: {(place.node, gpu) for gpu in place.gpus} for place in places}
 
     def all(self) -> Actors:
@@ -228,16 +239,40 @@ class Starter:
             left = [index for index in left if index not in wave]
 
     def _engine(self, index: int) -> ActorHandle:
-        """Start an engine, which serves the weights of ``policy.model_name`` until a trainer sends new
-        ones."""
+        """Start an engine, which serves the weights of ``policy.model_name`` until a trainer sends new ones.
+
+        Where it is spread over nodes, start its parts on all of them, and end those of an earlier start.
+        """
+        (_, engine), *parts = engine_actors(self._cfg, index)
+        for part in self._parts.pop(engine, ()):
+            self._cluster.discard(part)
+        if not parts:
+            return self._engine_process(Role.engine, index, self._targets[Role.engine], f"engine-{index}")
+        address, port = self._cluster.endpoint(engine, timeout_s=self._cfg.cluster.start_timeout_s)
+        nodes = [EngineNode(rank, address, port) for rank in range(1 + len(parts))]
+        self._parts[engine] = [
+            self._engine_process(role, f"{index}-{node.rank}", _PART, name, node=node)
+            for (role, name), node in zip(parts, nodes[1:], strict=True)
+        ]
+        target = self._targets[Role.engine]
+        return self._engine_process(Role.engine, index, target, f"engine-{index}", node=nodes[0])
+
+    def engines_of(self, actors: Collection[str]) -> set[str]:
+        """Return the names of the engines that have a part among ``actors``."""
+        return {engine for engine, parts in self._parts.items() if any(one.name in actors for one in parts)}
+
+    def _engine_process(
+        self, role: Role, index: int | str, target: str, name: str, **node: EngineNode
+    ) -> ActorHandle:
         return self._start(
-            Role.engine,
+            role,
             index,
-            self._targets[Role.engine],
-            engine_environment(self._cfg.policy.device),
-            name=f"engine-{index}",
+            target,
+            engine_environment(self._cfg.policy.device, self._cfg.generation.vllm_cfg.num_nodes),
+            name=name,
             spec=engine_of_run(self._cfg),
             timeout_s=self._patience_s(),
+            **node,
         )
 
     def workers(self, role: Role, data_plane: DataPlaneSpec | None) -> list[ActorHandle]:
@@ -398,6 +433,7 @@ class Starter:
         needs = self._needs[role]
         name = actor_name(role, needs, index)
         waiting_methods = WAITING_METHODS if role is Role.engine and self._cfg.grpo.max_staleness > 0 else ()
+        is_engine = role in (Role.engine, Role.engine_part)
         is_async = role in _ASYNC_ROLES or bool(waiting_methods)
         return self._cluster.start(
             ActorSpec(
@@ -409,7 +445,7 @@ class Starter:
                 concurrency=Concurrency.asyncio if is_async else Concurrency.serial,
                 in_threads=waiting_methods,
                 log_path=self._directory.log_path(name),
-                without=unused_by_engines(self._cfg.policy.device) if role is Role.engine else (),
+                without=unused_by_engines(self._cfg.policy.device) if is_engine else (),
             )
         )
 

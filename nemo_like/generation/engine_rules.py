@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nemo_like.config.problems import Problem
 from nemo_like.generation.draft_rules import cache_problems
-from nemo_like.generation.options import GenerationConfig, LoraSync
+from nemo_like.generation.options import GenerationConfig, LoraSync, WeightTransport
 from nemo_like.models.division import must_divide, nearest_divisors
 from nemo_like.models.model_info import ModelInfo, has_vision_tower
 from nemo_like.policy.options import Device, PolicyConfig
@@ -42,6 +42,7 @@ def engine_layout_problems(
         key, tp, {"attention heads": model.num_heads, "FFN columns": model.intermediate_size}
     )
     yield from _stages(generation, policy, model)
+    yield from _nodes(generation, policy, model)
     # vLLM gives every rank a copy of a key-value head when there are fewer heads than ranks.
     if tp >= 1 and model.num_kv_heads % tp and tp % model.num_kv_heads:
         yield Problem(
@@ -55,25 +56,54 @@ def _stages(generation: GenerationConfig, policy: PolicyConfig, model: ModelInfo
     """Yield every problem of engines that are pipelines."""
     key, stages = "generation.vllm_cfg.pipeline_parallel_size", generation.vllm_cfg.pipeline_parallel_size
     yield from must_divide(key, stages, {"layers": model.num_layers})
-    if stages == 1:
-        return
-    adapters = generation.lora_sync is LoraSync.adapter and policy.lora.enabled
-    refused = {
-        "policy.megatron_cfg.router_replay=true": (
-            policy.megatron_cfg.router_replay,
+    if stages > 1:
+        rules = (
             "needs the experts of all layers from one process",
-        ),
-        "generation.vllm_kwargs.speculative_config": (
-            generation.vllm_kwargs.get("speculative_config") is not None,
             "drafts in a process that has all layers",
-        ),
-        "generation.lora_sync=adapter": (adapters, "was never tried with engines of several stages"),
-        f"policy.model_name={policy.model_name}": (
-            model.has_vision_tower,
+            "was never tried with engines of several stages",
             "reads images, which was never tried with engines of several stages",
-        ),
+        )
+        yield from _refused_beside(key, _rarely_used(generation, policy, model), rules)
+
+
+def _nodes(generation: GenerationConfig, policy: PolicyConfig, model: ModelInfo) -> Iterator[Problem]:
+    """Yield every problem of engines that are spread over several nodes."""
+    vllm, transport = generation.vllm_cfg, generation.weight_transport
+    key = "generation.vllm_cfg.num_nodes"
+    if vllm.num_workers % max(1, vllm.num_nodes):
+        yield Problem(
+            key=f"{key}={vllm.num_nodes}",
+            rule=f"must divide the {vllm.num_workers} processes of an engine (tensor_parallel_size x "
+            "pipeline_parallel_size), since each node has equally many",
+            remedy=f"try {nearest_divisors(vllm.num_workers, vllm.num_nodes)}",
+        )
+    if vllm.num_nodes > 1:
+        rules = (
+            "was never tried with engines over several nodes",
+            "was never tried with engines over several nodes",
+            "hands adapters over in memory, which processes on other nodes do not see",
+            "reads images, which was never tried with engines over several nodes",
+            "maps memory of one node",
+        )
+        maps_memory = transport in (WeightTransport.shared_memory, WeightTransport.cuda_ipc)
+        settings = _rarely_used(generation, policy, model)
+        settings[f"generation.weight_transport={transport.value}"] = maps_memory
+        yield from _refused_beside(key, settings, rules)
+
+
+def _rarely_used(generation: GenerationConfig, policy: PolicyConfig, model: ModelInfo) -> dict[str, bool]:
+    """Return by setting whether it is set: those that are not made for engines of every layout."""
+    return {
+        "policy.megatron_cfg.router_replay=true": policy.megatron_cfg.router_replay,
+        "generation.vllm_kwargs.speculative_config": generation.vllm_kwargs.get("speculative_config")
+        is not None,
+        "generation.lora_sync=adapter": generation.lora_sync is LoraSync.adapter and policy.lora.enabled,
+        f"policy.model_name={policy.model_name}": model.has_vision_tower,
     }
-    for setting, (is_set, rule) in refused.items():
+
+
+def _refused_beside(key: str, settings: dict[str, bool], rules: Sequence[str]) -> Iterator[Problem]:
+    for (setting, is_set), rule in zip(settings.items(), rules, strict=True):
         if is_set:
             yield Problem(key=setting, rule=rule, remedy=f"set {key}=1")
 

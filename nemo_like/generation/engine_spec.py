@@ -27,6 +27,15 @@ class EngineAdapter:
     target_modules: tuple[str, ...]  # last parts of the layers' names; (): every layer that vLLM can adapt
 
 
+@dataclass(frozen=True, slots=True)
+class EngineNode:
+    """One of several nodes of an engine, and the address and port where the workers on all of them meet."""
+
+    rank: int  # 0: the node of the engine itself
+    address: str
+    port: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
     """An engine as a run needs it. A field that is left out asks for nothing."""

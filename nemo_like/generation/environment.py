@@ -17,8 +17,9 @@ from nemo_like.policy.options import Device
 WAITING_METHODS = ("pause",)
 
 
-def engine_environment(device: Device) -> dict[str, str]:
-    """Return the variables to set before an engine's process imports torch or vLLM, for ``ActorSpec.env``."""
+def engine_environment(device: Device, num_nodes: int = 1) -> dict[str, str]:
+    """Return the variables to set before a process of an engine over ``num_nodes`` nodes imports torch or
+    vLLM, for ``ActorSpec.env``."""
     common = {
         # The engine core runs in the actor's own process, so no second process has to start.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -32,7 +33,9 @@ def engine_environment(device: Device) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    return common | (_CPU if device is Device.cpu else {})
+    if device is Device.cpu:
+        common |= _CPU | (_ON_ONE_NODE if num_nodes == 1 else {})
+    return common
 
 
 def unused_by_engines(device: Device) -> tuple[str, ...]:
@@ -49,10 +52,9 @@ def unused_by_engines(device: Device) -> tuple[str, ...]:
 _CPU = {
     **CPU_ENVIRONMENT,
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    # An engine on CPU spans one machine at most.
-    "GLOO_SOCKET_IFNAME": "lo",
-    "VLLM_HOST_IP": "127.0.0.1",
 }
+# Else ``cluster.actors`` and ``started_vllm`` say which interface and address other nodes reach.
+_ON_ONE_NODE = {"GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
 
 
 def _cache_root() -> Path:

@@ -254,7 +254,7 @@ class WeightGroup:
 class WeightEndpoint:
     """What the trainer must know of an engine before the two connect."""
 
-    node_id: str  # Ray's id of the engine's node; "" outside Ray
+    node_id: str  # Ray's id of the engine's node; "" outside Ray, and of an engine over several nodes
     num_workers: int
 
 

@@ -45,6 +45,9 @@ class VllmConfig:
     pipeline_parallel_size: Annotated[
         int, Key("stages of each engine, each of which holds some of the layers", 1, at_least=1)
     ]
+    num_nodes: Annotated[
+        int, Key("nodes over which the processes of each engine are spread, in equal shares", 1, at_least=1)
+    ]
     enforce_eager: Annotated[bool, Key("no CUDA graphs and no compilation", True)]
     max_num_seqs: Annotated[int, Key("sequences that one engine decodes together", 256, at_least=1)]
     kv_cache_gib: Annotated[
@@ -68,6 +71,11 @@ class VllmConfig:
     def num_workers(self) -> int:
         """Processes, and on GPUs also devices, of one engine."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def workers_per_node(self) -> int:
+        """Processes, and on GPUs also devices, of one engine on each of its nodes."""
+        return self.num_workers // max(1, self.num_nodes)
 
 
 @dataclass(kw_only=True, slots=True)

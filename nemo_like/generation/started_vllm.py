@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from vllm.lora.request import LoRARequest
 from nemo_like.algorithms.options import WeightUpdates
 from nemo_like.batch.tags import AS_LOADED
 from nemo_like.cluster.janitor import MARK
+from nemo_like.cluster.placement import node_address
 from nemo_like.cluster.stage import EngineHolds
 from nemo_like.compat.gloo import one_gloo_device
 from nemo_like.compat.shared_names import remove_names, track_names
@@ -21,7 +23,7 @@ from nemo_like.compat.without_torchvision import lacks_torchvision, patch_vllm
 from nemo_like.compat.worker_calls import call_workers
 from nemo_like.generation.engine_args import engine_args
 from nemo_like.generation.engine_routes import EngineRoutes
-from nemo_like.generation.engine_spec import EngineSpec
+from nemo_like.generation.engine_spec import EngineNode, EngineSpec
 from nemo_like.generation.engine_thread import end_process
 from nemo_like.generation.options import KvCacheAfterUpdate
 from nemo_like.generation.sleep import EngineMemory, has_sleep_mode
@@ -75,10 +77,21 @@ class StartedVllm:
         return call_workers(self.llm, method, kwargs)
 
 
-def complete_args(name: str, spec: EngineSpec, routes: EngineRoutes) -> EngineArgs:
-    """Return ``engine_args`` completed by the arguments that routes, sleep, weight updates and structured
-    outputs need. Raises ValueError when the engine should sleep but cannot."""
+def _meet(args: EngineArgs, spec: EngineSpec, node: EngineNode) -> None:
+    """Have the engine's workers on this node meet the workers on its other nodes."""
+    args.nnodes, args.node_rank = spec.generation.vllm_cfg.num_nodes, node.rank
+    args.master_addr, args.master_port = node.address, node.port
+    os.environ["VLLM_HOST_IP"] = node_address()  # vLLM would ask the network for its own address
+
+
+def complete_args(
+    name: str, spec: EngineSpec, routes: EngineRoutes, node: EngineNode | None = None
+) -> EngineArgs:
+    """Return ``engine_args`` completed by the arguments that routes, sleep, weight updates, structured
+    outputs and several nodes need. Raises ValueError when the engine should sleep but cannot."""
     args = engine_args(spec)
+    if node is not None:
+        _meet(args, spec, node)
     if spec.generation.vllm_cfg.num_workers > 1:
         track_names(unset=MARK)
     routes.configure(args)

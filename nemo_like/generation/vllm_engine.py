@@ -21,7 +21,7 @@ from nemo_like.cluster.runtime import use_temporary_directory_of_session
 from nemo_like.cluster.stage import EngineHolds
 from nemo_like.generation.engine_requests import QueuedRequest, sampling_params
 from nemo_like.generation.engine_routes import EngineRoutes
-from nemo_like.generation.engine_spec import EngineSpec
+from nemo_like.generation.engine_spec import EngineNode, EngineSpec
 from nemo_like.generation.engine_thread import EngineThread
 from nemo_like.generation.engine_weights import VllmWeights
 from nemo_like.generation.interface import (
@@ -55,8 +55,11 @@ class VllmEngine:
         name: str,
         spec: EngineSpec,
         timeout_s: float,
+        node: EngineNode | None = None,
     ) -> None:
         """Start the engine and wait until it is ready.
+
+        ``node`` is the first node of an engine over several; on the others each has an ``EnginePart``.
 
         ``timeout_s`` is the deadline for the start, and for every later call. An engine with
         ``spec.weight_updates`` belongs in an asyncio actor that runs ``WAITING_METHODS`` in threads.
@@ -66,7 +69,7 @@ class VllmEngine:
         use_temporary_directory_of_session()  # since vLLM leaves sockets and files behind
         self._name, self._spec, self._timeout_s = name, spec, timeout_s
         routes = EngineRoutes(spec.routed_experts, spec.device)
-        args = complete_args(name, spec, routes)
+        args = complete_args(name, spec, routes, node)
         self._thread = EngineThread(name, timeout_s)
         self._thread.call(lambda: self._start(args, routes))
 
@@ -129,8 +132,10 @@ class VllmEngine:
     # ------------------------------------------------------------------ weights
 
     def weight_endpoint(self) -> WeightEndpoint:
-        node_id = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
-        return WeightEndpoint(node_id=node_id, num_workers=self._spec.generation.vllm_cfg.num_workers)
+        vllm = self._spec.generation.vllm_cfg
+        is_on_one = vllm.num_nodes == 1 and ray.is_initialized()
+        node_id = ray.get_runtime_context().get_node_id() if is_on_one else ""
+        return WeightEndpoint(node_id=node_id, num_workers=vllm.num_workers)
 
     def join_weight_group(self, group: WeightGroup) -> None:
         self._thread.call(lambda: self._weights.join(group))

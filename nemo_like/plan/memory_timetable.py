@@ -195,7 +195,7 @@ def _parts_of(
 ) -> Callable[[Stage], dict[str, int]]:
     """Return a function from a stage to the parts that the process at ``place`` holds in it, in bytes."""
     policy = models[Role.policy_worker]
-    if place.role is Role.engine:
+    if place.role in (Role.engine, Role.engine_part):
         return lambda stage: _of_engine(cfg, policy, stage, size)
     if place.role is Role.reward_model:
         of_reward_model = _of_reward_model(reward_models(cfg)[place.actor])
@@ -377,7 +377,7 @@ def _remedies(cfg: Config, stage: Stage, held: Sequence[GpuMemoryUse]) -> Iterat
             yield "a smaller reward model, or one in bfloat16 (options.precision)"
             continue
         # Engines hold the policy's model.
-        role = Role.policy_worker if one.role is Role.engine else one.role
+        role = Role.policy_worker if one.role in (Role.engine, Role.engine_part) else one.role
         what, name, group, own = one.what, role.group, groups[role], _STAGES[role]
         is_idle = stage is Stage.generation and shares_gpus(cfg)
         if cfg.value is not None and cfg.cluster.placement is Placement.colocated:

@@ -6,13 +6,13 @@ reserved them.
 
 Training workers that exchange data in every layer share a node: a tensor- and context-parallel group must,
 and the ranks that together hold all experts do where a node has enough GPUs. All GPUs of an engine are on one
-node too.
+node too, or in equal shares on as many nodes as its configuration says.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -23,7 +23,7 @@ from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import needs_gpu
 from nemo_like.generation.options import WeightTransport
 from nemo_like.plan.derived import shares_gpus, weight_transport
-from nemo_like.plan.roles import Role, RoleNeeds, actor_name, roles, worker_groups
+from nemo_like.plan.roles import Role, RoleNeeds, actor_name, engine_actors, roles, worker_groups
 from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of
 from nemo_like.policy.groups.layout import stage_size
 from nemo_like.policy.options import Device, WorkerGroupConfig
@@ -49,8 +49,9 @@ def placement(cfg: Config) -> list[Place]:
     """Return the place of every training worker, engine and, on GPUs, reward model, in this order.
 
     The workers of a group are in the order of their ranks. Raises ConfigError when the GPUs of
-    ``cluster.num_nodes`` nodes do not suffice.
+    ``cluster.num_nodes`` nodes do not suffice, or when engines cannot be spread over nodes.
     """
+    _check_spread(cfg)
     return _on_gpus(cfg) if cfg.policy.device is Device.cuda else _on_cpus(cfg)
 
 
@@ -108,8 +109,14 @@ def _on_cpus(cfg: Config) -> list[Place]:
     by_groups = cfg.cluster.placement is Placement.colocated and bool(nodes)
     for index in range(engines.count):
         node = nodes[index % len(nodes)] if by_groups else _share_of(index, engines.count, num_nodes)
-        places.append(Place(actor_name(Role.engine, engines, index), Role.engine, node, ()))
+        further = range(cfg.generation.vllm_cfg.num_nodes)
+        places += _engine(cfg, index, [((node + number) % num_nodes, ()) for number in further])
     return places
+
+
+def _engine(cfg: Config, index: int, where: Sequence[tuple[int, tuple[int, ...]]]) -> list[Place]:
+    """Return the places of an engine's process on each of its nodes, which come with their GPUs."""
+    return [Place(name, role, *at) for (role, name), at in zip(engine_actors(cfg, index), where, strict=True)]
 
 
 def _share_of(index: int, count: int, num_nodes: int) -> int:
@@ -126,14 +133,18 @@ def _on_gpus(cfg: Config) -> list[Place]:
             places += _on_own_gpus(cfg, role, free_gpus)
         else:
             places += _on_policy_gpus(cfg, role, places)
-    size = cfg.generation.vllm_cfg.num_workers
-    _check_fits(cfg, _engine_key(cfg), size if engines.count else 0)
+    size, num_nodes = cfg.generation.vllm_cfg.workers_per_node, cfg.generation.vllm_cfg.num_nodes
+    _check_fits(
+        cfg, _engine_key(cfg), size if engines.count else 0, ", or generation.vllm_cfg.num_nodes to more"
+    )
     if shares_gpus(cfg):
         places += _on_workers_gpus(cfg, places[: needs[Role.policy_worker].count], engines)
     else:
         for index in range(engines.count):
-            node, gpus = free_gpus.take(size)
-            places.append(Place(actor_name(Role.engine, engines, index), Role.engine, node, gpus))
+            where: dict[int, tuple[int, ...]] = {}
+            for _ in range(num_nodes):
+                where |= [free_gpus.take(size, where)]
+            places += _engine(cfg, index, [*where.items()])
     places += [Place(name, Role.reward_model, *free_gpus.take(1)) for name in reward_models(cfg)]
     _check_nodes(cfg, free_gpus.num_nodes)
     return places
@@ -212,11 +223,12 @@ class _FreeGpus:
     def num_nodes(self) -> int:
         return len(self._taken)
 
-    def take(self, count: int) -> tuple[int, tuple[int, ...]]:
-        """Take ``count`` GPUs of the first node that has them left; return the node and the GPUs."""
-        if not any(self._size - taken >= count for taken in self._taken):
-            self._taken.append(0)
-        node = next(node for node, taken in enumerate(self._taken) if self._size - taken >= count)
+    def take(self, count: int, without: Collection[int] = ()) -> tuple[int, tuple[int, ...]]:
+        """Take ``count`` GPUs of the first node that has them left, and is none of ``without``; return the
+        node and the GPUs."""
+        rooms = [self._size - taken for taken in [*self._taken, 0]]
+        node = next(node for node, room in enumerate(rooms) if room >= count and node not in without)
+        self._taken += [0] * (node == len(self._taken))
         first = self._taken[node]
         self._taken[node] += count
         return node, tuple(range(first, first + count))
@@ -243,10 +255,7 @@ def _on_workers_gpus(cfg: Config, workers: Sequence[Place], engines: RoleNeeds) 
         slots[index * len(slots) // engines.count if engines.count < len(slots) else index % len(slots)]
         for index in range(engines.count)
     ]
-    return [
-        Place(actor_name(Role.engine, engines, index), Role.engine, node, gpus)
-        for index, (node, gpus) in enumerate(chosen)
-    ]
+    return [place for index, at in enumerate(chosen) for place in _engine(cfg, index, [at])]
 
 
 def _engine_key(cfg: Config) -> str:
@@ -254,7 +263,8 @@ def _engine_key(cfg: Config) -> str:
     vllm = cfg.generation.vllm_cfg
     stages = vllm.pipeline_parallel_size
     by = f" x pipeline_parallel_size={stages}" if stages > 1 else ""
-    return f"generation.vllm_cfg.tensor_parallel_size={vllm.tensor_parallel_size}{by}"
+    over = f" over num_nodes={vllm.num_nodes}" if vllm.num_nodes > 1 else ""
+    return f"generation.vllm_cfg.tensor_parallel_size={vllm.tensor_parallel_size}{by}{over}"
 
 
 def _node_group(cfg: Config, role: Role) -> int:
@@ -279,13 +289,28 @@ def _tensor_key(name: str, group: WorkerGroupConfig) -> str:
     return f"{name}.{key}={attrgetter(key)(group)}{by}"
 
 
-def _check_fits(cfg: Config, key: str, size: int) -> None:
+def _check_spread(cfg: Config) -> None:
+    num_nodes = cfg.generation.vllm_cfg.num_nodes
+    key = f"generation.vllm_cfg.num_nodes={num_nodes}"
+    if num_nodes == 1 or not roles(cfg)[Role.engine].count:
+        return
+    if num_nodes > (most := cfg.cluster.num_nodes):
+        raise ConfigError.of(key, f"must be at most cluster.num_nodes={most}", "give the run more nodes")
+    if shares_gpus(cfg):
+        raise ConfigError.of(
+            key,
+            "must be 1 with cluster.placement=colocated: engines that share GPUs with the policy map "
+            "memory of a policy worker on their own node",
+            "use cluster.placement=separate",
+        )
+
+
+def _check_fits(cfg: Config, key: str, size: int, or_set: str = "") -> None:
     most = cfg.cluster.gpus_per_node
     if size > most:
         rule = f"must be at most cluster.gpus_per_node={most}, since its {size} GPUs share a node"
-        raise ConfigError.of(
-            key, rule, "divide it over fewer GPUs, or set cluster.gpus_per_node to what a node has"
-        )
+        remedy = "divide it over fewer GPUs, or set cluster.gpus_per_node to what a node has"
+        raise ConfigError.of(key, rule, remedy + or_set)
 
 
 def _check_nodes(cfg: Config, needed: int) -> None:
@@ -297,7 +322,7 @@ def _check_nodes(cfg: Config, needed: int) -> None:
             others = (role for role in worker_groups(cfg) if role is not Role.policy_worker)
             parts += [f"{needs[role].count} {role.value}s of 1" for role in others]
         if not shares_gpus(cfg):
-            parts.append(f"{needs[Role.engine].count} engines of {needs[Role.engine].num_gpus}")
+            parts.append(f"{needs[Role.engine].count} engines of {cfg.generation.vllm_cfg.num_workers}")
         if scorers := len(reward_models(cfg)):
             parts.append(f"{scorers} reward models of 1")
         users = " and ".join(parts)

@@ -272,6 +272,7 @@ def format_plan(plan: Plan) -> str:
         f"data plane   at most {format_size(plan.data_plane_bytes_per_step)} per step "
         f"({plan.max_tokens_per_step:,} tokens x {plan.bytes_per_token} bytes)",
         f"weight sync  {format_size(plan.weight_bytes)} per step to each of {plan.num_engines} engines",
+        *_engines_over_nodes(plan.places),
         *format_host_memory(plan.host_memory),
         *format_timetable(plan.memory),
     ]
@@ -282,6 +283,15 @@ def _start(checkpointing: CheckpointingConfig) -> str | None:
     if (path := checkpointing.resume_from_path) is None:
         return None
     return f"takes of {path} {checkpointing.resume_parts.about}; once it has checkpoints, it continues these"
+
+
+def _engines_over_nodes(places: Sequence[Place]) -> list[str]:
+    """Return a line for each node of every engine that is spread over several."""
+    spread = [place for place in places if place.role in (Role.engine, Role.engine_part)]
+    if not any(place.role is Role.engine_part for place in spread):
+        return []
+    gpus = {place: f" GPUs {', '.join(map(str, place.gpus))}" if place.gpus else "" for place in spread}
+    return ["engines", *(f"  {place.actor:<26}node {place.node}{gpus[place]}" for place in spread)]
 
 
 def _ends(tokens: Sequence[str] | None) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from nemo_like.configuration import Config
@@ -31,6 +31,7 @@ class Role(Enum):
     environment = "environment actor"
     reward_model = "reward model on a GPU"
     engine = "vLLM engine"
+    engine_part = "part of a vLLM engine"
     endpoint = "client of a server"
     policy_worker = "policy worker"
     value_worker = "value worker"
@@ -60,10 +61,14 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
     roles.
 
     A replay has no engines and no environments. A run that only generates has no policy workers. A run that
-    asks a server has a client of the server instead of engines.
+    asks a server has a client of the server instead of engines. An engine over several nodes has a part on
+    each node but its first.
     """
     on_gpu, generates = cfg.policy.device is Device.cuda, cfg.rollout.replay is None
-    engine_size = cfg.generation.vllm_cfg.num_workers
+    vllm = cfg.generation.vllm_cfg
+    engine_size, num_parts = vllm.workers_per_node, vllm.num_nodes - 1
+    num_engines = cfg.generation.num_engines if generates and not asks_endpoint(cfg.evaluation) else 0
+    engine = RoleNeeds(count=num_engines, num_cpus=engine_size, num_gpus=engine_size if on_gpu else 0)
     environments = [*used_environments(cfg).values()] if generates else []
     has_units = storage_kind_of(cfg.data_plane.backend).has_units
     num_units = cfg.data_plane.num_storage_units if has_units else 0
@@ -78,11 +83,8 @@ def roles(cfg: Config) -> dict[Role, RoleNeeds]:
             count=sum(env.num_actors for env in environments if not needs_gpu(env)), num_cpus=0.1
         ),
         **_reward_models([env for env in environments if needs_gpu(env)]),
-        Role.engine: RoleNeeds(
-            count=cfg.generation.num_engines if generates and not asks_endpoint(cfg.evaluation) else 0,
-            num_cpus=engine_size,
-            num_gpus=engine_size if on_gpu else 0,
-        ),
+        Role.engine: engine,
+        **({Role.engine_part: replace(engine, count=num_engines * num_parts)} if num_parts > 0 else {}),
         **({Role.endpoint: RoleNeeds(count=1, num_cpus=0)} if asks_endpoint(cfg.evaluation) else {}),
         Role.policy_worker: RoleNeeds(count=0, num_cpus=1),
         **{
@@ -122,6 +124,15 @@ def actor_name(role: Role, needs: RoleNeeds, index: int | str) -> str:
     For environments, ``index`` is a name and a number, such as "math-0".
     """
     return role.name if needs.count == 1 else f"{role.name}-{index}"
+
+
+def engine_actors(cfg: Config, index: int) -> list[tuple[Role, str]]:
+    """Return role and actor name of the ``index``-th engine's process on each of its nodes; the first is the
+    engine itself."""
+    needs, num_nodes = roles(cfg), cfg.generation.vllm_cfg.num_nodes
+    parts = [(Role.engine_part, f"{index}-{node}") for node in range(1, num_nodes)]
+    named: list[tuple[Role, int | str]] = [(Role.engine, index), *parts]
+    return [(role, actor_name(role, needs[role], label)) for role, label in named]
 
 
 def environment_role(env: EnvConfig) -> Role:

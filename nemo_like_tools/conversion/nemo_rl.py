@@ -6,6 +6,7 @@ from the policy.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -41,9 +42,18 @@ def data_parallel_size(value: Any, theirs: Theirs) -> int:
 
 def num_engines(value: Any, theirs: Theirs) -> int:
     """Return the number of engines on the GPUs that generate."""
+    return _whole("generation.num_engines", _gpus(theirs)[1], _engine_gpus(theirs), "engines")
+
+
+def engine_nodes(value: Any, theirs: Theirs) -> Any:
+    """Return the nodes of ``value`` GPUs that an engine takes; nothing for an engine that fits on one."""
+    num_nodes = math.ceil(_engine_gpus(theirs) / int(value))
+    return num_nodes if num_nodes > 1 else LEFT_OUT
+
+
+def _engine_gpus(theirs: Theirs) -> int:
     each = int(theirs("policy.generation.vllm_cfg.tensor_parallel_size", 1))
-    each *= int(theirs("policy.generation.vllm_cfg.pipeline_parallel_size", 1))
-    return _whole("generation.num_engines", _gpus(theirs)[1], each, "engines")
+    return each * int(theirs("policy.generation.vllm_cfg.pipeline_parallel_size", 1))
 
 
 def offloads(value: Any, theirs: Theirs) -> bool:

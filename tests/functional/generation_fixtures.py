@@ -83,6 +83,7 @@ def engine_kwargs(
     name: str,
     *,
     tensor_parallel_size: int = 1,
+    num_nodes: int = 1,
     max_num_seqs: int = 256,
     precision: Precision = Precision.float32,
     adapter: EngineAdapter | None = None,
@@ -115,6 +116,7 @@ def engine_kwargs(
         vllm_cfg=VllmConfig(
             tensor_parallel_size=tensor_parallel_size,
             pipeline_parallel_size=1,
+            num_nodes=num_nodes,
             enforce_eager=True,
             max_num_seqs=max_num_seqs,
             kv_cache_gib=kv_cache_gib,

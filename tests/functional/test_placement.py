@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster as RayNodes
@@ -18,8 +20,14 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.placement import Bundle
 from nemo_like.cluster.runtime import interface_of
 from nemo_like.cluster.watchdog import on_every_node
+from nemo_like.generation.engine_spec import EngineNode
+from nemo_like.generation.environment import engine_environment
+from nemo_like.generation.options import WeightTransport
+from nemo_like.policy.options import Device
+from tests.functional.generation_fixtures import collector_spec, engine_spec, make_checkpoint, stage_spec
 from tests.functional.leftovers import soon
 from tests.functional.runs import MARK, read_metrics, running, wait_for_step, wait_until_gone
+from tests.functional.weight_setup import Setup
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -144,6 +152,39 @@ def test_a_replica_on_each_of_two_nodes_sends_to_the_engine_there(
     assert records[0]["weight_sync/weight_sync_bytes"] == pytest.approx(
         2 * 4 * 402_176, rel=0.01
     )  # both replicas sent
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_engine_over_two_nodes_is_one_engine(nodes: Nodes, cluster: Cluster, tmp_path: Path) -> None:
+    """Its first node has one of its two workers, and the second node the other."""
+    on_nodes = [("two-nodes", "trainer-0"), ("part", "one-node", "sink")]
+    cluster.reserve([bundle(names, num_cpus=3) for names in on_nodes], timeout_s=60)
+    checkpoint = make_checkpoint(tmp_path / "model", tied=False)
+    address, port = cluster.endpoint("two-nodes", timeout_s=60)
+
+    def of_node(rank: int, name: str, **target: str) -> ActorSpec:
+        spec = engine_spec(checkpoint, name, tensor_parallel_size=2, num_nodes=2, **target)
+        own = {**spec.kwargs, "node": EngineNode(rank, address, port)}
+        return replace(spec, kwargs=own, env=engine_environment(Device.cpu, 2))
+
+    part = cluster.start(of_node(1, "part", target="nemo_like.generation.engine_part:EnginePart"))
+    engines = [cluster.start(of_node(0, "two-nodes")), cluster.start(engine_spec(checkpoint, "one-node"))]
+    stage = cluster.start(stage_spec(checkpoint, "trainer", 0, 1, WeightTransport.auto))
+    setup = Setup(cluster, engines, [stage], cluster.start(collector_spec("sink")))
+    setup.connect()
+    for version in (0, 1):
+        setup.update(version)
+        setup.push(version)
+        assert setup.logprob_error(setup.generate(f"v{version}")) < 1e-4
+        ours, theirs = setup.generate(f"again-{version}")
+        for response, same in zip(ours.responses, theirs.responses, strict=True):
+            assert response.token_ids.tolist() == same.token_ids.tolist()
+            np.testing.assert_allclose(response.logprobs, same.logprobs, atol=1e-5)
+    [pid] = cluster.gather([part.process_id()], stage="ask", timeout_s=60)
+    psutil.Process(pid).children()[0].kill()
+    with pytest.raises(ActorDied, match="'part' died during stage 'generation'"):
+        cluster.gather([setup.sink.submit("wait_for", ["never"], 60)], stage="generation", timeout_s=60)
 
 
 @pytest.mark.slow

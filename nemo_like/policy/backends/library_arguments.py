@@ -43,7 +43,7 @@ KEYS: Mapping[Library, Mapping[str, str]] = {
         "max_num_seqs": "generation.vllm_cfg.max_num_seqs",
         "tensor_parallel_size": "generation.vllm_cfg.tensor_parallel_size",
         "pipeline_parallel_size": "generation.vllm_cfg.pipeline_parallel_size",
-        "data_parallel_size": "generation.num_engines",
+        "nnodes": "generation.vllm_cfg.num_nodes",
         "enforce_eager": "generation.vllm_cfg.enforce_eager",
         "gpu_memory_utilization": "generation.vllm_cfg.gpu_memory_utilization",
         "kv_cache_memory_bytes": "generation.vllm_cfg.kv_cache_gib",
@@ -111,10 +111,15 @@ RELIED_ON: Mapping[Library, Mapping[str, str]] = {
                 " enable_cumem_allocator enable_nccl_comm_suspend"
             ),
             "follows from the plan of processes": (
-                "distributed_executor_backend nnodes node_rank master_addr master_port"
+                "distributed_executor_backend node_rank master_addr master_port"
                 " device_ids data_parallel_rank data_parallel_start_rank data_parallel_size_local"
                 " data_parallel_address data_parallel_rpc_port data_parallel_hybrid_lb"
                 " data_parallel_external_lb data_parallel_backend enable_elastic_ep"
+            ),
+            "is, for a dense model, the same as more engines, and cannot be kept in step with weight updates "
+            "for a mixture of experts; set generation.num_engines, and to divide a mixture's experts "
+            "generation.vllm_cfg.tensor_parallel_size with generation.vllm_kwargs.enable_expert_parallel": (
+                "data_parallel_size"
             ),
             "would have an engine read text, and it gets token ids": (
                 "tokenizer skip_tokenizer_init tokenizer_mode tokenizer_revision tokens_only"

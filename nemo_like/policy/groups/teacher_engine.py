@@ -61,7 +61,11 @@ class TeacherEngine:
         self._columns = teacher_columns(own_reads(loss))
         self._cfg, self._timeout_s = cfg, timeout_s
         own = replace(
-            generation.vllm_cfg, tensor_parallel_size=1, pipeline_parallel_size=1, quantization=None
+            generation.vllm_cfg,
+            tensor_parallel_size=1,
+            pipeline_parallel_size=1,
+            num_nodes=1,
+            quantization=None,
         )
         # An engine that only scores drafts no tokens.
         kwargs = {name: value for name, value in generation.vllm_kwargs.items() if name != ARGUMENT}

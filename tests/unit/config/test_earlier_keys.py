@@ -69,6 +69,7 @@ NEWER = {
     "data.default.chat_template_kwargs": {},
     "generation.structured_outputs": {},
     "generation.vllm_cfg.pipeline_parallel_size": 1,
+    "generation.vllm_cfg.num_nodes": 1,
     "generation.validation.structured_outputs": None,
     "env.arithmetic.sampling.structured_outputs": None,
     "env.arithmetic.validation_sampling.structured_outputs": None,

@@ -751,6 +751,13 @@ def test_an_engines_experts_are_divided_over_all_its_gpus_or_not_at_all(tmp_path
     assert "over the 4 GPUs of an engine or not at all" in str(found.lost)
 
 
+def test_an_engine_that_is_larger_than_a_node_is_spread_over_nodes(tmp_path: Path) -> None:
+    key, group = "generation.vllm_cfg.num_nodes", "policy.generation.vllm_cfg"
+    assert key not in converted(tmp_path, NEMO_RL, f"{group}.tensor_parallel_size=8").settings
+    large = (f"{group}.tensor_parallel_size=8", f"{group}.pipeline_parallel_size=2", "cluster.num_nodes=4")
+    assert value(converted(tmp_path, NEMO_RL, *large), key) == 2
+
+
 def test_adapters_of_verls_megatron_have_the_names_of_transformers(tmp_path: Path) -> None:
     group = "actor_rollout_ref.model.lora"
     found = converted(

@@ -29,8 +29,16 @@ class FakeCluster:
     def __init__(self) -> None:
         self.events: list[str] = []
 
+    def endpoint(self, actor: str, *, timeout_s: float) -> tuple[str, int]:
+        return f"node of {actor}", 29500
+
+    def discard(self, handle: Handle) -> None:
+        self.events.append(f"discard {handle.name}")
+
     def start(self, spec: Any) -> Handle:
-        self.events.append(f"start {spec.name}")
+        node = spec.kwargs.get("node")
+        where = f" as {node.rank} at {node.address}:{node.port}" if node else ""
+        self.events.append(f"start {spec.name}{where}")
         return Handle(spec.name, self.events)
 
     def gather(self, calls: Sequence[str], **_: Any) -> list[None]:
@@ -72,3 +80,24 @@ def test_engines_with_resources_of_their_own_start_side_by_side(
     names, events = started(directory, tmp_path, "generation.num_engines=2")
     assert names == ["engine-0", "engine-1"]
     assert events == ["start engine-0", "start engine-1"]
+
+
+def test_an_engine_starts_with_its_parts_on_further_nodes_and_again_in_their_place(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
+    vllm = ("generation.vllm_cfg.tensor_parallel_size=2", "generation.vllm_cfg.num_nodes=2")
+    cfg = load_config(DEMO, [f"policy.model_name={tmp_path}", *vllm, "cluster.num_nodes=2"])
+    cluster = FakeCluster()
+    starter: Any = Starter(cfg, cluster, directory, placement(cfg))  # type: ignore[arg-type]
+    starter.engines([0, 1])
+    assert cluster.events == [
+        "start engine_part-0-1 as 1 at node of engine-0:29500",
+        "start engine-0 as 0 at node of engine-0:29500",
+        "start engine_part-1-1 as 1 at node of engine-1:29500",
+        "start engine-1 as 0 at node of engine-1:29500",
+    ]
+    assert starter.engines_of({"engine_part-1-1", "rollout"}) == {"engine-1"}
+    cluster.events.clear()
+    starter.engines([1])
+    assert cluster.events[0] == "discard engine_part-1-1"
+    assert cluster.events[1].startswith("start engine_part-1-1 as 1")

@@ -21,6 +21,11 @@ SPECULATION = "v1/worker/gpu/spec_decode"
     [
         ("v1/engine/llm_engine.py", r"self\.model_executor = "),
         ("v1/executor/multiproc_executor.py", r"def register_failure_callback\(self, callback"),
+        # What an engine over several nodes is made of, as vLLM's own command makes it (``run_headless``).
+        ("v1/executor/__init__.py", r'"Executor"'),
+        ("engine/arg_utils.py", r"headless: bool = False"),
+        ("config/parallel.py", r"    def node_rank_within_dp\(self\)"),
+        ("envs.py", r"VLLM_HOST_IP"),
         ("sampling_params.py", r"skip_clone: bool = False"),
         # What an engine sets where it sleeps, and the counts that stay meanwhile.
         ("engine/arg_utils.py", r"    sleep_mode_offload_cudagraph: bool = "),

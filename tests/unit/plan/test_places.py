@@ -35,6 +35,10 @@ def engines(count: int, tp: int = 1) -> list[str]:
     return [f"generation.num_engines={count}", f"generation.vllm_cfg.tensor_parallel_size={tp}"]
 
 
+def over_nodes(count: int, tp: int = 2) -> list[str]:
+    return [*engines(1, tp), f"generation.vllm_cfg.num_nodes={count}"]
+
+
 def nodes_of(places: list[Place], role: str) -> list[int]:
     return [place.node for place in places if place.actor.startswith(role)]
 
@@ -59,6 +63,25 @@ def test_a_group_that_does_not_fit_beside_others_goes_to_the_next_node(demo: Dem
     places = placement(cfg)
     assert nodes_of(places, "policy_worker") == [0] * 6 + [1] * 3
     assert gpus_of(places, "engine") == [(0, (6,)), (0, (7,))]  # the first node's rest
+
+
+def test_an_engine_over_several_nodes_has_equally_many_gpus_on_each(demo: Demo) -> None:
+    # The worker takes a GPU of the first node, so that 8 are free on the second and the third only.
+    alone = placement(demo(*GPU, *over_nodes(2, tp=16), "cluster.num_nodes=3", "policy.data_parallel_size=1"))
+    assert alone[1:] == [
+        Place("engine", Role.engine, 1, tuple(range(8))),
+        Place("engine_part", Role.engine_part, 2, tuple(range(8))),
+    ]
+    # A node with room for two parts gets one of each engine.
+    places = placement(demo(*GPU, *over_nodes(2, tp=4), "generation.num_engines=2", "cluster.num_nodes=2"))
+    assert gpus_of(places, "engine-") == [(0, (2, 3)), (0, (4, 5))]
+    assert gpus_of(places, "engine_part-") == [(1, (0, 1)), (1, (2, 3))]
+
+
+def test_an_engine_over_several_nodes_is_on_different_ones_on_cpus(demo: Demo) -> None:
+    places = placement(demo(*over_nodes(2), "generation.num_engines=2", "cluster.num_nodes=2"))
+    at = [(place.actor, place.node) for place in places if place.role is not Role.policy_worker]
+    assert at == [("engine-0", 0), ("engine_part-0-1", 1), ("engine-1", 1), ("engine_part-1-1", 0)]
 
 
 def test_colocated_engines_are_spread_over_the_workers_gpus(demo: Demo) -> None:
@@ -99,6 +122,20 @@ def test_the_ranks_of_an_expert_group_share_a_node_that_is_large_enough(demo: De
         (
             [COLOCATED, *engines(1, tp=4), "policy.data_parallel_size=2"],
             "tensor_parallel_size=4 must be at most 2 with cluster.placement=colocated",
+        ),
+        (
+            [*over_nodes(2), "cluster.num_nodes=1"],
+            "vllm_cfg.num_nodes=2 must be at most cluster.num_nodes=1",
+        ),
+        (
+            [*over_nodes(2), COLOCATED, "cluster.num_nodes=2"],
+            "vllm_cfg.num_nodes=2 must be 1 with cluster.placement=colocated",
+        ),
+        (
+            [*engines(1, tp=32), "generation.vllm_cfg.num_nodes=2", "cluster.num_nodes=4"],
+            "tensor_parallel_size=32 over num_nodes=2 must be at most cluster.gpus_per_node=8, since its 16 "
+            "GPUs share a node; divide it over fewer GPUs, or set cluster.gpus_per_node to what a node has, "
+            "or generation.vllm_cfg.num_nodes to more",
         ),
         (["cluster.gpus_per_node=0"], "must be at most cluster.gpus_per_node=0"),
     ],

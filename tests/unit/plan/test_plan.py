@@ -130,6 +130,7 @@ def test_the_printed_plan_names_every_role_and_number(demo: Demo) -> None:
         Role.value_worker,
         Role.teacher_worker,
         Role.endpoint,
+        Role.engine_part,
     }
     for role in planned.roles:
         assert role.value in text
@@ -142,6 +143,18 @@ def test_the_printed_plan_names_every_role_and_number(demo: Demo) -> None:
 def test_large_sizes_are_printed_in_their_unit(demo: Demo, checkpoint: Path) -> None:
     small = plan(demo())
     assert "weight sync  16 GB per step" in format_plan(replace(small, weight_bytes=16_000_000_000))
+
+
+def test_the_nodes_of_an_engine_over_several_are_named(demo: Demo) -> None:
+    spread = demo(
+        *("policy.device=cuda", "cluster.gpus_per_node=8", "cluster.num_nodes=3", "generation.num_engines=1"),
+        *("generation.vllm_cfg.tensor_parallel_size=16", "generation.vllm_cfg.num_nodes=2"),
+    )
+    text = format_plan(plan(spread))
+    assert "  part of a vLLM engine          1          8          8\n" in text
+    first, second = (f"node {node} GPUs 0, 1, 2, 3, 4, 5, 6, 7\n" for node in (1, 2))
+    assert f"engines\n  {'engine':<26}{first}  {'engine_part':<26}{second}" in text + "\n"
+    assert "engines\n" not in format_plan(plan(demo()))
 
 
 def test_fsdp_workers_are_tp_times_dp(demo: Demo) -> None:

@@ -62,6 +62,16 @@ def problems(cfg: Config) -> list[str]:
     [
         ("generation.vllm_kwargs={seed: 3}", "generation.vllm_kwargs.seed=3 is set by grpo.seed; set"),
         (
+            "generation.vllm_kwargs={data_parallel_size: 2}",
+            "generation.vllm_kwargs.data_parallel_size=2 is, for a dense model, the same as more engines, "
+            "and cannot be kept in step with weight updates for a mixture of experts; set "
+            "generation.num_engines",
+        ),
+        (
+            "generation.vllm_kwargs={nnodes: 2}",
+            "generation.vllm_kwargs.nnodes=2 is set by generation.vllm_cfg.num_nodes; set",
+        ),
+        (
             "generation.vllm_kwargs={logprobs_mode: raw_logits}",
             "generation.vllm_kwargs.logprobs_mode=raw_logits would change the log-probs, which must be those "
             "of what was sampled from; leave it out",

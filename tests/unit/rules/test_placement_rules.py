@@ -14,6 +14,10 @@ Demo = Callable[..., Config]
 
 ON_GPU = ("policy.device=cuda", "cluster.gpus_per_node=8", "generation.vllm_cfg.kv_cache_gib=null")
 COLOCATED = (*ON_GPU, "cluster.placement=colocated")
+TWO_NODES = (
+    *("cluster.address=auto", "cluster.num_nodes=2", "generation.vllm_cfg.tensor_parallel_size=2"),
+    "generation.vllm_cfg.num_nodes=2",
+)
 
 
 def problems(cfg: Config) -> list[str]:
@@ -46,6 +50,22 @@ def problems(cfg: Config) -> list[str]:
             "with cluster.placement=colocated they share its processors or GPUs",
         ),
         (["grpo.max_staleness=-1"], "grpo.max_staleness=-1", "must be at least 0"),
+        (
+            [*TWO_NODES, "generation.vllm_cfg.tensor_parallel_size=1"],
+            "generation.vllm_cfg.num_nodes=2",
+            "must divide the 1 processes of an engine (tensor_parallel_size x pipeline_parallel_size), since "
+            "each node has equally many; try 1",
+        ),
+        (
+            [*TWO_NODES, "generation.weight_transport=shared_memory"],
+            "generation.weight_transport=shared_memory",
+            "maps memory of one node; set generation.vllm_cfg.num_nodes=1",
+        ),
+        (
+            [*TWO_NODES, "policy.lora.enabled=true", "generation.lora_sync=adapter"],
+            "generation.lora_sync=adapter",
+            "hands adapters over in memory, which processes on other nodes do not see",
+        ),
         (["cluster.num_nodes=2"], "cluster.num_nodes=2", "must be 1 with cluster.address=null"),
         (
             [*ON_GPU, "generation.weight_transport=shared_memory"],
