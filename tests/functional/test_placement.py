@@ -59,6 +59,14 @@ def bundle(names: Sequence[str], num_cpus: float) -> Bundle:
     return Bundle(dict.fromkeys(names, ()), num_cpus, num_gpus=0)
 
 
+def is_of_run(process: psutil.Process, mark: str, title: str) -> bool:
+    """Whether the process with this title is one of the run with this mark."""
+    try:
+        return process.environ().get(MARK) == mark and title in " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+
+
 @dataclass
 class Nodes:
     """Two Ray nodes; their processes carry ``mark``."""
@@ -185,6 +193,30 @@ def test_an_engine_over_two_nodes_is_one_engine(nodes: Nodes, cluster: Cluster, 
     psutil.Process(pid).children()[0].kill()
     with pytest.raises(ActorDied, match="'part' died during stage 'generation'"):
         cluster.gather([setup.sink.submit("wait_for", ["never"], 60)], stage="generation", timeout_s=60)
+
+
+@pytest.mark.slow
+@pytest.mark.whole_run
+@pytest.mark.timeout(600)
+def test_an_engine_over_two_nodes_is_replaced_when_its_part_dies(
+    nodes: Nodes, arithmetic_model: str, tmp_path: Path
+) -> None:
+    overrides = [
+        *(f"cluster.address={nodes.ray.address}", "cluster.num_nodes=2", "generation.num_engines=1"),
+        *("generation.vllm_cfg.tensor_parallel_size=2", "generation.vllm_cfg.num_nodes=2"),
+        *("grpo.max_num_steps=4", "grpo.val_at_start=false", "grpo.val_at_end=false"),
+    ]
+    with running(tmp_path, overrides, name=nodes.mark) as (process, _, run_dir):
+        wait_for_step(process, run_dir, step=2)
+        [worker] = [one for one in psutil.process_iter() if is_of_run(one, nodes.mark, "VLLM::Worker_TP1")]
+        worker.kill()
+        output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert "actor 'engine_part' died during stage" in output, output
+    assert "(recovery 1 of" in output, output
+    records = read_metrics(run_dir)
+    assert [record["train/policy_version"] for record in records] == [0.0, 1.0, 2.0, 3.0]
+    assert max(record["train/token_mult_prob_error"] for record in records) < 1.001
 
 
 @pytest.mark.slow
