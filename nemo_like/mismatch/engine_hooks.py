@@ -37,8 +37,14 @@ class WorkerTrace:
 
 
 def begin_trace(worker: Any) -> None:
-    """Begin to record in this worker."""
-    setattr(worker, _ATTRIBUTE, _Recorder(worker.get_model()))
+    """Begin to record in this worker. Raises ValueError for a model whose modules are not known here."""
+    model = worker.get_model()
+    if type(model).__name__.startswith("Transformers"):
+        raise ValueError(
+            f"vLLM computes this model with its Transformers backend ({type(model).__name__}), whose modules "
+            "the search for a mismatch does not know; a run's metrics compare its log-probs"
+        )
+    setattr(worker, _ATTRIBUTE, _Recorder(model))
 
 
 def end_trace(worker: Any, token_ids: list[int], sampling: SamplingSettings) -> WorkerTrace:

@@ -26,6 +26,8 @@ _OUTPUTS = {
 }
 # None is the layer itself.
 _INPUTS = {None: "input", "pre_mlp_layernorm": "after_attention", "mlp.linear_fc2": "mlp.activation"}
+# In layers with a norm after attention, that one has the names of the norm before the MLP of other layers.
+_PRE_MLP, _AFTER_ATTENTION = "pre_mlp_layernorm", "self_attn_bda.norm"
 _ROTATED = ("self_attn.rotated_q", "self_attn.rotated_k")
 
 
@@ -65,10 +67,15 @@ def substituting(model: nn.Module, substitution: Substitution) -> Iterator[None]
     """Have one pipeline stage compute on the engine's values within the block."""
     with ExitStack() as stack:
         replacing = _Replacing(stack, substitution)
-        for name, module in model.named_modules():
+        modules = dict(model.named_modules())
+        norms_later = any(name.endswith(_AFTER_ATTENTION) for name in modules)
+        renamed = {_PRE_MLP: "", _AFTER_ATTENTION: _PRE_MLP} if norms_later else {}
+        for name, module in modules.items():
             match = _LAYER.fullmatch(name)
             if match is not None:
-                _watch(replacing, module, f"layers.{_number(model, match[1])}", match[2])
+                _watch(
+                    replacing, module, f"layers.{_number(model, match[1])}", renamed.get(match[2], match[2])
+                )
             elif name == "embedding":
                 replacing.output(module, EMBEDDING)
             elif name == "decoder.final_layernorm":

@@ -20,6 +20,7 @@ FAMILIES = Kinds(
     "nemo_like.models.families", "model family", "nemo_like.models.family:Family", has_keys=False
 )
 
+_TEXT = "_text"  # ends the type of the language model of a model that reads images too
 _LINEAR_LAYERS = (
     *("self_attention.linear_qkv", "self_attention.linear_proj"),
     *("mlp.linear_fc1", "mlp.linear_fc2"),
@@ -88,6 +89,8 @@ class Part(Enum):
     whole_qk_norm = "whole_qk_norm"  # a norm over the queries of all heads, and one over the keys
     mixed_windows = "mixed_windows"  # some layers have the window, others attend to the whole sequence
     two_ropes = "two_ropes"  # layers with the window rotate in another way than layers without it
+    gelu_gate = "gelu_gate"  # the gate's activation is GELU, by its approximation with tanh
+    scaled_embeddings = "scaled_embeddings"  # the layers get them times the root of the hidden size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +105,8 @@ class Family:
     qk_norm_key: the key of config.json that says whether they are; empty where they always are.
     has_partial_rotation: config.json says which share of a head's values rotates with the position.
     has_window: layers have the window of ``sliding_window`` in config.json, if that is not null.
+    query_scale_key: the key of config.json whose inverse root multiplies the products of queries with keys;
+        it is the head size where the name is empty.
     parts: what models have beyond Llama's layers.
     defaults: the values that keys of config.json have where they are missing, as transformers takes them.
     mixture: how config.json describes experts; None for dense models.
@@ -119,6 +124,7 @@ class Family:
     qk_norm_key: str = ""
     has_partial_rotation: bool = False
     has_window: bool = False
+    query_scale_key: str = ""
     parts: frozenset[Part] = frozenset()
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
     mixture: Mixture | None = None
@@ -173,4 +179,6 @@ def described_types() -> tuple[str, ...]:
 def nearest_type(model_type: object) -> str | None:
     """Return the model type with a family whose name is most like ``model_type``; None where none is like
     it."""
-    return next(iter(get_close_matches(str(model_type), described_types(), n=1)), None)
+    names = {one.removesuffix(_TEXT): one for one in described_types()}
+    nearest = get_close_matches(str(model_type).removesuffix(_TEXT), names, n=1)
+    return names[nearest[0]] if nearest else None

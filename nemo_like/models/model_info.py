@@ -72,6 +72,7 @@ class ModelInfo:
     num_stored_scalars: int | None  # counted in the weight files; None if the sizes give the number
     window: int | None = None  # the tokens to which one attends, itself included; None: all earlier ones
     full_layers: tuple[int, ...] = ()  # those without the window, in a model whose other layers have it
+    query_scale: float | None = None  # multiplies products of queries with keys; None: head_size ** -0.5
     ropes: tuple[Rope, Rope] | None = None  # of layers with a window, and of full_layers; None: one for all
     num_dense_layers: int = 0  # the first ones of a mixture, which have no experts
     dense_ffn_size: int = 0  # of the layers of a mixture that have no experts
@@ -340,6 +341,7 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
         num_stored_scalars=num_stored_scalars,
         window=content.get("sliding_window") if has_window else None,
         full_layers=full_layers,
+        query_scale=content[family.query_scale_key] ** -0.5 if family and family.query_scale_key else None,
         ropes=two_ropes(content) if family and Part.two_ropes in family.parts else None,
         leaves_out_qk_norm=bool(family and family.qk_norm_key and not content.get(family.qk_norm_key)),
         rotated_share=_rotated_share(content) if family and family.has_partial_rotation else 1.0,

@@ -14,6 +14,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     Ernie4_5Config,
+    Gemma3TextConfig,
     Glm4MoeConfig,
     LlamaConfig,
     MistralConfig,
@@ -89,6 +90,19 @@ _SIZES: dict[str, Any] = {
 # By the name of a family's file: the class of its configuration, and what that has beyond _SIZES.
 TINY_MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "ernie4_5": (Ernie4_5Config, {"head_dim": 24}),
+    "gemma3_text": (
+        Gemma3TextConfig,
+        {
+            "head_dim": 24,
+            "query_pre_attn_scalar": 10,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+                "full_attention": {"rope_type": "linear", "rope_theta": 700.0, "factor": 4.0},
+            },
+        },
+    ),
     "glm4_moe": (
         Glm4MoeConfig,
         {

@@ -35,7 +35,8 @@ def test_an_engine_computes_what_transformers_does_before_and_after_an_update(
     family: str, processes: Processes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     sizes = SIZES | {"moe_intermediate_size": 64} if "moe" in family else SIZES
-    checkpoint = make_checkpoint(tmp_path_factory.mktemp(family), family, tied=False, **sizes)
+    is_tied = FAMILIES.load(family).defaults.get("tie_word_embeddings", False)
+    checkpoint = make_checkpoint(tmp_path_factory.mktemp(family), family, tied=is_tied, **sizes)
     setup = processes.setup(checkpoint, WeightTransport.shared_memory)
     assert setup.logprob_error(setup.generate("first")) < TOLERANCE
     setup.update(seed=1)

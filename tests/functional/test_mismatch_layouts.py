@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from nemo_like.mismatch.search import NOTHING
 from tests.functional.generation_fixtures import make_checkpoint
 from tests.functional.mismatch_pairs import Pair, config, parties_of, planted, points
+from tests.functional.policy_fixtures import make_checkpoint as make_family
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.engine]
 
@@ -85,6 +86,19 @@ def test_a_healthy_layout_differs_by_rounding_alone(overrides: list[str], tmp_pa
     assert found.sentences == [NOTHING]
     assert set(found.compared.excess) >= _EVERYWHERE
     assert len(found.compared.excess) == 4 + 2 * 17
+
+
+def test_a_family_with_parts_of_its_own_differs_by_rounding_alone(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "intermediate_size": 64, "head_dim": 32}
+    cfg = config(make_family(tmp_path / "model", "gemma3_text", **sizes))
+    with parties_of(cfg, tmp_path) as parties:
+        found = Pair(cfg, parties).find()
+    assert found.sentences == [NOTHING]
+    assert set(found.compared.excess) >= {
+        *("after_layers", "norm", "logprobs"),
+        *(f"layers.1.{name}" for name in ("after_attention", "post_attention_layernorm", "mlp.down_proj")),
+        *(f"layers.1.self_attn.{name}" for name in ("q_norm", "rotated_k", "attention", "o_proj")),
+    }
 
 
 # Of the points of both layers.

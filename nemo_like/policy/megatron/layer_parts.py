@@ -4,6 +4,7 @@
 
     post norms          NormThenAdd      in place of the bias-dropout-add after attention and after the MLP
     whole norms         WholeRMSNorm     of the queries of all heads, and of the keys
+    GELU in the gate    TorchGeGLU       between the two linear layers of an MLP
     two rotations       TwoRopeAttention takes its layer's own of both_angles, which the model computes once
 """
 
@@ -21,11 +22,13 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from megatron.core.transformer.attention import SelfAttention
 from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
+from torch.nn import functional
 
 from nemo_like.models.family import Part
 from nemo_like.models.model_info import ModelInfo
@@ -48,6 +51,8 @@ def add_parts(layers: TransformerBlockSubmodules, model: ModelInfo, config: Tran
             for name, num_heads in heads.items():
                 whole = ModuleSpec(module=WholeRMSNorm, params={"num_heads": num_heads})
                 setattr(attention.submodules, name, whole)
+        if Part.gelu_gate in parts:
+            of_layer.mlp.submodules.activation_func = TorchGeGLU
         if model.ropes is not None:
             attention.module, attention.params["model"] = TwoRopeAttention, model
 
@@ -126,6 +131,22 @@ class TwoRopeAttention(SelfAttention):
             hidden_states, *args, rotary_pos_emb=angles, **options
         )
         return outputs
+
+
+class TorchGeGLU(MegatronModule):
+    """The gated activation by GELU's approximation with tanh. Megatron-core asks every module of an MLP for
+    its part of a checkpoint."""
+
+    def forward(self, halves: Tensor) -> Tensor:
+        gate, linear = halves.chunk(2, dim=-1)
+        return functional.gelu(gate, approximate="tanh") * linear
+
+
+def embedding_scale(model: ModelInfo, dtype: torch.dtype) -> float:
+    """Return the factor of a model's embeddings, rounded as transformers and vLLM round it."""
+    if Part.scaled_embeddings not in model.family.parts:
+        return 1.0
+    return torch.tensor(model.hidden_size**0.5, dtype=dtype).item()
 
 
 def both_angles(ropes: tuple[Rope, Rope], head_size: int) -> Tensor:

@@ -27,13 +27,14 @@ from nemo_like.algorithms.logprobs import (
     scores_with_most_likely,
 )
 from nemo_like.cluster.coordinates import ParallelLayout
+from nemo_like.models.family import Part
 from nemo_like.models.model_info import ModelInfo
 from nemo_like.models.weight_names import Cut
 from nemo_like.policy.backends.context_scores import of_all_context_ranks
 from nemo_like.policy.backends.devices import DTYPES
 from nemo_like.policy.batch.policy_batch import ModelInputs
 from nemo_like.policy.groups.layout import recomputes_layers
-from nemo_like.policy.megatron.layer_parts import add_parts, both_angles
+from nemo_like.policy.megatron.layer_parts import add_parts, both_angles, embedding_scale
 from nemo_like.policy.megatron.library_values import megatron_values
 from nemo_like.policy.megatron.lora import without_fused_norms
 from nemo_like.policy.megatron.modules import (
@@ -70,7 +71,7 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         **_attention_options(model, cfg),
         add_bias_linear=False,
         gated_linear_unit=True,
-        activation_func=functional.silu,
+        activation_func=functional.gelu if Part.gelu_gate in model.family.parts else functional.silu,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         params_dtype=dtype,
@@ -111,15 +112,19 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
 
 def _attention_options(model: ModelInfo, cfg: WorkerGroupConfig) -> dict[str, Any]:
     window = model.window_within(cfg.max_total_sequence_length)
-    has_window = [int(layer not in model.full_layers) for layer in range(model.num_layers)]
-    return {
+    options: dict[str, Any] = {
         # With this mark Megatron-core would sum the gradients of different heads' weights over the ranks.
         "qk_layernorm": model.has_qk_norm and not model.normalises_whole,
         "add_qkv_bias": model.has_qkv_bias,
         "window_size": None if window is None else (window - 1, 0),
-        "window_attn_skip_freq": has_window if model.full_layers else None,
         "attention_softmax_in_fp32": True,
     }
+    if model.full_layers:
+        layers = range(model.num_layers)
+        options["window_attn_skip_freq"] = [int(layer not in model.full_layers) for layer in layers]
+    if model.query_scale is not None:
+        options["softmax_scale"] = model.query_scale
+    return options
 
 
 def _mixture_options(model: ModelInfo, cfg: WorkerGroupConfig, layout: ParallelLayout) -> dict[str, Any]:
@@ -198,6 +203,7 @@ class ScoringGPTModel(GPTModel):
         if model.ropes is not None:
             rotation = self.rotary_pos_emb
             rotation.inv_freq = both_angles(model.ropes, model.head_size).to(rotation.inv_freq.device)
+        self._embedding_scale = embedding_scale(model, config.params_dtype)
         self._mark_parameters(part)
         self.logprob_settings = settings
         if settings is None:
@@ -240,13 +246,15 @@ class ScoringGPTModel(GPTModel):
                 parameter.partition_stride = 1
 
     def _preprocess(self, input_ids: Tensor, position_ids: Tensor, *args: Any, **options: Any) -> Any:
-        """Preprocess as Megatron-core does, with two changes.
+        """Preprocess as Megatron-core does, with three changes.
 
-        Where layers are recomputed, the input of the layers requires a gradient. In a row of several samples
-        that Megatron-core takes for one, each token gets the rotation of its position in its sample, not in
-        the row.
+        Some families scale the embeddings. Where layers are recomputed, the input of the layers requires a
+        gradient. In a row of several samples that Megatron-core takes for one, each token gets the rotation
+        of its position in its sample, not in the row.
         """
         decoder_input, rotations, *rest = super()._preprocess(input_ids, position_ids, *args, **options)
+        if decoder_input is not None and self._embedding_scale != 1.0:
+            decoder_input = decoder_input * self._embedding_scale
         if decoder_input is not None and self.config.recompute_granularity and torch.is_grad_enabled():
             # A recomputed layer passes gradients on to its parameters only if its input requires a gradient,
             # which the output of frozen embeddings does not.

@@ -39,20 +39,28 @@ from nemo_like.policy.options import Device, Precision, WorkerGroupConfig
 
 
 class TorchRMSNorm(torch.nn.Module):
-    """An RMS norm whose weight takes part in sequence parallelism."""
+    """An RMS norm whose weight takes part in sequence parallelism. In some families it multiplies by 1 more
+    than the weight."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6, **_: Any) -> None:
         super().__init__()
-        self.eps = eps
+        self.eps, self._adds_one = eps, config.layernorm_zero_centered_gamma
         self.weight = torch.nn.Parameter(torch.ones(hidden_size, dtype=config.params_dtype))
         # Each rank norms its own part of the sequence; without this mark Megatron-core would not sum
         # the weight's gradient over the ranks.
         self.weight.sequence_parallel = config.sequence_parallel
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if hidden.device.type == "cpu" and hidden.dtype is torch.float32:
-            return RMSNormFunction.apply(hidden, self.weight, self.eps)
-        return functional.rms_norm(hidden, (hidden.shape[-1],), self.weight, self.eps)
+        if self._adds_one:  # a sum in bfloat16 would lose most of the weight
+            return _rms_norm(hidden.float(), 1 + self.weight.float(), self.eps).to(hidden.dtype)
+        return _rms_norm(hidden, self.weight, self.eps)
+
+
+def _rms_norm(hidden: Tensor, weight: Tensor, eps: float) -> Tensor:
+    if hidden.device.type == "cpu" and hidden.dtype is torch.float32:
+        normed: Tensor = RMSNormFunction.apply(hidden, weight, eps)
+        return normed
+    return functional.rms_norm(hidden, (hidden.shape[-1],), weight, eps)
 
 
 class TorchSwiGLU(MegatronModule):

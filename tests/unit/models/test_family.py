@@ -40,7 +40,8 @@ def test_another_model_type_has_no_family(model_type: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "nearest"), [("llama4_text", "llama"), ("qwen3_next", "qwen3_moe"), ("gpt2", None)]
+    ("model_type", "nearest"),
+    [("llama4_text", "llama"), ("qwen3_next", "qwen3_moe"), ("gemma2", "gemma3_text"), ("gpt2", None)],
 )
 def test_the_nearest_type_is_one_of_a_similar_name(model_type: str, nearest: str | None) -> None:
     assert nearest_type(model_type) == nearest

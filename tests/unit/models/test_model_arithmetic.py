@@ -112,6 +112,26 @@ def test_qwen3_30b_a3b_has_the_published_numbers_of_parameters() -> None:
     assert counts.router == 2048 * 128
 
 
+GEMMA3_1B = {
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 26,
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "vocab_size": 262_144,
+    "max_position_embeddings": 32_768,
+    "sliding_window": 512,
+}
+
+
+def test_gemma_3_1b_has_the_parameters_of_its_weight_files(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA3_1B))
+    model = read_model_info(str(tmp_path), "megatron")
+    assert (model.num_parameters, model.full_layers) == (999_885_952, (5, 11, 17, 23))
+
+
 def test_the_parameters_of_a_small_model_by_kind(tmp_path: Path) -> None:
     counts = tiny(tmp_path).parameters
     # Queries 4 x 6, keys and values 4 x 6, output 6 x 4; three matrices of 4 x 5; two norms of 4.

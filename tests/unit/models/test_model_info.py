@@ -9,6 +9,7 @@ import pytest
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.models.model_info import ModelInfo, has_vision_tower, is_here, planned_shape, read_model_info
+from nemo_like.models.rope import Rope
 from nemo_like.policy.options import BACKEND_KINDS
 
 QWEN3 = {
@@ -122,6 +123,8 @@ def test_what_the_conversion_does_not_cover_is_refused(
         ("seed_oss", {"attention_bias": False}, "attention_bias=false, which is not supported; use a checkp"),
         ("seed_oss", {"attention_out_bias": True}, "attention_out_bias=true"),
         ("ernie4_5", {"use_bias": True}, "use_bias=true"),
+        ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0, which is not supp"),
+        ("gemma3_text", {"hidden_activation": "gelu"}, 'hidden_activation="gelu", which is not supported'),
         (
             "olmo2",
             {"rope_scaling": {"type": "linear", "factor": 8.0}},
@@ -185,6 +188,14 @@ def test_a_window_is_read_where_the_family_has_one(
 def test_a_window_matters_where_a_sequence_is_longer(tmp_path: Path) -> None:
     model = described(checkpoint(tmp_path, model_type="mistral", sliding_window=100))
     assert [model.window_within(length) for length in (100, 101)] == [None, 100]
+
+
+def test_what_config_json_of_gemma_3_leaves_out_is_as_transformers_takes_it(tmp_path: Path) -> None:
+    model = described(checkpoint(tmp_path, model_type="gemma3_text", num_hidden_layers=7, head_dim=256))
+    assert (model.has_tied_embeddings, model.window, model.full_layers) == (True, 4096, (5,))
+    assert model.query_scale == 1 / 16
+    assert model.ropes == (Rope(theta=1e4), Rope(theta=1e6))
+    assert described(checkpoint(tmp_path)).query_scale is None
 
 
 def test_layers_without_the_window_are_listed_or_follow_a_pattern(tmp_path: Path) -> None:

@@ -131,6 +131,17 @@ def test_recomputation_keeps_a_layers_input_instead_of_its_activations(memory: M
     assert recomputed.training_activations == 2 * 64 * 2 * 8 + layer + rest
 
 
+def test_further_norms_of_a_layer_have_inputs_and_outputs_as_well(memory: Memory) -> None:
+    fixed = ("policy.max_total_sequence_length=32", "policy.sequence_packing.enabled=false")
+    size = "policy.train_micro_batch_size=2"
+    gemma, qwen3 = (
+        memory(*fixed, size, shape={**SHAPE, "model_type": kind}) for kind in ("gemma3_text", "qwen3")
+    )
+    assert gemma.weights == 4 * (1720 + 2 * 2 * 8)  # in each of two layers two more norms of 8
+    # In float32: 64 tokens, two layers, 2 x 8 values for each of these norms.
+    assert gemma.training_activations - qwen3.training_activations == 4 * 64 * 2 * 2 * 2 * 8
+
+
 def test_a_teacher_has_no_gradients_and_no_optimizer_and_its_weights_in_its_own_precision(
     tmp_path: Path,
 ) -> None:

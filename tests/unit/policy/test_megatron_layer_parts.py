@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from nemo_like.models.rope import Rope
-from nemo_like.policy.megatron.layer_parts import NormThenAdd, WholeRMSNorm, both_angles
+from nemo_like.policy.megatron.layer_parts import NormThenAdd, TorchGeGLU, WholeRMSNorm, both_angles
+from nemo_like.policy.megatron.modules import TorchRMSNorm
 
 
 def config(**changes: object) -> TransformerConfig:
@@ -21,6 +22,23 @@ def test_what_a_layer_adds_is_normed_and_the_residual_stream_is_not() -> None:
     output = torch.tensor([[[3.0, 3.0, -3.0, 3.0]]])  # its root mean square is 3
     added = add((output, None), torch.full((1, 1, 4), 10.0), 0.0)
     assert added.tolist() == [[[11.0, 11.0, 9.0, 11.0]]]
+
+
+def test_a_norm_may_multiply_by_one_more_than_its_weight() -> None:
+    """In bfloat16 too, where 1 + 2^-8 would be 1: 1.5 x (1 + 2^-8) is nearer to 1.5078125 than to 1.5."""
+    norm = TorchRMSNorm(config(layernorm_zero_centered_gamma=True), 5, eps=0.0).to(torch.bfloat16)
+    norm.weight.data = torch.tensor([2**-8, 1.0, 0.0, 0.0, 0.0], dtype=torch.bfloat16)
+    hidden = torch.tensor([[3.0, 3.0, 1.0, 1.0, 0.0]], dtype=torch.bfloat16)  # the root mean square is 2
+    normed = norm(hidden)
+    assert normed.tolist() == [[1.5078125, 3.0, 0.5, 0.5, 0.0]] and normed.dtype is torch.bfloat16
+    normed.sum().backward()
+    assert norm.weight.grad is not None and norm.weight.grad.tolist() == [1.5, 1.5, 0.5, 0.5, 0.0]
+
+
+def test_the_gates_gelu_is_the_one_with_tanh() -> None:
+    activated = TorchGeGLU(config())(torch.tensor([0.0, 1.0, 2.0, 3.0]))
+    # 0.5 x (1 + tanh(0.79788 (x + 0.044715 x^3))) of 0 and 1, times 2 and 3
+    assert activated.tolist() == pytest.approx([0.0, 3 * 0.841192])
 
 
 def test_a_whole_norm_divides_by_the_root_mean_square_of_all_heads() -> None:
