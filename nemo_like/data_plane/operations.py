@@ -63,7 +63,7 @@ class OperationLog:
 
 def operation_metrics(operations: Iterable[Operation], prefix: str = "data_plane/") -> dict[str, float]:
     """Return the metrics ``{operation}/{statistic}`` and ``{operation}/{column}/{statistic}``
-    (docs/reference/metrics.md).
+    (docs/reference/metrics_speed.md).
 
     A column's latency and throughput are measured over whole calls: all calls that carried the column.
     """

@@ -1,4 +1,4 @@
-"""Looks up what each metric means in the tables of docs/reference/metrics.md.
+"""Looks up what each metric means in the tables of docs/reference/metrics.md and metrics_speed.md.
 
 A heading such as ``## train/`` is the prefix of the names in the tables below it; a name may hold
 placeholders, as in ``env/<name>/reward``.
@@ -19,12 +19,12 @@ _PLACEHOLDER = re.compile(r"<\w+>")
 
 
 def meaning_of(metric: str) -> str | None:
-    """Return what a metric means, in plain text; None when docs/reference/metrics.md does not list it."""
+    """Return what a metric means, in plain text; None when the documentation does not list it."""
     return next((meaning for pattern, meaning in _meanings() if pattern.fullmatch(metric)), None)
 
 
 def with_meanings(metrics: Iterable[str]) -> dict[str, str | None]:
-    """Return the meanings of metrics, sorted first by the page's headings and then by name."""
+    """Return the meanings of metrics, sorted first by the pages' headings and then by name."""
     headings = list(dict.fromkeys(name.partition("/")[0] for name, _ in _rows(_text())))
     order = {heading: index for index, heading in enumerate(headings)}
     ordered = sorted(metrics, key=lambda name: (order.get(name.partition("/")[0], len(order)), name))
@@ -45,7 +45,8 @@ def _meanings() -> list[tuple[re.Pattern[str], str]]:
 
 
 def _text() -> str:
-    return metrics_page().read_text(encoding="utf-8")
+    pages = metrics_page(), metrics_page().with_name("metrics_speed.md")
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
 
 
 def _rows(page: str) -> Iterator[tuple[str, str]]:
