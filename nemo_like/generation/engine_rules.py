@@ -145,8 +145,12 @@ def cache_size_problems(generation: GenerationConfig, policy: PolicyConfig) -> I
 def in_flight_problems(generation: GenerationConfig, policy: PolicyConfig) -> Iterator[Problem]:
     """Yield a problem for each feature with which engines err when weights arrive during a sample."""
     key, remedy = "grpo.weight_updates=in_flight", "set grpo.weight_updates=between_samples"
-    stages = generation.vllm_cfg.pipeline_parallel_size
+    stages, num_nodes = generation.vllm_cfg.pipeline_parallel_size, generation.vllm_cfg.num_nodes
     rules = {
+        f"generation.vllm_cfg.num_nodes={num_nodes}": (
+            num_nodes > 1,
+            f"was never tried with {key}",
+        ),
         f"generation.vllm_cfg.pipeline_parallel_size={stages}": (
             stages > 1,
             f"has a batch in each stage, and with {key} one would be of two policy versions",

@@ -205,9 +205,11 @@ def test_an_engine_over_two_nodes_is_replaced_when_its_part_dies(
         *(f"cluster.address={nodes.ray.address}", "cluster.num_nodes=2", "generation.num_engines=1"),
         *("generation.vllm_cfg.tensor_parallel_size=2", "generation.vllm_cfg.num_nodes=2"),
         *("grpo.max_num_steps=4", "grpo.val_at_start=false", "grpo.val_at_end=false"),
+        *("grpo.num_prompts_per_step=8", "grpo.num_generations_per_prompt=4"),
+        *("policy.train_global_batch_size=32", "policy.scheduler.decay_style=constant"),
     ]
     with running(tmp_path, overrides, name=nodes.mark) as (process, _, run_dir):
-        wait_for_step(process, run_dir, step=2)
+        wait_for_step(process, run_dir, step=2, timeout_s=300)
         [worker] = [one for one in psutil.process_iter() if is_of_run(one, nodes.mark, "VLLM::Worker_TP1")]
         worker.kill()
         output, _ = process.communicate(timeout=300)
