@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -63,25 +63,29 @@ class _Replacing:
 
 
 @contextmanager
-def substituting(model: nn.Module, substitution: Substitution) -> Iterator[None]:
-    """Have one pipeline stage compute on the engine's values within the block."""
+def substituting(chunks: Iterable[nn.Module], substitution: Substitution) -> Iterator[None]:
+    """Have one pipeline stage compute on the engine's values within the block; ``chunks`` are its parts of
+    the model."""
     with ExitStack() as stack:
         replacing = _Replacing(stack, substitution)
-        modules = dict(model.named_modules())
-        norms_later = any(name.endswith(_AFTER_ATTENTION) for name in modules)
-        renamed = {_PRE_MLP: "", _AFTER_ATTENTION: _PRE_MLP} if norms_later else {}
-        for name, module in modules.items():
-            match = _LAYER.fullmatch(name)
-            if match is not None:
-                _watch(
-                    replacing, module, f"layers.{_number(model, match[1])}", renamed.get(match[2], match[2])
-                )
-            elif name == "embedding":
-                replacing.output(module, EMBEDDING)
-            elif name == "decoder.final_layernorm":
-                replacing.inputs(module, AFTER_LAYERS)
-                replacing.output(module, FINAL_NORM)
+        for chunk in chunks:
+            _substitute(replacing, chunk)
         yield
+
+
+def _substitute(replacing: _Replacing, chunk: nn.Module) -> None:
+    modules = dict(chunk.named_modules())
+    norms_later = any(name.endswith(_AFTER_ATTENTION) for name in modules)
+    renamed = {_PRE_MLP: "", _AFTER_ATTENTION: _PRE_MLP} if norms_later else {}
+    for name, module in modules.items():
+        match = _LAYER.fullmatch(name)
+        if match is not None:
+            _watch(replacing, module, f"layers.{_number(chunk, match[1])}", renamed.get(match[2], match[2]))
+        elif name == "embedding":
+            replacing.output(module, EMBEDDING)
+        elif name == "decoder.final_layernorm":
+            replacing.inputs(module, AFTER_LAYERS)
+            replacing.output(module, FINAL_NORM)
 
 
 def _number(model: Any, index: str) -> int:

@@ -18,7 +18,7 @@ from nemo_like.policy.backends.backend_kind import (
     sequence_parts,
     weight_bytes_of,
 )
-from nemo_like.policy.groups.layout import recomputes_layers, stage_layers
+from nemo_like.policy.groups.layout import num_chunks, recomputes_layers, stage_layers
 from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
 
 _LOGIT_CHUNKS = {"forward": 2, "backward": 3}
@@ -82,8 +82,10 @@ def _micro_batch_tokens(policy: WorkerGroupConfig) -> tuple[int, int]:
 
 def _training_bytes(policy: WorkerGroupConfig, model: ModelInfo, num_tokens: int) -> int:
     """Return the bytes of a training pass on micro-batches of ``num_tokens`` tokens, forward and backward."""
-    in_flight = axis_size(policy, "pp")  # forwards before the first backward, on stage 0
-    num_layers, tp = stage_layers(policy, model.num_layers)[0], axis_size(policy, "tp")
+    num_stages, chunks = axis_size(policy, "pp"), num_chunks(policy)
+    # Forwards before the first backward, on stage 0, which are of chunks in an interleaved pipeline.
+    in_flight = num_stages if chunks == 1 else 2 * (num_stages - 1) + (chunks - 1) * num_stages + 1
+    num_layers, tp = stage_layers(policy, model.num_layers)[0] // chunks, axis_size(policy, "tp")
     layer = _layer_bytes(policy, model, num_tokens)
     if recomputes_layers(policy):
         inputs = num_tokens * model.hidden_size * weight_bytes_of(policy) // sequence_parts(policy)

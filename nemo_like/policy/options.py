@@ -93,6 +93,12 @@ class MegatronModelConfig:
         int | None,
         Key("layers beside the output layer; null: as many as the other stages have", None, at_least=1),
     ]
+    virtual_pipeline_model_parallel_size: Annotated[
+        int | None,
+        Key(
+            "chunks of layers of each stage, between which the others have theirs; null: 1", None, at_least=1
+        ),
+    ]
     context_parallel_size: Annotated[
         int, Key("ranks over which every sequence is divided; for long sequences", 1, at_least=1)
     ]

@@ -10,7 +10,7 @@ from nemo_like.configuration import Config
 from nemo_like.models.model_info import ModelInfo
 from nemo_like.plan.derived import shares_gpus
 from nemo_like.plan.plan import updates_per_step
-from nemo_like.policy.groups.layout import policy_world_size
+from nemo_like.policy.groups.layout import num_chunks, policy_world_size
 from nemo_like.policy.options import PolicyConfig
 from nemo_like_tools.scale_plan.hardware import Assumptions
 from nemo_like_tools.scale_plan.lengths import Lengths
@@ -145,6 +145,8 @@ def _train_layout(policy: PolicyConfig, num_gpus: int) -> TrainLayout:
     megatron = policy.megatron_cfg
     if megatron.expert_tensor_parallel_size > 1:
         raise LayoutError("only experts that are whole on a rank are planned")
+    if num_chunks(policy) > 1:
+        raise LayoutError("only a pipeline whose stages are one piece each is planned")
     return TrainLayout(
         tp=megatron.tensor_model_parallel_size,
         cp=megatron.context_parallel_size,

@@ -91,7 +91,6 @@ def _cut(grouped: Named, num_experts: int) -> Iterator[tuple[str, torch.Tensor]]
     """Yield each expert's matrices under the names of the checkpoint, as a sender does."""
     part = ModelPart(
         family=FAMILIES.load("qwen3_moe"),
-        first_layer=0,
         tp_rank=0,
         tp_size=1,
         ep_rank=0,

@@ -225,6 +225,7 @@ def policy_config(
     backend: str = "megatron",
     adapts: tuple[str, ...] = (),
     end_stages: tuple[int | None, int | None] = (None, None),
+    vpp: int | None = None,
     freezes_routers: bool = False,
 ) -> PolicyConfig:
     is_fsdp = backend == "fsdp"
@@ -268,6 +269,7 @@ def policy_config(
         megatron_cfg=MegatronConfig(
             tensor_model_parallel_size=1 if is_fsdp else tp,
             pipeline_model_parallel_size=pp,
+            virtual_pipeline_model_parallel_size=vpp,
             num_layers_in_first_pipeline_stage=end_stages[0],
             num_layers_in_last_pipeline_stage=end_stages[1],
             freeze_moe_router=freezes_routers,

@@ -131,6 +131,12 @@ CASES = [
             case("TP2", {"tp": 2, **ADAPTERS, **SHARED}, parts=ODD, num_steps=2),
             case("TP2 with sequence parallelism, mixture", SEQUENCE_PARALLEL, model=MIXTURE, parts=ODD),
             case("PP2, two steps", {"pp": 2, **DYNAMIC}, parts=ODD, num_updates=2, num_steps=2),
+            case(
+                "PP2 with two chunks",
+                {"pp": 2, "vpp": 2, **PACKED},
+                model={"num_hidden_layers": 4},
+                parts=ODD,
+            ),
             case("PP2, one sample after the other", {"pp": 2}, parts=(1,) * UPDATE_SIZE),
             case("PP2, untied, adapters", {"pp": 2, **ADAPTERS}, model=UNTIED, parts=ODD),
             case("CP2", {"cp": 2, **PACKED}, loss=GSPO, parts=ODD, num_steps=2),

@@ -6,6 +6,7 @@ import math
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,15 +42,19 @@ def stand_ins(
     """Checkpoints with the demo's tokenizer and arguments, by the word that stands for each on the page. What
     an agent works on is there too."""
     path = tmp_path_factory.mktemp("models")
-    larger = untrained(arithmetic_model, path / "larger", arithmetic_model, hidden_size=192)
+    layers = {"num_hidden_layers": 4, "layer_types": ["full_attention"] * 4}
+    larger, teacher = (
+        untrained(arithmetic_model, path / f"of-{size}", arithmetic_model, hidden_size=size, **layers)
+        for size in (192, 256)
+    )
     vocab_size = AutoConfig.from_pretrained(sums_model).vocab_size
     calling = untrained(sums_model, path / "calling", mixture_model, vocab_size=vocab_size)
     pictures = [f"policy.model_name={shapes_model}", *of_pictures(Path(SHAPES))]
-    models = {"TEACHER": larger, "LARGER": larger, "MIXTURE": mixture_model, "CALLING_MIXTURE": calling}
+    models = {"TEACHER": teacher, "LARGER": larger, "MIXTURE": mixture_model, "CALLING_MIXTURE": calling}
     return {**models, "IMAGES": " ".join(pictures)}
 
 
-def untrained(source: str, path: Path, architecture: str, **changes: int) -> str:
+def untrained(source: str, path: Path, architecture: str, **changes: Any) -> str:
     """A checkpoint like ``source``, but with random weights of the model of ``architecture``."""
     shutil.copytree(source, path)
     torch.manual_seed(3)

@@ -80,7 +80,7 @@ def held_on_host(coordinates: Coordinates, cfg: PolicyConfig) -> list[Any]:
     """Whether the optimizer's tensors are on the host, and what it and the gradients' buffers count."""
     with MarkedHost():
         policy = MegatronBackend(cfg, PolicyObjective(loss_config(), 1.0), coordinates)
-        buffers = [buffer.grad_data.untyped_storage() for buffer in policy._ddp.buffers]
+        buffers = [buffer.grad_data.untyped_storage() for ddp in policy._ddps for buffer in ddp.buffers]
         sizes = [sum(storage.size() for storage in buffers)]
         batch = random_batch(16)
         schedule = schedule_of(cfg, batch)

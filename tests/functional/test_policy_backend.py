@@ -246,7 +246,9 @@ def gradient_bytes_between_phases(
     schedule = schedule_of(cfg, batch)
 
     def num_bytes() -> int:
-        return sum(buffer.grad_data.untyped_storage().size() for buffer in policy._ddp.buffers)
+        return sum(
+            buffer.grad_data.untyped_storage().size() for ddp in policy._ddps for buffer in ddp.buffers
+        )
 
     seen = [num_bytes()]
     prev = policy.logprobs(policy_batch(batch), schedule)

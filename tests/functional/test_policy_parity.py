@@ -59,6 +59,7 @@ ADAPTERS = {"adapts": ("all-linear",)}
 SOME_ADAPTERS = {"adapts": ("q_proj", "v_proj", "up_proj", "down_proj")}
 ATTENTION_ADAPTERS = {"adapts": ("q_proj", "k_proj", "v_proj", "o_proj")}
 MIXTURE = {"model_type": "qwen3_moe"}
+FOUR_LAYERS = {"num_hidden_layers": 4}
 KL = {"kl_penalty": 0.1}
 # GSPO looks at whole samples, which ranks may share; the entropy at whole distributions, likewise.
 GSPO = {"kind": "gspo", "token_level_loss": False, "entropy_coef": 0.01}
@@ -158,6 +159,40 @@ CASES = [
         {"pp": 4, "end_stages": (1, 1)},
         PACKED,
         {"num_hidden_layers": 6, **UNTIED},
+        slow=True,
+    ),
+    *variants(
+        "PP2 with two chunks",
+        {"pp": 2, "vpp": 2},
+        FOUR_LAYERS,
+        quick=["packed", "micro-batches of four"],
+    ),
+    Case(
+        "adapters, PP2 with two chunks",
+        {"pp": 2, "vpp": 2},
+        {"activation_checkpointing": True, **ADAPTERS, **PACKED},
+        FOUR_LAYERS,
+    ),
+    Case(
+        "experts, PP2 with two chunks, untied",
+        {"pp": 2, "vpp": 2},
+        PACKED,
+        {**MIXTURE, **FOUR_LAYERS, **UNTIED},
+    ),
+    Case("PP2 with two chunks, CP2", {"pp": 2, "vpp": 2, "cp": 2}, PACKED, FOUR_LAYERS, slow=True),
+    Case("PP4 with two chunks", {"pp": 4, "vpp": 2}, PACKED, {"num_hidden_layers": 8}, slow=True),
+    Case(
+        "experts, PP2 with two chunks, TP2, EP2",
+        {"pp": 2, "vpp": 2, "ep": 2, **SEQUENCE_PARALLEL},
+        {"activation_checkpointing": True, **DYNAMIC},
+        {**MIXTURE, **FOUR_LAYERS},
+        slow=True,
+    ),
+    Case(
+        "PP2 with two chunks, DP2, weights and optimizer on the host between phases",
+        {"pp": 2, "vpp": 2, "dp": 2},
+        {"offloads": True, **PACKED},
+        FOUR_LAYERS,
         slow=True,
     ),
     Case("micro-batches of three, the last one smaller", {"pp": 2}, {"micro_batch_size": 3}),

@@ -58,6 +58,9 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "adapters, TP2 in float16": {"tp": 2, "precision": Precision.float16, **ADAPTERS},
     "TP2": {"tp": 2},
     "PP2": {"pp": 2},
+    "PP2 with two chunks": {"pp": 2, "vpp": 2},
+    "PP2 with two chunks, DP2": {"pp": 2, "vpp": 2, "dp": 2},
+    "adapters, PP2 with two chunks": {"pp": 2, "vpp": 2, **ADAPTERS},
     "FSDP, one": FSDP,
     "FSDP, DP2": {"dp": 2, **FSDP},
     "FSDP, TP2": {"tp": 2, **FSDP},
@@ -223,6 +226,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def four_layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("four_layers"), num_hidden_layers=4)
+
+
+@pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("mixture"), "qwen3_moe")
 
@@ -301,6 +309,22 @@ def test_a_tied_embedding_behind_padding_is_stored_whole(tmp_path: Path) -> None
     model = make_checkpoint(tmp_path / "model", "seed_oss")
     whole = tmp_path / "whole"
     check_resumption((whole, run(whole, "PP2", model)), "one", 1e-5, model, tmp_path / "resumed")
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "resumed_by", "tolerance"),
+    [
+        ("PP2 with two chunks", "PP2 with two chunks", 0.0),
+        ("PP2 with two chunks", "one", 1e-5),
+        pytest.param("PP2", "PP2 with two chunks, DP2", 1e-5, marks=pytest.mark.slow),
+        pytest.param("PP2 with two chunks, DP2", "TP2", 1e-5, marks=pytest.mark.slow),
+        pytest.param("adapters, PP2 with two chunks", "adapters, TP2", 1e-5, marks=pytest.mark.slow),
+    ],
+)
+def test_chunks_of_stages_are_the_same_in_every_checkpoint(
+    saved_by: str, resumed_by: str, tolerance: float, four_layers: Path, whole: Whole, tmp_path: Path
+) -> None:
+    check_resumption(whole(saved_by, four_layers), resumed_by, tolerance, four_layers, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ SLOW = [
     Case("TP2 with sequence parallelism, padded", SEQUENCE_PARALLEL),
     Case("PP2, prompts shared", {"pp": 2, **SHARED}),
     Case("PP2, packed", {"pp": 2, **PACKED}),
+    Case("PP2 with two chunks, packed", {"pp": 2, "vpp": 2, **PACKED}, {"num_hidden_layers": 4}),
     Case("DP2, padded", {"dp": 2}),
     Case("DP2, dynamic, replicated optimizer", {"dp": 2, "use_distributed_optimizer": False, **DYNAMIC}),
     Case("CP2, padded", {"cp": 2}),

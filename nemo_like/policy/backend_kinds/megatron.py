@@ -33,7 +33,10 @@ from nemo_like.policy.backends.backend_kind import (
 )
 from nemo_like.policy.groups.layout import (
     adapters_of,
+    layers_of_stage,
+    num_chunks,
     parks_optimizer,
+    replays_routes,
     stage_layers,
     stage_size,
     updates_on_host,
@@ -50,6 +53,8 @@ def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
             rule=f"needs {name}.megatron_cfg.tensor_model_parallel_size above 1",
             remedy="set it to false",
         )
+    if num_chunks(group) > 1:
+        yield from _chunk_problems(name, group)
     if updates_on_host(group):
         yield from _host_update_problems(name, group)
     if parks_optimizer(group) and lora is not None:
@@ -73,6 +78,28 @@ def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
             rule = f"has no effect with {name}.lora.enabled=true, where adapters alone train"
             yield Problem(
                 key=f"{name}.megatron_cfg.freeze_moe_router=true", rule=rule, remedy="set it to false"
+            )
+
+
+def _chunk_problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
+    """Yield a problem for each key beside which a pipeline cannot be interleaved."""
+    megatron, of = group.megatron_cfg, f"{name}.megatron_cfg."
+    hindering = {
+        "pipeline_model_parallel_size=1: there is no pipeline": megatron.pipeline_model_parallel_size == 1,
+        "num_layers_in_first_pipeline_stage: chunks are equal": (
+            megatron.num_layers_in_first_pipeline_stage is not None
+        ),
+        "num_layers_in_last_pipeline_stage: chunks are equal": (
+            megatron.num_layers_in_last_pipeline_stage is not None
+        ),
+        "router_replay=true, which counts the layers of a stage from its first one": replays_routes(group),
+    }
+    for reason, is_so in hindering.items():
+        if is_so:
+            yield Problem(
+                key=f"{of}virtual_pipeline_model_parallel_size={num_chunks(group)}",
+                rule=f"is not for {of}{reason}",
+                remedy="set it to null",
             )
 
 
@@ -155,6 +182,8 @@ def _stage_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> It
     settings = ", ".join(f"{name}.megatron_cfg.{leaf}={number}" for leaf, number in given.items())
     if not given:
         yield from must_divide(key, size, {"layers": model.num_layers})
+        chunks = f"{name}.megatron_cfg.virtual_pipeline_model_parallel_size"
+        yield from must_divide(chunks, num_chunks(group), {"layers of a stage": model.num_layers // size})
     elif size == 1:
         yield Problem(key=settings, rule=f"needs {key} above 1", remedy="set it to null")
     else:
@@ -280,9 +309,9 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
     megatron, counts = policy.megatron_cfg, model.parameters
     tp, pp = megatron.tensor_model_parallel_size, megatron.pipeline_model_parallel_size
     expert_ranks = _expert_ranks(policy)
-    stage, sizes = rank // stage_size(policy), stage_layers(policy, counts.num_layers)
-    layers = range(sum(sizes[:stage]), sum(sizes[: stage + 1]))
-    others = counts.outside_experts_in(layers)
+    stage = rank // stage_size(policy)
+    chunks = layers_of_stage(policy, counts.num_layers, stage)
+    others = sum(counts.outside_experts_in(layers) for layers in chunks)
     if stage == 0:
         others += counts.input_embeddings
     if stage == pp - 1:
@@ -290,7 +319,7 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
         if model.has_tied_embeddings and pp > 1:
             others += counts.input_embeddings  # the last stage has a copy
     others //= tp
-    experts = counts.experts_in(layers) // expert_ranks
+    experts = sum(counts.experts_in(layers) for layers in chunks) // expert_ranks
     weights = (others + experts) * weight_bytes_of(policy)
     if not isinstance(policy, TrainedGroupConfig):
         return HeldMemory(weights=weights)

@@ -57,6 +57,7 @@ KEYS: Mapping[Library, Mapping[str, str]] = {
     Library.megatron_model: {
         "tensor_model_parallel_size": "{group}.megatron_cfg.tensor_model_parallel_size",
         "pipeline_model_parallel_size": "{group}.megatron_cfg.pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size": "{group}.megatron_cfg.virtual_pipeline_model_parallel_size",
         "num_layers_in_first_pipeline_stage": "{group}.megatron_cfg.num_layers_in_first_pipeline_stage",
         "num_layers_in_last_pipeline_stage": "{group}.megatron_cfg.num_layers_in_last_pipeline_stage",
         "context_parallel_size": "{group}.megatron_cfg.context_parallel_size",
@@ -173,8 +174,8 @@ RELIED_ON: Mapping[Library, Mapping[str, str]] = {
             "is how weights get into the model": "perform_initialization use_cpu_initialization",
             "would keep weights in 8 bits, and engines and checkpoints get them in bfloat16": "fp8_param",
             "belongs to the pipeline's schedule": (
-                "virtual_pipeline_model_parallel_size deallocate_pipeline_outputs batch_p2p_comm"
-                " variable_seq_lengths overlap_p2p_comm pipeline_model_parallel_layout"
+                "deallocate_pipeline_outputs batch_p2p_comm variable_seq_lengths overlap_p2p_comm"
+                " pipeline_model_parallel_layout microbatch_group_size_per_vp_stage"
             ),
         }
     ),

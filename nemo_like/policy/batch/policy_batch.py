@@ -147,6 +147,12 @@ class ModelInputs:
             context_index=context_index,
         )
 
+    def without_outputs(self) -> ModelInputs:
+        """Return the same input of the model, of whose tokens none is scored."""
+        names = ("token_ids", "output_index", "sample_index", "packed_index", "topk_ids", "context_index")
+        scored = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return replace(self, **{name: value[:0] for name, value in scored.items()})
+
     def to(self, device: torch.device) -> ModelInputs:
         """Return a copy on ``device``; the CPU, where inputs are made, gets this object itself."""
         return self if device.type == "cpu" else on_device(self, device)

@@ -92,6 +92,21 @@ def fp8_multiple(group: WorkerGroupConfig) -> int:
     return _FP8_MULTIPLES.get(group.megatron_cfg.fp8_recipe, _FP8_MULTIPLE)
 
 
+def num_chunks(policy: WorkerGroupConfig) -> int:
+    """Return how many pieces of the model each pipeline stage has; above 1 the pipeline is interleaved."""
+    return policy.megatron_cfg.virtual_pipeline_model_parallel_size or 1
+
+
+def layers_of_stage(policy: WorkerGroupConfig, num_layers: int, stage: int) -> list[range]:
+    """Return the layers of each chunk of a pipeline stage. Raises ValueError as ``stage_layers`` does."""
+    sizes, chunks = stage_layers(policy, num_layers), num_chunks(policy)
+    if chunks == 1:
+        return [range(sum(sizes[:stage]), sum(sizes[: stage + 1]))]
+    size = sizes[stage] // chunks
+    firsts = [(chunk * len(sizes) + stage) * size for chunk in range(chunks)]
+    return [range(first, first + size) for first in firsts]
+
+
 def length_multiple(policy: WorkerGroupConfig) -> int:
     """Return the number that every sequence's length must be a multiple of.
 

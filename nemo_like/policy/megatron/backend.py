@@ -49,9 +49,9 @@ from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch, empty_
 from nemo_like.policy.groups.layout import (
     adapters_of,
     length_multiple,
+    num_chunks,
     recomputes_layers,
     replays_routes,
-    stage_layers,
     updates_on_host,
 )
 from nemo_like.policy.groups.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
@@ -67,6 +67,7 @@ from nemo_like.policy.megatron.checkpoint import (
 from nemo_like.policy.megatron.expert_load import ExpertLoad, freeze_routers
 from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
 from nemo_like.policy.megatron.model import OUTPUT_LAYER, ScoringGPTModel, transformer_config
+from nemo_like.policy.megatron.model_chunks import ModelChunks, without_sync
 from nemo_like.policy.megatron.optimizer import (
     adam_state,
     build_optimizer,
@@ -84,7 +85,6 @@ from nemo_like.policy.megatron.weight_conversion import (
     hf_tensors,
     join,
     load_weights,
-    loaded_tensors,
     router_biases,
     rules_of_all_ranks,
     single_experts,
@@ -102,7 +102,7 @@ class MegatronBackend(UpdatingBackend):
     Raises ValueError when the coordinates are not this rank's, and the errors of loading the checkpoint.
     """
 
-    _model: ScoringGPTModel
+    _model: ModelChunks
     _adapters: MegatronAdapters
 
     def __init__(self, cfg: WorkerGroupConfig, objective: Objective, coordinates: Coordinates) -> None:
@@ -119,21 +119,13 @@ class MegatronBackend(UpdatingBackend):
         with self._megatron():
             initialise_parallel_state(coordinates)
             config = transformer_config(self._model_info, cfg, coordinates.layout)
-            layers = stage_layers(cfg, self._model_info.num_layers)
-            self._part = ModelPart.of(coordinates, self._model_info, layers)
-            self._model = ScoringGPTModel(
-                config,
-                self._model_info,
-                objective.scoring,
-                self._part,
-                shares_prompts=cfg.sequence_packing.share_prompts,
-                has_adapters=adapters_of(cfg) is not None,
-            )
+            self._part = ModelPart.of(coordinates, self._model_info)
+            self._model = self._chunks(config)
             self._model.to(self.device)
             self._expert_load = ExpertLoad(
                 self._model, self._model_info, self.device, recomputes=recomputes_layers(cfg)
             )
-            self._weights = dict(loaded_tensors(self._model))  # without the adapters
+            self._weights = dict(self._model.named_tensors())  # without the adapters
             self._kept = {}
             for model in objective.further_models:
                 self._load_weights(Path(model))
@@ -147,10 +139,27 @@ class MegatronBackend(UpdatingBackend):
             else:
                 self._model.requires_grad_(False)
             self._replay = RouteReplay(self._model if replays_routes(cfg) else None, config, self.device)
-            model = self._ddp if isinstance(cfg, TrainedGroupConfig) else self._model
-            self._pipeline = Pipeline(model, config, length_multiple(cfg), self._replay)
+            chunks = self._ddps if isinstance(cfg, TrainedGroupConfig) else [*self._model]
+            self._pipeline = Pipeline(chunks, config, length_multiple(cfg), self._replay)
         leaves = cfg.offload_parameters_between_phases
         self._weights_in_use = HostParking(self._model.parameters()).in_use if leaves else stays_on_device
+
+    def _chunks(self, config: TransformerConfig) -> ModelChunks:
+        count = num_chunks(self.cfg)
+        return ModelChunks(
+            [
+                ScoringGPTModel(
+                    config,
+                    self._model_info,
+                    self.objective.scoring,
+                    self._part,
+                    chunk,
+                    shares_prompts=self.cfg.sequence_packing.share_prompts,
+                    has_adapters=adapters_of(self.cfg) is not None,
+                )
+                for chunk in (range(count) if count > 1 else (None,))
+            ]
+        )
 
     def _prepare_training(self, cfg: TrainedGroupConfig, config: TransformerConfig) -> None:
         """Wrap the model so that gradients are summed over ranks, and build the optimizer."""
@@ -163,12 +172,16 @@ class MegatronBackend(UpdatingBackend):
             overlap_grad_reduce=layout.dp * layout.cp > 1,
             use_distributed_optimizer=shards_optimizer(cfg),
         )
-        self._ddp = DistributedDataParallel(config, ddp_config, self._model)
+        # What later chunks exchange waits for no other computing than the pipeline's, so it needs no buckets.
+        self._ddps = [
+            DistributedDataParallel(config, ddp_config, chunk, disable_bucketing=index > 0)
+            for index, chunk in enumerate(self._model)
+        ]
         trained_dtype = ADAPTER_DTYPE if self._adapters else self._dtype
-        self._optimizer = build_optimizer(cfg, self._ddp, trained_dtype)
-        config.no_sync_func = self._ddp.no_sync
+        self._optimizer = build_optimizer(cfg, self._ddps, trained_dtype)
+        config.no_sync_func = partial(without_sync, self._ddps)
         if cfg.offload_optimizer_for_logprob:
-            self._ddp.offload_grad_buffers()
+            self._offload_gradients()
             if not updates_on_host(cfg):
                 self._park_optimizer()
 
@@ -217,7 +230,7 @@ class MegatronBackend(UpdatingBackend):
     def _begin_accumulation(self) -> None:
         if self._training.offload_optimizer_for_logprob:
             # Gradients stay on the device until they are used, even while the optimizer is on the host.
-            self._ddp.restore_grad_buffers()
+            self._restore_gradients()
         self._clear_gradients()
 
     def _compute_gradients(
@@ -239,10 +252,12 @@ class MegatronBackend(UpdatingBackend):
         self._replay.forget()
         if self._training.offload_optimizer_for_logprob:
             with self._megatron():
-                self._ddp.offload_grad_buffers()
+                self._offload_gradients()
 
     def _gradients(self) -> list[Tensor]:
-        return [part.grad_data for part in (*self._ddp.buffers, *self._ddp.expert_parallel_buffers)]
+        return [
+            part.grad_data for ddp in self._ddps for part in (*ddp.buffers, *ddp.expert_parallel_buffers)
+        ]
 
     def _step(self, rate: float) -> float:
         for group in self._optimizer.param_groups:
@@ -261,8 +276,17 @@ class MegatronBackend(UpdatingBackend):
         return metrics.result() | load | self.routing_metrics()
 
     def _clear_gradients(self) -> None:
-        self._ddp.zero_grad_buffer()
+        for ddp in self._ddps:
+            ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
+
+    def _offload_gradients(self) -> None:
+        for ddp in self._ddps:
+            ddp.offload_grad_buffers()
+
+    def _restore_gradients(self) -> None:
+        for ddp in self._ddps:
+            ddp.restore_grad_buffers()
 
     @contextlib.contextmanager
     def _optimizer_on_device(self) -> Iterator[None]:
@@ -272,11 +296,11 @@ class MegatronBackend(UpdatingBackend):
             yield
             return
         with self._optimizer_state_on_device():
-            self._ddp.restore_grad_buffers()
+            self._restore_gradients()
             try:
                 yield
             finally:
-                self._ddp.offload_grad_buffers()
+                self._offload_gradients()
 
     def _optimizer_state_on_device(self) -> AbstractContextManager[None]:
         """Return a context that has the optimizer's state on the device, without gradients."""
@@ -444,7 +468,7 @@ class MegatronBackend(UpdatingBackend):
         # Adapter dropout must be alike on tensor-parallel ranks, whose inputs are alike.
         coordinates = self.coordinates
         torch.manual_seed(coordinates.rank // coordinates.layout.tp)
-        return add_adapters(self._model, settings, self._model.value_head)
+        return add_adapters(self._model, settings, self._model[-1].value_head)
 
     def _is_tied_output(self, name: str) -> bool:
         return name == OUTPUT_LAYER and self._model_info.has_tied_embeddings

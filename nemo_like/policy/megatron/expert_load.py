@@ -7,6 +7,7 @@ for each of its samples, so the figures do not depend on how micro-batches are m
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -34,9 +35,14 @@ class ExpertLoad:
     """Counts, for every layer of the whole model, the tokens of each expert, until ``result`` is called."""
 
     def __init__(
-        self, model: torch.nn.Module, info: ModelInfo, device: torch.device, *, recomputes: bool
+        self,
+        chunks: Iterable[torch.nn.Module],
+        info: ModelInfo,
+        device: torch.device,
+        *,
+        recomputes: bool,
     ) -> None:
-        """Register hooks on the routers of this rank's part of the model, if it has any.
+        """Register hooks on the routers of this rank's chunks of the model, if they have any.
 
         With ``recomputes`` each layer computes twice, first without gradients.
         """
@@ -49,10 +55,11 @@ class ExpertLoad:
         self._sums = torch.zeros(shape, dtype=torch.float64, device=device)
         if info.num_experts is None:
             return
-        model.register_forward_pre_hook(self._remember, with_kwargs=True)
-        for module in model.modules():
-            if isinstance(module, TopKRouter):
-                module.register_forward_hook(self._count)
+        for chunk in chunks:
+            chunk.register_forward_pre_hook(self._remember, with_kwargs=True)
+            for module in chunk.modules():
+                if isinstance(module, TopKRouter):
+                    module.register_forward_hook(self._count)
 
     def _remember(self, model: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
         self._inputs = kwargs["labels"]

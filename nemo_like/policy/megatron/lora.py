@@ -15,7 +15,7 @@ in the first case, and its sum is scattered in the second. All of these tensors 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -39,11 +39,13 @@ from torch.nn import functional
 from nemo_like.models.adapter_layers import adapted_layers, adapter_scale
 from nemo_like.models.weight_names import Cut, Rule
 from nemo_like.policy.backends.adapters import ADAPTER_DTYPE, LORA_A, LORA_B, initial_value, peft_name
+from nemo_like.policy.megatron.model_chunks import first_layer
 from nemo_like.policy.megatron.weight_conversion import (
     Geometry,
     ModelPart,
     cut,
     full_shape,
+    in_whole_model,
     merge,
     rule_for,
     split,
@@ -225,26 +227,30 @@ class MegatronAdapters(nn.Module):
 
 
 def add_adapters(
-    model: GPTModel, settings: AdapterSettings, head: nn.Linear | None = None
+    chunks: Sequence[GPTModel], settings: AdapterSettings, head: nn.Linear | None = None
 ) -> MegatronAdapters:
-    """Put adapters beside the target layers of this rank's part of a model, and freeze all other parameters
-    but those of ``head``, which get the adapters' dtype. The adapters become the model's submodule
-    ``adapters``."""
-    model.requires_grad_(False)
+    """Put adapters beside the target layers of this rank's chunks of a model, and freeze all other
+    parameters but those of ``head``, which is in the last chunk and gets the adapters' dtype. The adapters
+    of a chunk become its submodule ``adapters``."""
+    targets = adapted_layers(settings.lora)
+    layers: dict[str, LayerAdapters] = {}
+    for chunk in chunks:
+        chunk.requires_grad_(False)
+        own = {}
+        for index in range(len(chunk.decoder.layers)):
+            for suffix in _LINEAR_LAYERS:
+                place = f"decoder.layers.{index}.{suffix}"
+                name = in_whole_model(place, first_layer(chunk))
+                rule = rule_for(f"{name}.weight", settings.part)
+                if any(hf_name.split(".")[-2] in targets for hf_name in rule.hf_names):
+                    linear = chunk.get_submodule(place)
+                    own[name] = LayerAdapters(rule, linear.weight, settings)
+                    linear.register_forward_hook(partial(_add_output, own[name]))
+        chunk.adapters = MegatronAdapters(own, head if chunk is chunks[-1] else None)
+        layers |= own
     if head is not None:
         head.to(ADAPTER_DTYPE).requires_grad_(True)
-    targets = adapted_layers(settings.lora)
-    layers = {}
-    for index in range(len(model.decoder.layers)):
-        for suffix in _LINEAR_LAYERS:
-            name = f"decoder.layers.{index}.{suffix}"
-            rule = rule_for(f"{name}.weight", settings.part)
-            if any(hf_name.split(".")[-2] in targets for hf_name in rule.hf_names):
-                linear = model.get_submodule(name)
-                layers[name] = LayerAdapters(rule, linear.weight, settings)
-                linear.register_forward_hook(partial(_add_output, layers[name]))
-    model.adapters = MegatronAdapters(layers, head)
-    return model.adapters
+    return MegatronAdapters(layers, head)
 
 
 def _add_output(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
+from megatron.core.pipeline_parallel.utils import is_vp_first_stage, is_vp_last_stage
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     gather_from_sequence_parallel_region,
@@ -33,7 +34,7 @@ from nemo_like.models.weight_names import Cut
 from nemo_like.policy.backends.context_scores import of_all_context_ranks
 from nemo_like.policy.backends.devices import DTYPES
 from nemo_like.policy.batch.policy_batch import ModelInputs
-from nemo_like.policy.groups.layout import recomputes_layers
+from nemo_like.policy.groups.layout import num_chunks, recomputes_layers
 from nemo_like.policy.megatron.layer_parts import add_parts, both_angles, embedding_scale
 from nemo_like.policy.megatron.library_values import megatron_values
 from nemo_like.policy.megatron.lora import without_fused_norms
@@ -80,6 +81,7 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         fp16=cfg.precision is Precision.float16,
         tensor_model_parallel_size=layout.tp,
         pipeline_model_parallel_size=layout.pp,
+        virtual_pipeline_model_parallel_size=num_chunks(cfg) if num_chunks(cfg) > 1 else None,
         num_layers_in_first_pipeline_stage=cfg.megatron_cfg.num_layers_in_first_pipeline_stage,
         num_layers_in_last_pipeline_stage=cfg.megatron_cfg.num_layers_in_last_pipeline_stage,
         context_parallel_size=layout.cp,
@@ -97,7 +99,10 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         # The loss arrives normalised by global counts: gradients are summed, never averaged.
         calculate_per_token_loss=True,
         deallocate_pipeline_outputs=True,
-        batch_p2p_comm=True,
+        # Of two stages each is before and after the other. Batched messages of an interleaved pipeline would
+        # then be taken for one another.
+        batch_p2p_comm=num_chunks(cfg) == 1,
+        overlap_p2p_comm=False,
         # No fused kernels of Apex. Transformer Engine brings its own, except for the activation of an MLP:
         # with it that is Megatron-core's, compiled, and without it TorchSwiGLU, which the layer spec names.
         persist_layer_norm=False,
@@ -164,7 +169,8 @@ def _fp8_options(cfg: WorkerGroupConfig) -> dict[str, Any]:
 
 class ScoringGPTModel(GPTModel):
     """A GPT whose last pipeline stage returns scores of chosen tokens, or without ``settings`` their values;
-    earlier stages return hidden states.
+    earlier stages return hidden states. It is a stage's whole model, or with an interleaved pipeline one
+    ``chunk`` of it, from 0.
 
     It is called as ``forward(input_ids, position_ids, None, labels=inputs)``. Megatron-core passes ``labels``
     through to the end of the model, so the ModelInputs, which say what to score, travel there.
@@ -176,12 +182,13 @@ class ScoringGPTModel(GPTModel):
         model: ModelInfo,
         settings: LogprobSettings | None,
         part: ModelPart,
+        chunk: int | None = None,
         *,
         shares_prompts: bool,
         has_adapters: bool,
     ) -> None:
-        tp = config.tensor_model_parallel_size
-        spec = layer_spec(config, shares_prompts=shares_prompts)
+        tp, num_chunks = config.tensor_model_parallel_size, config.virtual_pipeline_model_parallel_size
+        spec = layer_spec(config, chunk, shares_prompts=shares_prompts)
         if model.family.parts:
             add_parts(spec, model, config)
         if has_adapters:
@@ -191,8 +198,9 @@ class ScoringGPTModel(GPTModel):
             transformer_layer_spec=spec,
             vocab_size=model.padded_vocab_size(tp),
             max_sequence_length=model.max_position_embeddings,
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
+            pre_process=parallel_state.is_pipeline_first_stage() and is_vp_first_stage(chunk, num_chunks),
+            post_process=parallel_state.is_pipeline_last_stage() and is_vp_last_stage(chunk, num_chunks),
+            vp_stage=chunk,
             share_embeddings_and_output_weights=model.has_tied_embeddings,
             position_embedding_type="rope",
             rotary_percent=model.rotated_share,

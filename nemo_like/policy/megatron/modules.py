@@ -330,14 +330,17 @@ def has_fused_layers(config: TransformerConfig) -> bool:
     return fused
 
 
-def layer_spec(config: TransformerConfig, *, shares_prompts: bool) -> ModuleSpec | TransformerBlockSubmodules:
+def layer_spec(
+    config: TransformerConfig, chunk: int | None, *, shares_prompts: bool
+) -> ModuleSpec | TransformerBlockSubmodules:
     """Return Transformer Engine's layers where the model has them, else Megatron-core's layers with the parts
-    of this module.
+    of this module, for one ``chunk`` of a stage, or for the whole of it.
 
     Transformer Engine's attention cannot share prompts, so TorchCoreAttention replaces it with
     ``shares_prompts``.
     """
-    first, num_layers = get_transformer_layer_offset(config), get_num_layers_to_build(config)
+    first = get_transformer_layer_offset(config, chunk)
+    num_layers = get_num_layers_to_build(config, chunk)
     have_experts = [bool(one) for one in mixture_layers(config)[first : first + num_layers]]
     if not has_fused_layers(config):
         layers = {one: _plain_layer(config, has_experts=one) for one in set(have_experts)}

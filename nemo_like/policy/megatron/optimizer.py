@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
+from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from torch import Tensor
@@ -124,11 +125,13 @@ def optimizer_config(cfg: TrainedGroupConfig, dtype: torch.dtype) -> OptimizerCo
     )
 
 
-def build_optimizer(cfg: TrainedGroupConfig, model: torch.nn.Module, dtype: torch.dtype) -> MegatronOptimizer:
-    """Build AdamW over a DDP-wrapped model whose trained parameters are in ``dtype``, with float32 master
+def build_optimizer(
+    cfg: TrainedGroupConfig, chunks: list[DistributedDataParallel], dtype: torch.dtype
+) -> MegatronOptimizer:
+    """Build AdamW over the chunks of a model whose trained parameters are in ``dtype``, with float32 master
     weights for half precision. Biases and norms have no weight decay."""
     use_torch_kernels()
-    optimizer = get_megatron_optimizer(optimizer_config(cfg, dtype), [model])
+    optimizer = get_megatron_optimizer(optimizer_config(cfg, dtype), chunks)
     if updates_on_host(cfg):
         # To load a checkpoint into no state Megatron-core would first make an update with random gradients.
         ensure_adam_state(optimizer)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.pipeline_parallel import get_forward_backward_func
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
@@ -17,6 +19,7 @@ from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.compat.cpu_shim import plain_torch
 from nemo_like.policy.batch.policy_batch import ContextRank, ModelInputs, PolicyBatch
 from nemo_like.policy.loss.objective import LossFunction
+from nemo_like.policy.megatron.model_chunks import NeighbourCommunicator, without_sync
 from nemo_like.policy.megatron.modules import has_fused_layers, packed_parameters
 from nemo_like.policy.megatron.router_replay import RouteReplay
 
@@ -29,13 +32,14 @@ class Pipeline:
 
     def __init__(
         self,
-        model: DistributedDataParallel | torch.nn.Module,
+        chunks: Sequence[DistributedDataParallel | torch.nn.Module],
         config: TransformerConfig,
         length_multiple: int,
         replay: RouteReplay,
     ) -> None:
-        """Keep the model. Only ``forward`` works unless ``model`` sums gradients over ranks."""
-        self._model, self._config, self._length_multiple = model, config, length_multiple
+        """Keep the stage's chunks of the model, of which there is one unless the pipeline is interleaved.
+        Only ``forward`` works unless they sum gradients over ranks."""
+        self._chunks, self._config, self._length_multiple = [*chunks], config, length_multiple
         self._replay = replay
         self._context = ContextRank(
             parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()
@@ -79,17 +83,18 @@ class Pipeline:
         # Megatron-core would reduce with the last micro-batch, and reduce again what earlier calls reduced.
         config.no_sync_func, config.finalize_model_grads_func = contextlib.nullcontext, None
         try:
-            with self._model.no_sync():
+            with without_sync(self._chunks):
                 self.forward_backward(batch, schedule, specs, loss)
         finally:
             config.no_sync_func, config.finalize_model_grads_func = no_sync, finalize
 
     def reduce_accumulated(self, factor: float) -> None:
         """Multiply the accumulated gradients by ``factor`` and sum them over all ranks."""
-        self._model.scale_gradients(factor)
-        if self._model.ddp_config.overlap_grad_reduce:
-            self._model.start_grad_sync()
-        sum_gradients([self._model])
+        for chunk in self._chunks:
+            chunk.scale_gradients(factor)
+            if chunk.ddp_config.overlap_grad_reduce:
+                chunk.start_grad_sync()
+        sum_gradients(self._chunks)
 
     def _run(
         self,
@@ -104,7 +109,10 @@ class Pipeline:
 
         def step(specs_left: Any, model: torch.nn.Module) -> tuple[Tensor, Callable[..., Any]]:
             with self._forward_mode():
-                inputs = batch.micro_batch(next(specs_left), schedule, self._context)
+                spec, is_extra = next(specs_left)
+                inputs = batch.micro_batch(spec, schedule, self._context)
+                if is_extra:
+                    inputs = inputs.without_outputs()
                 with self._replay.replaying(inputs):
                     output = model(
                         inputs.input_ids,
@@ -116,7 +124,8 @@ class Pipeline:
             if isinstance(output, Tensor):
                 return output, score  # an earlier stage scores nothing
             # Megatron-core expects a model to return a tensor.
-            return output.tensors[0], lambda _, **options: score(output, inputs, **options)
+            scored = _score_nothing if is_extra else score
+            return output.tensors[0], lambda _, **options: scored(output, inputs, **options)
 
         is_padded = schedule.layout is MicroBatchLayout.padded
         shapes = {(len(spec.rows) if is_padded else 1, spec.padded_length) for spec in specs}
@@ -130,15 +139,40 @@ class Pipeline:
         # Pipeline stages tell each other the shapes only when the micro-batches' shapes differ.
         self._config.variable_seq_lengths = len(shapes) > 1
         self._replay.begin()
-        get_forward_backward_func()(
+        run, num_stages = self._schedule(), self._config.pipeline_model_parallel_size
+        num_extra = -len(specs) % num_stages if len(self._chunks) > 1 else 0
+        passes = [(spec, False) for spec in specs] + [(specs[-1], True)] * num_extra
+        iterators = [iter(passes) for _ in self._chunks]
+        run(
             forward_step_func=step,
-            data_iterator=iter(specs),
-            model=self._model,
-            num_microbatches=len(specs),
+            data_iterator=iterators if len(self._chunks) > 1 else iterators[0],
+            model=self._chunks if len(self._chunks) > 1 else self._chunks[0],
+            num_microbatches=len(passes),
             seq_length=num_positions,
             micro_batch_size=num_rows,
             **options,
         )
+
+    def _schedule(self) -> Callable[..., Any]:
+        """Return Megatron-core's schedule for this rank's chunks."""
+        if len(self._chunks) == 1:
+            return get_forward_backward_func()
+        groups = ProcessGroupCollection.use_mpu_process_groups(
+            ["tp", "cp", "pp", "embd", "pos_embd", "dp_cp"]
+        )
+        return partial(
+            get_forward_backward_func(groups.pp.size(), len(self._chunks)),
+            p2p_communicator=NeighbourCommunicator(groups.pp, self._config),
+            pg_collection=groups,
+        )
+
+
+def _score_nothing(output: Any, inputs: ModelInputs, *, non_loss_data: bool = False) -> Any:
+    """Return what Megatron-core wants of a micro-batch without scored tokens: a loss of 0, or no data."""
+    if non_loss_data:
+        return None
+    zero = output.tensors[0].sum()
+    return zero, torch.zeros((), dtype=torch.int, device=zero.device), {}
 
 
 def sum_gradients(model: list[torch.nn.Module], num_tokens: Tensor | None = None, **options: Any) -> None:

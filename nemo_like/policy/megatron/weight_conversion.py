@@ -29,11 +29,10 @@ _GROUPED_EXPERTS = re.compile(r"(.+\.mlp\.experts)\.weight([12])")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelPart:
-    """The part of the model that one rank holds: a pipeline stage's layers, a piece of each tensor, and some
-    of the experts. Names of its weights follow from its family."""
+    """The part of each layer that one rank holds: a piece of each tensor, and some of the experts. Names of
+    its weights follow from its family."""
 
     family: Family
-    first_layer: int
     tp_rank: int
     tp_size: int
     ep_rank: int
@@ -43,12 +42,11 @@ class ModelPart:
     num_local_experts: int  # 0: no mixture
 
     @classmethod
-    def of(cls, coordinates: Coordinates, model: ModelInfo, stage_layers: Sequence[int]) -> ModelPart:
-        """Return the part at these coordinates; ``stage_layers`` has the layers of each pipeline stage."""
+    def of(cls, coordinates: Coordinates, model: ModelInfo) -> ModelPart:
+        """Return the part at these coordinates."""
         layout = coordinates.layout
         return cls(
             family=model.family,
-            first_layer=sum(stage_layers[: coordinates.pp]),
             tp_rank=coordinates.tp,
             tp_size=layout.tp,
             ep_rank=coordinates.ep,
@@ -94,16 +92,24 @@ class Geometry:
         ]
 
 
+def in_whole_model(name: str, first_layer: int) -> str:
+    """Return a parameter's name with its layer's number in the whole model, for a part of the model whose
+    layer 0 is ``first_layer``."""
+    match = _LAYER.fullmatch(name)
+    return name if match is None else f"decoder.layers.{int(match[1]) + first_layer}.{match[2]}"
+
+
 def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
     """Return the rule of one rank's Megatron parameter, with full Hugging Face names.
 
-    With ``ep_rank`` it is the rule for the parameter of this name on another expert-parallel rank. Raises
-    KeyError for a parameter that no model of the family has.
+    The number in its name is the layer's in the whole model. With ``ep_rank`` it is the rule for the
+    parameter of this name on another expert-parallel rank. Raises KeyError for a parameter that no model of
+    the family has.
     """
     match = _LAYER.fullmatch(name)
     if match is None:
         return MODEL_RULES[name]
-    prefix, rest = f"model.layers.{int(match[1]) + part.first_layer}.", match[2]
+    prefix, rest = f"model.layers.{match[1]}.", match[2]
     expert = _EXPERT.fullmatch(rest) or _TE_EXPERT.fullmatch(rest)
     if expert is None:
         rule = part.family.layer_rule(rest)

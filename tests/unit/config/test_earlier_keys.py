@@ -43,6 +43,7 @@ SCALING = {
     "hysteresis": 1,
     "max_skipped_updates": 20,
 }
+CHUNKS = "virtual_pipeline_model_parallel_size"
 NEWER = {
     "checkpointing.resume_from_path": None,
     "debug.find_mismatch": True,
@@ -81,7 +82,7 @@ NEWER = {
     "policy.lora.exclude_modules": [],
     "policy.lora.use_rslora": False,
     "policy.lora.adapter_path": None,
-    **{f"policy.megatron_cfg.{name}": None for name in STAGES},
+    **{f"policy.megatron_cfg.{name}": None for name in (*STAGES, CHUNKS)},
     "policy.megatron_cfg.freeze_moe_router": False,
     "policy.megatron_cfg.optimizer_cpu_offload": False,
     "policy.fsdp_cfg.context_parallel_size": 1,
@@ -94,13 +95,13 @@ NEWER_OF_TEACHERS = {
     "teacher.fsdp_cfg.context_parallel_size": "${policy.fsdp_cfg.context_parallel_size}",
     "teacher.megatron_cfg.expert_tensor_parallel_size": "${policy.megatron_cfg.expert_tensor_parallel_size}",
     "teacher.model_overrides": {},
-    **{f"teacher.megatron_cfg.{name}": f"${{policy.megatron_cfg.{name}}}" for name in STAGES},
+    **{f"teacher.megatron_cfg.{name}": f"${{policy.megatron_cfg.{name}}}" for name in (*STAGES, CHUNKS)},
 }
 NEWER_OF_CRITICS = {
     "value.gae_lambda_policy": None,
     "value.gae_length_adaptive_alpha": None,
     "value.model_overrides": {},
-    **{f"value.megatron_cfg.{name}": None for name in STAGES},
+    **{f"value.megatron_cfg.{name}": None for name in (*STAGES, CHUNKS)},
     "value.megatron_cfg.freeze_moe_router": False,
     "value.megatron_cfg.optimizer_cpu_offload": False,
     "value.fsdp_cfg.context_parallel_size": 1,

@@ -19,6 +19,7 @@ from nemo_like.plan.policy_memory import PolicyMemory, policy_memory
 from tests.unit.config.checkpoints import DEMO
 
 MEGATRON = "policy.megatron_cfg"
+CHUNKS = f"{MEGATRON}.virtual_pipeline_model_parallel_size"
 SHAPE = {
     "model_type": "qwen3",
     "hidden_size": 8,
@@ -70,6 +71,16 @@ def test_pipeline_stages_hold_their_layers_and_the_ends_of_the_model(memory: Mem
     assert memory(two, rank=1).weights == 4 * (600 + 256 + 8)
     tied = {**SHAPE, "tie_word_embeddings": True}
     assert memory(two, rank=1, shape=tied).weights == 4 * (600 + 256 + 8)  # a copy of the embedding
+
+
+def test_chunks_of_a_stage_have_more_forwards_in_flight_of_fewer_layers(memory: Memory) -> None:
+    shape = {**SHAPE, "num_hidden_layers": 8}
+    two = f"{MEGATRON}.pipeline_model_parallel_size=2"
+    whole, chunked = (memory(two, *more, shape=shape) for more in ((), (f"{CHUNKS}=2",)))
+    assert chunked.weights == whole.weights
+    output = 3 * LOGIT_CHUNK + 4 * 32 * 8
+    # Two forwards of four layers; 2 x (2 - 1) + (2 - 1) x 2 + 1 = 5 forwards of two.
+    assert (chunked.training_activations - output) * 8 == (whole.training_activations - output) * 10
 
 
 def test_the_distributed_optimizer_is_spread_over_data_and_context_parallel_ranks(memory: Memory) -> None:

@@ -87,7 +87,7 @@ def test_each_scored_token_counts_once_also_where_layers_are_recomputed(
     monkeypatch.setattr(expert_load, "TopKRouter", Router)
     monkeypatch.setattr(expert_load.dist, "all_reduce", lambda sums: None)
     model = Model()
-    load = ExpertLoad(model, mixture(2, 2), torch.device("cpu"), recomputes=recomputes)
+    load = ExpertLoad([model], mixture(2, 2), torch.device("cpu"), recomputes=recomputes)
     inputs = SimpleNamespace(output_index=torch.tensor([0, 1, 1]))  # the last two tokens predict nothing
     model.eval()
     model(CHOICES, labels=inputs)  # scores only
@@ -103,7 +103,7 @@ def test_each_scored_token_counts_once_also_where_layers_are_recomputed(
 
 
 def test_a_dense_model_reports_nothing() -> None:
-    load = ExpertLoad(torch.nn.Linear(2, 2), mixture(2, None), torch.device("cpu"), recomputes=False)
+    load = ExpertLoad([torch.nn.Linear(2, 2)], mixture(2, None), torch.device("cpu"), recomputes=False)
     load.forget()
     assert load.result(num_replicas=1) == {}
 
@@ -115,6 +115,6 @@ def test_a_stage_without_experts_takes_part_in_the_sum_over_all_stages(
         sums += torch.tensor([[1.0, 3.0, 4.0]])
 
     monkeypatch.setattr(expert_load.dist, "all_reduce", add_other_stage)
-    load = ExpertLoad(torch.nn.Linear(2, 2), mixture(2, 2), torch.device("cpu"), recomputes=False)
+    load = ExpertLoad([torch.nn.Linear(2, 2)], mixture(2, 2), torch.device("cpu"), recomputes=False)
     found = {name: metric.value for name, metric in load.result(num_replicas=1).items()}
     assert found["moe/max_load"] == pytest.approx(3 / 4 * 2)

@@ -76,6 +76,25 @@ def test_megatrons_optimizer_can_leave_the_device_only_where_it_has_weights_of_i
     assert not [text for text in problems(fsdp) if text.startswith(offload)]
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ([], "pipeline_model_parallel_size=1: there is no pipeline"),
+        (["num_layers_in_first_pipeline_stage=3"], "num_layers_in_first_pipeline_stage: chunks are equal"),
+        (["num_layers_in_last_pipeline_stage=3"], "num_layers_in_last_pipeline_stage: chunks are equal"),
+        (["router_replay=true"], "router_replay=true, which counts the layers of a stage from its first one"),
+    ],
+)
+def test_a_pipeline_is_interleaved_where_stages_are_alike(
+    demo: Demo, settings: list[str], reason: str
+) -> None:
+    megatron, stages = "policy.megatron_cfg", ["pipeline_model_parallel_size=2"] if settings else []
+    key = f"{megatron}.virtual_pipeline_model_parallel_size=2"
+    found = problems(demo(key, *(f"{megatron}.{setting}" for setting in (*stages, *settings))))
+    of_chunks = [text for text in found if text.startswith(f"{key} is not for")]
+    assert of_chunks == [f"{key} is not for {megatron}.{reason}; set it to null"]
+
+
 def test_megatrons_optimizer_is_on_the_host_of_a_gpu_where_it_is_sharded_and_in_bfloat16(demo: Demo) -> None:
     offload = "policy.megatron_cfg.optimizer_cpu_offload=true"
     on_gpu = ("policy.device=cuda", "policy.precision=bfloat16", SHARDED)

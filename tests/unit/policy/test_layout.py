@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nemo_like.policy.groups.layout import length_multiple, stage_layers
+from nemo_like.policy.groups.layout import layers_of_stage, length_multiple, stage_layers
 from nemo_like.policy.options import Fp8Format, Fp8Recipe
 from tests.functional.policy_fixtures import policy_config, teacher_config
 
@@ -32,6 +32,18 @@ def test_open_stages_share_the_other_layers(
     layers = stage_layers(cfg, num_layers)
     assert layers == expected
     assert sum(layers) == num_layers
+
+
+def test_the_chunks_of_a_stage_lie_between_those_of_the_others() -> None:
+    def layers(stage: int, **layout: Any) -> list[list[int]]:
+        cfg = policy_config(Path("unused"), pp=2, **layout)
+        return [[*chunk] for chunk in layers_of_stage(cfg, 8, stage)]
+
+    assert layers(0, vpp=2) == [[0, 1], [4, 5]]
+    assert layers(1, vpp=2) == [[2, 3], [6, 7]]
+    assert layers(1, vpp=4) == [[1], [3], [5], [7]]
+    assert layers(1, vpp=1) == layers(1) == [[4, 5, 6, 7]]
+    assert layers(1, end_stages=(5, None)) == [[5, 6, 7]]
 
 
 @pytest.mark.parametrize(

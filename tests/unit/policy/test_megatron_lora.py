@@ -17,7 +17,6 @@ FAMILY = FAMILIES.load("qwen3")
 GEOMETRY = Geometry(num_attention_heads=4, num_query_groups=2, head_size=3, vocab_size=8, padded_vocab_size=8)
 WHOLE = ModelPart(
     family=FAMILY,
-    first_layer=0,
     tp_rank=0,
     tp_size=1,
     ep_rank=0,
@@ -84,7 +83,6 @@ def test_an_adapter_is_cut_as_the_weight_beside_it(layer: str, shapes: list[tupl
     parts = [
         ModelPart(
             family=FAMILY,
-            first_layer=0,
             tp_rank=rank,
             tp_size=2,
             ep_rank=0,

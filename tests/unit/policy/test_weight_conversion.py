@@ -20,6 +20,7 @@ from nemo_like.policy.megatron.weight_conversion import (
     ModelPart,
     cut,
     full_shape,
+    in_whole_model,
     join,
     load_weights,
     merge,
@@ -57,10 +58,9 @@ SHAPES = {
 }
 
 
-def part(first_layer: int = 0, ep_rank: int = 0, ep_size: int = 1) -> ModelPart:
+def part(ep_rank: int = 0, ep_size: int = 1) -> ModelPart:
     return ModelPart(
         family=FAMILY,
-        first_layer=first_layer,
         tp_rank=0,
         tp_size=1,
         ep_rank=ep_rank,
@@ -113,8 +113,8 @@ def test_queries_keys_and_values_of_one_tensor_lie_as_those_of_three() -> None:
 
 
 def test_an_expert_is_found_under_the_names_of_its_family() -> None:
-    name = "decoder.layers.1.mlp.experts.local_experts.3.linear_fc1.weight"
-    rule = rule_for(name, replace(part(6, 1, 2), family=FAMILIES.load("mixtral")))
+    name = "decoder.layers.7.mlp.experts.local_experts.3.linear_fc1.weight"
+    rule = rule_for(name, replace(part(1, 2), family=FAMILIES.load("mixtral")))
     prefix = "model.layers.7.block_sparse_moe.experts.7"
     assert rule.hf_names == (f"{prefix}.w1.weight", f"{prefix}.w3.weight")
 
@@ -128,7 +128,8 @@ def test_every_rank_holds_its_part_of_the_gate_above_its_part_of_the_up_projecti
 
 
 def test_layers_are_named_by_their_place_in_the_whole_model() -> None:
-    rule = rule_for("decoder.layers.1.mlp.linear_fc2.weight", part(first_layer=6))
+    assert in_whole_model("output_layer.weight", 6) == "output_layer.weight"
+    rule = rule_for(in_whole_model("decoder.layers.1.mlp.linear_fc2.weight", 6), part())
     assert rule.hf_names == ("model.layers.7.mlp.down_proj.weight",)
 
 
@@ -138,7 +139,7 @@ def test_a_parameter_of_no_supported_model_is_an_error() -> None:
 
 
 def test_an_expert_is_named_by_its_place_among_the_experts_of_all_ranks() -> None:
-    rule = rule_for("decoder.layers.1.mlp.experts.local_experts.3.linear_fc1.weight", part(6, 1, 2))
+    rule = rule_for("decoder.layers.7.mlp.experts.local_experts.3.linear_fc1.weight", part(1, 2))
     assert rule.hf_names == (
         "model.layers.7.mlp.experts.7.gate_proj.weight",
         "model.layers.7.mlp.experts.7.up_proj.weight",
@@ -147,8 +148,8 @@ def test_an_expert_is_named_by_its_place_among_the_experts_of_all_ranks() -> Non
 
 @pytest.mark.parametrize("layer", ["linear_fc1", "linear_fc2"])
 def test_an_expert_has_one_rule_whatever_layer_holds_it(layer: str) -> None:
-    alone = rule_for(f"decoder.layers.1.mlp.experts.local_experts.3.{layer}.weight", part(6, 1, 2))
-    assert rule_for(f"decoder.layers.1.mlp.experts.{layer}.weight3", part(6, 1, 2)) == alone
+    alone = rule_for(f"decoder.layers.1.mlp.experts.local_experts.3.{layer}.weight", part(1, 2))
+    assert rule_for(f"decoder.layers.1.mlp.experts.{layer}.weight3", part(1, 2)) == alone
 
 
 def test_experts_in_one_parameter_are_filled_and_read_one_by_one() -> None:

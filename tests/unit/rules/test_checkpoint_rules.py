@@ -155,6 +155,15 @@ def test_pipeline_parallel_must_divide_the_layers(demo: Demo) -> None:
 
 
 PIPELINE = "policy.megatron_cfg.pipeline_model_parallel_size"
+CHUNKS = "policy.megatron_cfg.virtual_pipeline_model_parallel_size"
+
+
+def test_an_interleaved_pipeline_has_stages_of_equal_chunks(demo: Demo) -> None:
+    assert not problems(demo(f"{CHUNKS}=1"))
+    (problem,) = problems(demo(f"{PIPELINE}=2", f"{CHUNKS}=2"))
+    assert problem.startswith(f"{CHUNKS}=2 must divide the model's 1 layers of a stage; try 1")
+
+
 FIRST, LAST = (f"policy.megatron_cfg.num_layers_in_{end}_pipeline_stage" for end in ("first", "last"))
 
 
