@@ -255,9 +255,7 @@ class MegatronBackend(UpdatingBackend):
                 self._offload_gradients()
 
     def _gradients(self) -> list[Tensor]:
-        return [
-            part.grad_data for ddp in self._ddps for part in (*ddp.buffers, *ddp.expert_parallel_buffers)
-        ]
+        return [part.grad_data for ddp in self._ddps for part in (*ddp.buffers, *ddp.expert_parallel_buffers)]
 
     def _step(self, rate: float) -> float:
         for group in self._optimizer.param_groups:
