@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import tempfile
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -255,11 +255,10 @@ class Starter:
             for (role, name), node in zip(parts, nodes[1:], strict=True)
         ]
         target = self._targets[Role.engine]
-        return self._engine_process(Role.engine, index, target, f"engine-{index}", node=nodes[0])
-
-    def engines_of(self, actors: Collection[str]) -> set[str]:
-        """Return the names of the engines that have a part among ``actors``."""
-        return {engine for engine, parts in self._parts.items() if any(one.name in actors for one in parts)}
+        started = self._engine_process(Role.engine, index, target, f"engine-{index}", node=nodes[0])
+        for part in self._parts[engine]:
+            self._cluster.watch(started, part.watch())  # the engine is of no use without it
+        return started
 
     def _engine_process(
         self, role: Role, index: int | str, target: str, name: str, **node: EngineNode

@@ -151,7 +151,6 @@ class ActorRecovery:
     def _replace_dead(self) -> None:
         parts, actors = self._parts, self._parts.actors
         dead = set(parts.cluster.dead())
-        dead |= parts.starter.engines_of(dead)
         if self._has_broken_host:
             dead.add(actors.host.name)
             self._has_broken_host = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -214,7 +215,7 @@ def test_an_engine_over_two_nodes_is_replaced_when_its_part_dies(
         worker.kill()
         output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
-    assert "actor 'engine_part' died during stage" in output, output
+    assert re.search("actor 'engine(_part)?' died during stage", output), output
     assert "(recovery 1 of" in output, output
     records = read_metrics(run_dir)
     assert [record["train/policy_version"] for record in records] == [0.0, 1.0, 2.0, 3.0]

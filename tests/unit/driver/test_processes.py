@@ -18,6 +18,9 @@ class Handle:
     def __init__(self, name: str, events: list[str]) -> None:
         self.name, self._events = name, events
 
+    def watch(self) -> str:
+        return self.name
+
     def submit(self, method: str, *args: Any) -> str:
         told = ", ".join(argument.value for argument in args if isinstance(argument, EngineHolds))
         return f"{self.name} {method} {told}".strip()
@@ -31,6 +34,9 @@ class FakeCluster:
 
     def endpoint(self, actor: str, *, timeout_s: float) -> tuple[str, int]:
         return f"node of {actor}", 29500
+
+    def watch(self, handle: Handle, call: str) -> None:
+        self.events.append(f"{handle.name} ends with {call}")
 
     def discard(self, handle: Handle) -> None:
         self.events.append(f"discard {handle.name}")
@@ -93,10 +99,11 @@ def test_an_engine_starts_with_its_parts_on_further_nodes_and_again_in_their_pla
     assert cluster.events == [
         "start engine_part-0-1 as 1 at node of engine-0:29500",
         "start engine-0 as 0 at node of engine-0:29500",
+        "engine-0 ends with engine_part-0-1",
         "start engine_part-1-1 as 1 at node of engine-1:29500",
         "start engine-1 as 0 at node of engine-1:29500",
+        "engine-1 ends with engine_part-1-1",
     ]
-    assert starter.engines_of({"engine_part-1-1", "rollout"}) == {"engine-1"}
     cluster.events.clear()
     starter.engines([1])
     assert cluster.events[0] == "discard engine_part-1-1"

@@ -100,9 +100,6 @@ class Run:
     def discard(self, handle: Process) -> None:
         self.dead_names.discard(handle.name)
 
-    def engines_of(self, actors: set[str]) -> set[str]:
-        return {"engine-1"} & {name.replace("engine_part-1-1", "engine-1") for name in actors}
-
     def watch(self, handle: Process, call: object) -> None:
         self.asked.append((handle.name, "watch"))
 
@@ -214,11 +211,6 @@ def test_an_engine_that_broke_off_loading_is_replaced_with_the_one_that_died(run
     run.failed_engines = {"engine-0"}
     run.recovery.completed("step 5", VERSION, run.work("engine-1"))
     assert run.started == ["engine-0", "engine-1"]
-
-
-def test_an_engine_goes_with_its_part_on_another_node(run: Run) -> None:
-    run.recovery.completed("step 5", VERSION, run.work("engine_part-1-1"))
-    assert run.started == ["engine-1"]
 
 
 @pytest.mark.parametrize("second", ["rollout", "environment", "engine-1"])
