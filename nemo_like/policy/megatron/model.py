@@ -80,11 +80,8 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         bf16=cfg.precision is Precision.bfloat16,
         fp16=cfg.precision is Precision.float16,
         tensor_model_parallel_size=layout.tp,
-        pipeline_model_parallel_size=layout.pp,
-        virtual_pipeline_model_parallel_size=num_chunks(cfg) if num_chunks(cfg) > 1 else None,
-        num_layers_in_first_pipeline_stage=cfg.megatron_cfg.num_layers_in_first_pipeline_stage,
-        num_layers_in_last_pipeline_stage=cfg.megatron_cfg.num_layers_in_last_pipeline_stage,
         context_parallel_size=layout.cp,
+        **_pipeline_options(cfg, layout),
         **{
             **model.family.megatron,
             **_mixture_options(model, cfg, layout),
@@ -98,11 +95,6 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         use_cpu_initialization=device.type == "cpu",
         # The loss arrives normalised by global counts: gradients are summed, never averaged.
         calculate_per_token_loss=True,
-        deallocate_pipeline_outputs=True,
-        # Of two stages each is before and after the other. Batched messages of an interleaved pipeline would
-        # then be taken for one another.
-        batch_p2p_comm=num_chunks(cfg) == 1,
-        overlap_p2p_comm=False,
         # No fused kernels of Apex. Transformer Engine brings its own, except for the activation of an MLP:
         # with it that is Megatron-core's, compiled, and without it TorchSwiGLU, which the layer spec names.
         persist_layer_norm=False,
@@ -113,6 +105,21 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         bias_dropout_fusion=False,
         apply_rope_fusion=is_fused,
     )
+
+
+def _pipeline_options(cfg: WorkerGroupConfig, layout: ParallelLayout) -> dict[str, Any]:
+    chunks = num_chunks(cfg)
+    return {
+        "pipeline_model_parallel_size": layout.pp,
+        "virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,
+        "num_layers_in_first_pipeline_stage": cfg.megatron_cfg.num_layers_in_first_pipeline_stage,
+        "num_layers_in_last_pipeline_stage": cfg.megatron_cfg.num_layers_in_last_pipeline_stage,
+        "deallocate_pipeline_outputs": True,
+        # Of two stages each is before and after the other. Batched messages of an interleaved pipeline would
+        # then be taken for one another.
+        "batch_p2p_comm": chunks == 1,
+        "overlap_p2p_comm": False,
+    }
 
 
 def _attention_options(model: ModelInfo, cfg: WorkerGroupConfig) -> dict[str, Any]:

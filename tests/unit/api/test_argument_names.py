@@ -30,7 +30,7 @@ def answer(**arguments: Any) -> str:
         ({"eval_dataset": []}, "eval_dataset is called validation here"),
         ({"callbacks": []}, "callbacks is called on_step here"),
         ({"model_name_or_path": "a/b"}, "model_name_or_path is called model here"),
-        ({"max_steps": 3}, "max_steps is called num_steps here (optimizer updates: / updates of a step)"),
+        ({"max_steps": 3}, "max_steps is called num_steps here (optimizer updates: / updates of a step; "),
         ({"args": object()}, "TRL's args is missing here: its fields are arguments, such as num_steps, or"),
         (
             {"processing_class": None},
