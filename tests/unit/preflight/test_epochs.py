@@ -1,4 +1,4 @@
-"""The steps that epochs come to, with the demo's tokenizer and files of some records."""
+"""The steps that epochs come to, with files of some records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from nemo_like.configuration import Config, load_config
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.run_length import too_many_steps
 from nemo_like.preflight.epochs import CountedRun, with_counted_epochs
-from tests.unit.config.checkpoints import DEMO
+from scripts.demo_model.tiny_tokenizer import save_tokenizer
+from tests.unit.config.checkpoints import DEMO, write_checkpoint
 
 PPO = DEMO.with_name("ppo_arithmetic_cpu.yaml")
 
@@ -30,7 +31,13 @@ def records(path: Path, count: int) -> list[str]:
     long = {"prompt": "1+1=" * 30, "answer": "2"}
     lines = [json.dumps(one) for one in [*[{"prompt": "1+1=", "answer": "2"}] * count, long]]
     path.write_text("\n".join(lines))
-    return [f"data.train=[{{kind: jsonl, path: '{path}'}}]", "grpo.num_prompts_per_step=16"]
+    checkpoint = write_checkpoint(path.with_name("checkpoint"))
+    save_tokenizer(checkpoint)
+    return [
+        f"policy.model_name='{checkpoint}'",
+        f"data.train=[{{kind: jsonl, path: '{path}'}}]",
+        "grpo.num_prompts_per_step=16",
+    ]
 
 
 def test_prompts_that_are_too_long_are_not_counted_and_schedules_follow(tmp_path: Path) -> None:
