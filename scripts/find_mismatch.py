@@ -32,6 +32,7 @@ from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config, load_config
 from nemo_like.driver import exit_codes
 from nemo_like.driver.stopping import ignore_first_interrupt, sigterm_as_interrupt
+from nemo_like.models.remote_code import allowing_code
 from nemo_like.observability.printable import accept_all_characters, printable
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.rules.rules import validate
@@ -66,7 +67,8 @@ def _main(options: argparse.Namespace) -> int:
     except (ConfigError, ValueError, OSError) as error:
         print(printable(str(error)), file=sys.stderr)
         return exit_codes.REFUSED
-    with tempfile.TemporaryDirectory(prefix="find-mismatch-") as scratch:
+    scratch_directory = tempfile.TemporaryDirectory(prefix="find-mismatch-")
+    with allowing_code(cfg.policy), scratch_directory as scratch:
         return _compare(cfg, options, Path(scratch))
 
 

@@ -16,6 +16,7 @@ from nemo_like.data.chat_rendering import ChatRendering
 from nemo_like.data.interface import Message, Prompt
 from nemo_like.data.special_tokens import SpecialTokens
 from nemo_like.models.end_tokens import stated_end_ids
+from nemo_like.models.remote_code import loading_arguments
 
 
 class UnreadablePrompt(ValueError):
@@ -45,7 +46,7 @@ class Tokenizer:
         path = Path(checkpoint)
         if not (path / "tokenizer_config.json").is_file():
             raise ValueError(f"policy.model_name={str(path)!r} holds no tokenizer (tokenizer_config.json)")
-        self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+        self._tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, **loading_arguments())
         if chat_template is not None:
             self._tokenizer.chat_template = Path(chat_template).read_text(encoding="utf-8")
         own = [] if self._tokenizer.eos_token_id is None else [self._tokenizer.eos_token_id]

@@ -17,6 +17,7 @@ from nemo_like.data.image_marks import in_texts
 from nemo_like.data.images import IMAGE_MARK
 from nemo_like.data.interface import Prompt
 from nemo_like.models.model_info import has_vision_tower
+from nemo_like.models.remote_code import loading_arguments
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -33,7 +34,9 @@ class Vision:
         from transformers import AutoImageProcessor
 
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
-        self._processor: Any = AutoImageProcessor.from_pretrained(checkpoint, local_files_only=True)
+        self._processor: Any = AutoImageProcessor.from_pretrained(
+            checkpoint, local_files_only=True, **loading_arguments()
+        )
         self._features_of: int = self._processor.merge_size**2  # patches per feature
         self.image_token: int = config["image_token_id"]
         names = ("vision_start_token_id", "image_token_id", "vision_end_token_id")

@@ -27,6 +27,7 @@ from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
 from nemo_like.generation.engine_spec import EngineNode
 from nemo_like.generation.environment import WAITING_METHODS, engine_environment, unused_by_engines
 from nemo_like.models.model_info import read_model_info
+from nemo_like.models.remote_code import code_environment
 from nemo_like.observability.disk import write_whole
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.plan.derived import shares_gpus, weight_transport
@@ -431,6 +432,7 @@ class Starter:
     ) -> ActorHandle:
         needs = self._needs[role]
         name = actor_name(role, needs, index)
+        copies = self._directory.path / "checkpoint_code" / name
         waiting_methods = WAITING_METHODS if role is Role.engine and self._cfg.grpo.max_staleness > 0 else ()
         is_engine = role in (Role.engine, Role.engine_part)
         is_async = role in _ASYNC_ROLES or bool(waiting_methods)
@@ -440,7 +442,7 @@ class Starter:
                 target=target,
                 kwargs=kwargs,
                 num_cpus=needs.num_cpus,
-                env=env,
+                env=env | code_environment(self._cfg.policy, copies),
                 concurrency=Concurrency.asyncio if is_async else Concurrency.serial,
                 in_threads=waiting_methods,
                 log_path=self._directory.log_path(name),

@@ -24,6 +24,7 @@ from nemo_like.environments.kind import RecordCheck
 from nemo_like.environments.per_turn import raised
 from nemo_like.environments.record_needs import NUM_PARSED, needs_nothing
 from nemo_like.environments.shared_options import ModelOptions
+from nemo_like.models.remote_code import import_external_libs
 
 _ARCHITECTURE = "ForSequenceClassification"
 
@@ -41,6 +42,7 @@ class ConversationEncoder:
         self._key = f"model_name={options.model_name}"
         if not path.is_dir():
             raise ValueError(f"{self._key} is not a directory; download the model, and name its directory")
+        import_external_libs()
         self.config = _config(self._key, path)
         self.tokenizer = self._tokenizer(path)
         self._chat = ChatRendering(self.tokenizer, f"chat_template.jinja in {path}")

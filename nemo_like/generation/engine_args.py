@@ -12,6 +12,7 @@ from nemo_like.generation.speculation import speculation, with_absolute_draft
 from nemo_like.generation.worker_extension import WorkerExtension
 from nemo_like.models.model_arithmetic import CPU_BLOCK_TOKENS
 from nemo_like.models.model_info import has_vision_tower
+from nemo_like.models.remote_code import loading_arguments
 from nemo_like.policy.options import Device
 
 _MIN_BATCHED_TOKENS = 8192
@@ -74,6 +75,7 @@ def engine_args(spec: EngineSpec) -> EngineArgs:
         disable_log_stats=True,
         worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
         **by_device,
+        **loading_arguments(),
         per_request_spec_decode_metrics="summary" if drafts else "none",
         **_by_adapter(spec.adapter),
         **(_FOR_IMAGES if has_vision_tower(spec.model_name) else {}),

@@ -7,6 +7,10 @@ from nemo_like.compat.route_recorder import RouteRecorderExtension
 from nemo_like.compat.stage_buffers import StageBuffersExtension
 from nemo_like.compat.unmasked_logprobs import UnmaskedLogprobsExtension
 from nemo_like.generation.weight_receiver import WeightReceiverExtension
+from nemo_like.models.remote_code import import_external_libs
+
+# vLLM imports this module in each of its workers, before the worker builds its part of the model.
+import_external_libs()
 
 
 class WorkerExtension(

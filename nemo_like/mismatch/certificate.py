@@ -23,6 +23,7 @@ from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.mismatch.search import NOTHING, EngineMismatch, History, find_mismatch, sampling_of
 from nemo_like.mismatch.sides import SAMPLE, Sides
 from nemo_like.models.model_info import read_model_info
+from nemo_like.models.remote_code import loading_arguments
 from nemo_like.tripwires.canary_checks import canary_limit, canary_tokens
 
 _PROMPT_LENGTHS = (5, 17, 40, 90)
@@ -188,7 +189,7 @@ def reference_logprobs(model: Path, sequences: Sequence[Sequence[int]]) -> list[
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
-    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32, **loading_arguments()).eval()
     found = []
     for sequence in sequences:
         ids = torch.tensor([sequence])

@@ -21,7 +21,14 @@ CONFIG = "config.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 # The files of a tokenizer; those of the model are left out where it has another one.
 _OF_TOKENIZERS = (
-    *("tokenizer*", "vocab.*", "merges.txt", "special_tokens_map.json", "added_tokens.json"),
+    *(
+        "tokenizer*",
+        "tokenization_*.py",
+        "vocab.*",
+        "merges.txt",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ),
     *("chat_template.*", "spiece.model", "sentencepiece*.model"),
 )
 

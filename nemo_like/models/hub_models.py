@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 # What a checkpoint has of use here; the same weights in other formats stay where they are.
-_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja")
+_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.py")
 
 
 class NotOnHub(Exception):

@@ -34,6 +34,7 @@ from nemo_like.policy.groups.layout import (
     length_multiple,
 )
 from nemo_like.policy.options import (
+    PolicyConfig,
     TrainedGroupConfig,
     ValueConfig,
     WorkerGroupConfig,
@@ -106,6 +107,7 @@ class Plan:
     step_shape: StepShape
     num_steps: int
     start: str | None  # what the run takes of another run's checkpoint
+    code: str | None  # which code of others its processes run
     policy: TrainedGroupPlan
     logprob_phases: int  # how many of prev_logprobs and reference_logprobs are computed
     critic: TrainedGroupPlan | None
@@ -145,6 +147,7 @@ def make_plan(cfg: Config, models: RunModels, bytes_per_token: int) -> Plan:
         step_shape=grpo.step_shape,
         num_steps=grpo.max_num_steps,
         start=_start(cfg.checkpointing),
+        code=_code(policy),
         policy=_trained_group_plan(cfg, policy, model, grpo.num_epochs_per_rollout),
         logprob_phases=scores_prev_logprobs(cfg.loss_fn) + (cfg.loss_fn.reference_policy_kl_penalty > 0),
         critic=of_critic,
@@ -264,6 +267,7 @@ def format_plan(plan: Plan) -> str:
         f"step         {shape.num_prompts:,} prompts x {shape.num_generations} responses = "
         f"{shape.num_samples:,} rows; {plan.num_steps:,} steps",
         *([] if plan.start is None else [f"start        {plan.start}"]),
+        *([] if plan.code is None else [f"code         {plan.code}"]),
         f"responses    {_ends(plan.end_tokens)}",
         f"training     {_updates(plan.policy)}",
         f"log-probs    {_phases(plan)}",
@@ -283,6 +287,13 @@ def _start(checkpointing: CheckpointingConfig) -> str | None:
     if (path := checkpointing.resume_from_path) is None:
         return None
     return f"takes of {path} {checkpointing.resume_parts.about}; once it has checkpoints, it continues these"
+
+
+def _code(policy: PolicyConfig) -> str | None:
+    parts = [f"imported first: {', '.join(policy.external_lib)}"] if policy.external_lib else []
+    if policy.trust_remote_code:
+        parts.append("Python files of the checkpoints run with all your rights, so read them first")
+    return "; ".join(parts) or None
 
 
 def _engines_over_nodes(places: Sequence[Place]) -> list[str]:

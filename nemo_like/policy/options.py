@@ -460,6 +460,17 @@ class PolicyConfig(TrainedGroupConfig):
         str | None,
         Key("a directory, or a name on the hub, with another tokenizer than the model's", None, is_path=True),
     ]
+    trust_remote_code: Annotated[
+        bool,
+        Key(
+            "Python code that a checkpoint of policy, critic or teacher brings (auto_map) runs: read it "
+            "first",
+            False,
+        ),
+    ]
+    external_lib: Annotated[
+        list[str], Key("modules that processes import before they build a model or a tokenizer", [])
+    ]
 
 
 @dataclass(kw_only=True, slots=True)

@@ -2,7 +2,7 @@
 
     cfg ──▶ data_scan ─┐
         ──▶ targets    ├── each in a child process, all at once ──▶ problems, or notes for the plan
-        ──▶ adapters  ─┘
+        ──▶ models    ─┘
 
 The quick checks of ``rules.rules`` come first. Whatever a slow check loads stays in its child process.
 """
@@ -36,6 +36,7 @@ from nemo_like.environments.shared_options import ModelOptions
 from nemo_like.generation.speculation import ARGUMENT
 from nemo_like.models.model_info import is_here as is_model_here
 from nemo_like.models.model_info import model_of, planned_shape
+from nemo_like.models.remote_code import allowing_code
 from nemo_like.observability.software import installed_version
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.roles import worker_groups
@@ -59,9 +60,10 @@ from nemo_like.preflight.child import ChildCall
 from nemo_like.preflight.data_scan import ScanReport, ScanRequest, SourceToScan, scan
 from nemo_like.preflight.drafts import draft_notes
 from nemo_like.preflight.engine_features import missing_engine_features
+from nemo_like.preflight.loadable_models import loading_problems, models_with_code
 from nemo_like.preflight.notes import Note, NoteStatus
 from nemo_like.preflight.ray_packages import unloadable_ray_packages
-from nemo_like.preflight.run_warnings import missing_kernels, staleness_warnings
+from nemo_like.preflight.run_warnings import code_warnings, missing_kernels, staleness_warnings
 from nemo_like.preflight.taken_arguments import engine_argument_problem, worker_argument_problem
 from nemo_like.preflight.versions import untested_versions
 from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_declarations
@@ -95,25 +97,26 @@ def preflight(cfg: Config, machine: Machine, say: Callable[[str], None]) -> Pref
     """Run every slow check that a valid configuration needs, and return the results.
 
     ``say`` gets a line for each installed package outside the tested versions, for each kernel that training
-    lacks, for stale samples that train without a correction, and for the start of the checks. Raises
+    lacks, for stale samples that train without a correction, for code that checkpoints bring, and for the
+    start of the checks. Raises
     ConfigError, which lists every problem found.
     """
     missing = missing_kernels(cfg) if machine is Machine.this else ()
-    for line in (*untested_versions(), *missing, *staleness_warnings(cfg)):
+    for line in (*untested_versions(), *missing, *staleness_warnings(cfg), *code_warnings(cfg)):
         say(f"warning: {line}")
     problems = []
     if machine is Machine.this:
         problems += [*unloadable_ray_packages(cfg), *missing_engine_features(cfg)]
     notes = [*_notes_on_another_machine(cfg, machine), *draft_notes(cfg)]
     declared: list[Declaration] = []
-    with ExitStack() as children:
+    with allowing_code(cfg.policy), ExitStack() as children:
         checks = _checks(cfg, machine, declared)
         waiting = [(children.enter_context(check.start()), check.conclude) for check in checks]
         if waiting:
             say("looking at data and own code before anything starts")
         for child, conclude in waiting:
             found, problem = conclude(child)
-            problems += found
+            problems += (one for one in found if one not in problems)
             notes += problem
     columns: tuple[Column, ...] = ()
     if not problems:
@@ -177,6 +180,9 @@ def _checks(cfg: Config, machine: Machine, declared: list[Declaration]) -> Itera
             continue
         start = partial(ChildCall, reward_model_problem, options, timeout_s=_IMPORT_TIME_S)
         yield _Check(start, partial(_conclude_reward_model, env, options))
+    if cfg.policy.external_lib or models_with_code(cfg):
+        start = partial(ChildCall, loading_problems, cfg, timeout_s=_IMPORT_TIME_S)
+        yield _Check(start, partial(_conclude_loading, cfg))
     yield from _argument_checks(cfg, machine)
     for role, group in worker_groups(cfg).items():
         adapter_problem, lora = backend_kind_of(group).adapter_problem, adapters_of(group)
@@ -299,6 +305,15 @@ def _conclude_import(target: targets.Target, declared: list[Declaration], child:
             )
         ]
     return [Problem(key=f"{target.key}={target.path}", rule=rule, remedy="")], []
+
+
+def _conclude_loading(cfg: Config, child: ChildCall) -> _Outcome:
+    loaded = [*cfg.policy.external_lib, *models_with_code(cfg)]
+    try:
+        problems = child.result()
+    except ChildFailed as error:
+        problems = [Problem(key=", ".join(loaded), rule=f"could not be loaded: {error}", remedy="")]
+    return problems, [] if problems else [Note(NoteStatus.checked, f"{', '.join(loaded)}: can be loaded")]
 
 
 def _conclude_reward_model(env: str, options: ModelOptions, child: ChildCall) -> _Outcome:

@@ -21,6 +21,7 @@ from nemo_like.data.source_kind import source_kind_of
 from nemo_like.environments.kind import RecordCheck
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.registry import record_check_of
+from nemo_like.models.remote_code import needs_trust, untrusted
 from nemo_like.preflight.conversations import ConversationCheck
 from nemo_like.preflight.notes import Note, NoteStatus
 from nemo_like.rollout.rollout_columns import unfit_values
@@ -80,14 +81,7 @@ def scan(request: ScanRequest) -> ScanReport:
         try:
             encoder = _encoder(request.tokenizer, request.chat_template, request.max_prompt_tokens)
         except Exception as error:
-            rule = f"has a tokenizer that cannot be loaded: {type(error).__name__}: {error}"
-            problems.append(
-                Problem(
-                    key=f"policy.model_name={request.tokenizer}",
-                    rule=rule,
-                    remedy="save the tokenizer there again with save_pretrained, or download it again",
-                )
-            )
+            problems.append(_unloadable(request.tokenizer, error))
     for index, source in enumerate(request.sources):
         now_s = time.monotonic()
         until_s = now_s + (end_s - now_s) / (len(request.sources) - index)
@@ -108,6 +102,16 @@ def scan(request: ScanRequest) -> ScanReport:
         notes.append(Note(NoteStatus.checked, f"data: {text}"))
     # Several sources may name one environment.
     return ScanReport(tuple(dict.fromkeys(problems)), tuple(dict.fromkeys(notes)))
+
+
+def _unloadable(checkpoint: str, error: Exception) -> Problem:
+    if needs_trust(error):
+        return untrusted("policy.model_name", checkpoint)
+    return Problem(
+        key=f"policy.model_name={checkpoint}",
+        rule=f"has a tokenizer that cannot be loaded: {type(error).__name__}: {error}",
+        remedy="save the tokenizer there again with save_pretrained, or download it again",
+    )
 
 
 def _encoder(checkpoint: str, chat_template: str | None, max_prompt_tokens: int) -> PromptEncoder:

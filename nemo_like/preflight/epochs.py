@@ -17,6 +17,7 @@ from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
 from nemo_like.data.source_kind import is_here
 from nemo_like.models.model_info import is_here as is_model_here
+from nemo_like.models.remote_code import allowing_code
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.plan.run_length import steps_of_epochs
 from nemo_like.preflight.child import ChildCall
@@ -83,7 +84,8 @@ def _counted(cfg: Config, key: str, machine: Machine) -> list[int]:
     """Return the numbers of prompts of the training sources. Raises ConfigError, which has the mistakes of
     the configuration where it has any, since they may be why the prompts cannot be counted."""
     try:
-        with ChildCall(count_prompts, cfg, timeout_s=cfg.cluster.start_timeout_s) as child:
+        timeout_s = cfg.cluster.start_timeout_s
+        with allowing_code(cfg.policy), ChildCall(count_prompts, cfg, timeout_s=timeout_s) as child:
             sizes: list[int] = child.result()
     except ChildFailed as error:
         validate(cfg, machine)

@@ -28,3 +28,12 @@ def staleness_warnings(cfg: Config) -> Iterator[str]:
             "truncated_importance_sampling_type=tis and truncated_importance_sampling_ratio=2 "
             "(docs/explanation/async.md)"
         )
+
+
+def code_warnings(cfg: Config) -> Iterator[str]:
+    """Yield a warning when the processes of the run execute what is in their checkpoints."""
+    if cfg.policy.trust_remote_code:
+        yield (
+            "policy.trust_remote_code=true: Python files of the checkpoints run in this run's processes, "
+            "with all that you may do on these machines; read them first"
+        )

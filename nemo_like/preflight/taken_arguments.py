@@ -12,6 +12,7 @@ from typing import Any
 
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import read_model_info
+from nemo_like.models.remote_code import loading_arguments
 from nemo_like.policy.backends.backend_kind import Library
 from nemo_like.policy.backends.library_arguments import PassedArguments
 from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
@@ -82,7 +83,7 @@ def _of_transformers(group: WorkerGroupConfig, passed: PassedArguments) -> str |
     from nemo_like.policy.fsdp.model import BUILT_WITH, empty_model
 
     directory = Path(group.model_name)
-    config = AutoConfig.from_pretrained(directory)
+    config = AutoConfig.from_pretrained(directory, **loading_arguments())
     if problem := unknown_argument(passed.values, {*BUILT_WITH, *vars(config)}, passed.library.value):
         return problem
     of_checkpoint = json.loads((directory / "config.json").read_text(encoding="utf-8"))

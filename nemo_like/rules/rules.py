@@ -29,6 +29,7 @@ from nemo_like.policy.backends.backend_rules import backend_problems
 from nemo_like.policy.backends.library_arguments import engine_argument_problems
 from nemo_like.policy.groups.critic_rules import critic_model_problems
 from nemo_like.policy.groups.group_rules import group_problems
+from nemo_like.policy.groups.model_rules import external_lib_problems
 from nemo_like.policy.groups.training_rules import batch_problems, learning_rate_problems
 from nemo_like.policy.options import ValueConfig, WorkerGroupConfig
 from nemo_like.rollout.form_rules import form_problems
@@ -74,6 +75,7 @@ def validate(cfg: Config, machine: Machine = Machine.this) -> None:
     problems += loss_problems(cfg.loss_fn, cfg.grpo)
     problems += update_problems(cfg)
     problems += backend_problems("policy", cfg.policy)
+    problems += external_lib_problems(cfg.policy)
     if not any(key.startswith(_PLACED_GROUPS) for key in broken):
         problems += placement_problems(cfg)
     if not broken:

@@ -232,6 +232,8 @@ def policy_config(
     return PolicyConfig(
         model_overrides={},
         tokenizer=None,
+        trust_remote_code=False,
+        external_lib=[],
         model_name=str(model),
         backend=backend,
         device=device,

@@ -19,8 +19,9 @@ from torch import Tensor
 from nemo_like.observability.disk import give_usual_mode
 
 _MAX_FILE_BYTES = 4 << 30
-# Files that describe the model and the tokenizer are copied; weights and their index are written anew.
-_COPIED_SUFFIXES = frozenset({".json", ".jinja", ".model", ".tiktoken", ".txt"})
+# Files that describe the model and the tokenizer, and their code, are copied; weights and their index are
+# written anew.
+_COPIED_SUFFIXES = frozenset({".json", ".jinja", ".model", ".py", ".tiktoken", ".txt"})
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 

@@ -53,6 +53,7 @@ KEYS: Mapping[Library, Mapping[str, str]] = {
         "enable_lora": "generation.lora_sync",
         "max_lora_rank": "policy.lora.rank",
         "lora_target_modules": "policy.lora.target_modules",
+        "trust_remote_code": "policy.trust_remote_code",
     },
     Library.megatron_model: {
         "tensor_model_parallel_size": "{group}.megatron_cfg.tensor_model_parallel_size",
@@ -87,7 +88,10 @@ KEYS: Mapping[Library, Mapping[str, str]] = {
             for name in ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
         },
     },
-    Library.transformers: dict.fromkeys(("dtype", "torch_dtype"), "{group}.precision"),
+    Library.transformers: {
+        **dict.fromkeys(("dtype", "torch_dtype"), "{group}.precision"),
+        "trust_remote_code": "policy.trust_remote_code",
+    },
 }
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from nemo_like.models.model_info import IMAGE_TEXT_MODEL_TYPES
+from nemo_like.models.remote_code import loading_arguments
 from nemo_like.policy.batch.image_inputs import RopeIndex
 from nemo_like.policy.batch.policy_batch import ModelInputs
 
@@ -29,7 +30,9 @@ def auto_class(config: Any) -> Any:
 
 def load_model(path: Path) -> PreTrainedModel:
     """Load a checkpoint's whole model on the host, in the checkpoint's dtype."""
-    return auto_class(AutoConfig.from_pretrained(path)).from_pretrained(path, dtype="auto")
+    arguments = loading_arguments()
+    config = AutoConfig.from_pretrained(path, **arguments)
+    return auto_class(config).from_pretrained(path, dtype="auto", **arguments)
 
 
 def freeze_vision_tower(model: PreTrainedModel) -> None:

@@ -38,6 +38,7 @@ from nemo_like.algorithms.logprobs import (
     linear_scores,
     scores_with_most_likely,
 )
+from nemo_like.models.remote_code import loading_arguments
 from nemo_like.policy.backends.context_scores import of_all_context_ranks
 from nemo_like.policy.batch.policy_batch import ModelInputs
 from nemo_like.policy.fsdp.attention import has_plain_attention, use_causal_attention
@@ -184,7 +185,8 @@ def empty_model(path: Path, arguments: Mapping[str, Any] = MappingProxyType({}))
     of an embedding trains, also the padding token's row, which transformers would leave out: no token of a
     sample is padding, and an end-of-sequence token often doubles as the padding token.
     """
-    config = AutoConfig.from_pretrained(path)
+    own_code = loading_arguments()
+    config = AutoConfig.from_pretrained(path, **own_code)
     parts = [config, *(getattr(config, name, None) for name in config.sub_configs)]
     for part in filter(None, parts):
         for name, value in vars(part).items():
@@ -194,7 +196,7 @@ def empty_model(path: Path, arguments: Mapping[str, Any] = MappingProxyType({}))
     for name in arguments.keys() - beside.keys():
         setattr(config, name, arguments[name])
     with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = auto_class(config).from_config(config, **beside)
+        model: PreTrainedModel = auto_class(config).from_config(config, **beside, **own_code)
     model.tie_weights()  # init_empty_weights made each of the tied parameters anew
     for module in model.modules():
         if isinstance(module, nn.Embedding):

@@ -1,5 +1,5 @@
-"""Rules on the model of a worker group: how it is divided over ranks, how long its sequences are, and
-images."""
+"""Rules on the model of a worker group: how it is divided over ranks, how long its sequences are, images,
+and modules that are imported for it."""
 
 from __future__ import annotations
 
@@ -37,6 +37,18 @@ def layout_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> It
         yield from must_divide(f"{name}.{kind.axes['tp']}", axis_size(group, "tp"), parts)
     if kind.model_problems is not None:
         yield from kind.model_problems(name, group, model)
+
+
+def external_lib_problems(policy: PolicyConfig) -> Iterator[Problem]:
+    """Yield a problem for each module of ``policy.external_lib`` whose name no import could have."""
+    for index, name in enumerate(policy.external_lib):
+        if name.endswith(".py") or not all(part.isidentifier() for part in name.split(".")):
+            yield Problem(
+                key=f"policy.external_lib[{index}]={name}",
+                rule="must be the name of a module, which Python finds beside the configuration, on "
+                "PYTHONPATH or among the installed packages",
+                remedy="write package.module, without a folder and without .py",
+            )
 
 
 def image_problems(policy: PolicyConfig, data: DataConfig, model: ModelInfo) -> Iterator[Problem]:

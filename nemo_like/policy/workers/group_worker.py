@@ -27,6 +27,7 @@ from nemo_like.cluster.imports import load_target
 from nemo_like.compat.gloo import one_gloo_device
 from nemo_like.data_plane.connection import connect
 from nemo_like.data_plane.spec import DataPlaneSpec
+from nemo_like.models.remote_code import import_external_libs
 from nemo_like.policy.backends.backend_kind import backend_kind_of
 from nemo_like.policy.backends.interface import TrainingBackend, WorkerConnections
 from nemo_like.policy.loss.objective import Objective
@@ -110,9 +111,9 @@ class GroupWorker(ABC):
 
     def _build_backend(self) -> TrainingBackend:
         kind = backend_kind_of(self.cfg)
-        backend: TrainingBackend = load_target(kind.backend, kind.imported_without)(
-            self.cfg, self._objective, self.coordinates
-        )
+        target = load_target(kind.backend, kind.imported_without)
+        import_external_libs()
+        backend: TrainingBackend = target(self.cfg, self._objective, self.coordinates)
         return backend
 
     @property

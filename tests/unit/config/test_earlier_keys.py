@@ -78,6 +78,8 @@ NEWER = {
     "checkpointing.export_hf": False,
     "checkpointing.resume_parts": "all",
     "policy.tokenizer": None,
+    "policy.trust_remote_code": False,
+    "policy.external_lib": [],
     "policy.model_overrides": {},
     "policy.lora.exclude_modules": [],
     "policy.lora.use_rslora": False,

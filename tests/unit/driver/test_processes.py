@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from nemo_like.cluster.actors import ActorSpec
 from nemo_like.cluster.stage import EngineHolds
 from nemo_like.configuration import load_config
 from nemo_like.driver.processes import Starter
+from nemo_like.models.remote_code import code_environment
 from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.plan.places import placement
 from tests.unit.config.checkpoints import DEMO
@@ -31,6 +33,7 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.events: list[str] = []
+        self.specs: list[ActorSpec] = []
 
     def endpoint(self, actor: str, *, timeout_s: float) -> tuple[str, int]:
         return f"node of {actor}", 29500
@@ -43,6 +46,7 @@ class FakeCluster:
 
     def start(self, spec: Any) -> Handle:
         node = spec.kwargs.get("node")
+        self.specs.append(spec)
         where = f" as {node.rank} at {node.address}:{node.port}" if node else ""
         self.events.append(f"start {spec.name}{where}")
         return Handle(spec.name, self.events)
@@ -108,3 +112,17 @@ def test_an_engine_starts_with_its_parts_on_further_nodes_and_again_in_their_pla
     starter.engines([1])
     assert cluster.events[0] == "discard engine_part-1-1"
     assert cluster.events[1].startswith("start engine_part-1-1 as 1")
+
+
+def test_processes_are_told_of_trusted_code_and_each_copies_it_for_itself(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
+    allowed = ("policy.trust_remote_code=true", "policy.external_lib=[own, other]")
+    cfg = load_config(DEMO, [f"policy.model_name={tmp_path}", *allowed])
+    cluster = FakeCluster()
+    starter: Any = Starter(cfg, cluster, directory, placement(cfg))  # type: ignore[arg-type]
+    starter.engines([0, 1])
+    told = [code_environment(cfg.policy, directory.path / "checkpoint_code" / f"engine-{i}") for i in (0, 1)]
+    assert told[0] != told[1]
+    for spec, own in zip(cluster.specs, told, strict=True):
+        assert own.items() <= spec.env.items()

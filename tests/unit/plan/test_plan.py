@@ -250,3 +250,11 @@ def test_the_plan_says_what_a_run_takes_of_another_ones_checkpoint(demo: Demo) -
     part = format_plan(plan(demo(there, "checkpointing.resume_parts=weights_and_optimizer")))
     assert "step_4 the weights and Adam's moments alone, and begins at step 0 with its own schedule" in part
     assert "start  " not in format_plan(plan(demo()))
+
+
+def test_the_plan_says_which_code_of_others_runs(demo: Demo) -> None:
+    trusted = format_plan(plan(demo("policy.trust_remote_code=true")))
+    assert "code         Python files of the checkpoints run with all your rights, so read them" in trusted
+    both = format_plan(plan(demo("policy.trust_remote_code=true", "policy.external_lib=[own, other]")))
+    assert "code         imported first: own, other; Python files of the checkpoints run" in both
+    assert "code  " not in format_plan(plan(demo()))

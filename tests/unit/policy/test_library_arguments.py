@@ -68,6 +68,10 @@ def problems(cfg: Config) -> list[str]:
             "generation.num_engines",
         ),
         (
+            "generation.vllm_kwargs={trust_remote_code: true}",
+            "generation.vllm_kwargs.trust_remote_code=True is set by policy.trust_remote_code; set",
+        ),
+        (
             "generation.vllm_kwargs={nnodes: 2}",
             "generation.vllm_kwargs.nnodes=2 is set by generation.vllm_cfg.num_nodes; set",
         ),

@@ -7,7 +7,7 @@ import pytest
 from nemo_like.configuration import Config
 from nemo_like.models.model_info import planned_shape
 from nemo_like.policy.backend_kinds import megatron
-from nemo_like.preflight.run_warnings import missing_kernels
+from nemo_like.preflight.run_warnings import code_warnings, missing_kernels
 
 GPU = ("policy.device=cuda", "policy.precision=bfloat16", "cluster.placement=separate")
 
@@ -45,3 +45,11 @@ def test_a_mixture_in_float32_hears_that_its_experts_take_turns(
     cfg.policy.model_name = str(planned_shape("Qwen3-30B-A3B"))
     _, line = missing_kernels(cfg)
     assert "experts run one after the other" in line
+
+
+def test_trusted_code_is_warned_of_in_one_sentence(demo: Callable[..., Config]) -> None:
+    assert list(code_warnings(demo())) == []
+    assert list(code_warnings(demo("policy.trust_remote_code=true"))) == [
+        "policy.trust_remote_code=true: Python files of the checkpoints run in this run's processes, with "
+        "all that you may do on these machines; read them first"
+    ]
