@@ -390,6 +390,17 @@ def overrides(value: Any, theirs: Theirs) -> Any:
     return given or LEFT_OUT
 
 
+def trusted(value: Any, theirs: Theirs) -> bool:
+    """Return whether code of any checkpoint may run."""
+    return any(theirs(f"{group}.trust_remote_code", False) for group in ("data", *_models(theirs)))
+
+
+def external_libs(value: Any, theirs: Theirs) -> list[str]:
+    """Return the modules that are imported for any model."""
+    named = [_names(theirs(f"{group}.external_lib") or []) for group in _models(theirs)]
+    return list(dict.fromkeys(name for names in named for name in names))
+
+
 def of_file(value: Any, theirs: Theirs, then: str) -> Any:
     """Return ``then`` where a file is named."""
     return then if value else LEFT_OUT
@@ -416,8 +427,13 @@ def _contexts(theirs: Theirs, group: str) -> int:
     return max(int(theirs(f"{group}.{name}", 1)), int(theirs(f"{group}.{part}.{name}", 1)))
 
 
+def _models(theirs: Theirs) -> list[str]:
+    """Return their groups of the models that a run has."""
+    return [_MODEL, *(["critic.model"] if theirs("algorithm.adv_estimator") == "gae" else [])]
+
+
 def _names(value: Any) -> list[str]:
-    """Return the names of one file or several."""
+    """Return the names of one file or module, or of several."""
     return [str(each) for each in ([value] if isinstance(value, str) else value)]
 
 

@@ -21,7 +21,7 @@ OF_MODEL = {
 OF_TOKENIZER = {"AutoTokenizer": [None, "halved_llama.HalvedTokenizer"]}
 
 
-def halved_checkpoint(path: Path, *, with_code: bool = True, **sizes: Any) -> Path:
+def halved_checkpoint(path: Path, *, with_code: bool = True, seed: int = 5, **sizes: Any) -> Path:
     """A random checkpoint with the demo's tokenizer. Without code no file says how it is computed."""
     config = HalvedConfig(
         **{
@@ -40,7 +40,7 @@ def halved_checkpoint(path: Path, *, with_code: bool = True, **sizes: Any) -> Pa
             **sizes,
         }
     )
-    torch.manual_seed(5)
+    torch.manual_seed(seed)
     HalvedForCausalLM(config).save_pretrained(path)
     save_tokenizer(path)
     if with_code:

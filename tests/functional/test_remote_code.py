@@ -65,27 +65,35 @@ STEPS = (
 )
 
 
+TRUST = "policy.trust_remote_code=true"
+CRITIC = ("value=default", "grpo.adv_estimator.name=gae", "grpo.skip_idle_samples=false")
+TEACHER = ("teacher=default", "teacher.model_name=OTHER", "loss_fn.kind=distillation")
+# The workers of an engine over two ranks are processes of their own.
+TWO_RANKS = "generation.vllm_cfg.tensor_parallel_size=2"
+
+
 @pytest.mark.engine
 @pytest.mark.whole_run
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("with_code", "allowed"),
+    "allowed",
     [
-        pytest.param(True, ["policy.trust_remote_code=true"], id="trust_remote_code"),
-        # The workers of an engine over two ranks are processes of their own.
+        pytest.param([TRUST], id="trust_remote_code"),
+        pytest.param([TRUST, *CRITIC], id="critic", marks=pytest.mark.slow),
+        pytest.param([TRUST, *TEACHER], id="teacher", marks=pytest.mark.slow),
         pytest.param(
-            False,
-            [f"policy.external_lib=[{LIBRARY}]", "generation.vllm_cfg.tensor_parallel_size=2"],
-            id="external_lib",
-            marks=pytest.mark.slow,
+            [f"policy.external_lib=[{LIBRARY}]", TWO_RANKS], id="external_lib", marks=pytest.mark.slow
         ),
     ],
 )
-def test_trainer_and_engine_of_a_run_compute_alike(
-    with_code: bool, allowed: list[str], tmp_path: Path
-) -> None:
-    checkpoint = halved_checkpoint(tmp_path / "checkpoint", with_code=with_code)
-    run = run_grpo(tmp_path, [f"policy.model_name={checkpoint}", *STEPS, *allowed])
+def test_trainer_and_engine_of_a_run_compute_alike(allowed: list[str], tmp_path: Path) -> None:
+    with_code = TRUST in allowed
+    checkpoint, other = (
+        halved_checkpoint(tmp_path / name, with_code=with_code, seed=seed)
+        for seed, name in enumerate(("checkpoint", "other"))
+    )
+    arguments = [one.replace("OTHER", str(other)) for one in allowed]
+    run = run_grpo(tmp_path, [f"policy.model_name={checkpoint}", *STEPS, *arguments])
     assert run.returncode == 0, run.output
     assert ("warning: policy.trust_remote_code=true: " in run.output) == with_code
     errors = run.metrics("train/token_mult_prob_error")

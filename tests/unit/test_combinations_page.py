@@ -45,6 +45,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "OTHER_TOKENIZER": write_checkpoint(path / "other"),
         "MIXTURE": write_checkpoint(path / "mixture", model_type="qwen3_moe", **experts),
         "VISION": write_checkpoint(path / "vision"),
+        "CODE": write_checkpoint(path / "code", model_type="own", auto_map={"AutoConfig": "own.Config"}),
         "REWARD_MODEL": write_checkpoint(path / "reward_model"),
         "LABELS": write_checkpoint(path / "labels"),
     }

@@ -611,6 +611,24 @@ def test_changes_of_config_and_tokenizer_go_to_the_policy() -> None:
     assert settings["policy.model_overrides"].value == {"x": 1}
 
 
+def test_code_that_verl_trusts_for_any_model_of_the_run_is_trusted_by_one_switch() -> None:
+    def converted(estimator: str, **critic: Any) -> dict[str, Any]:
+        model = {"trust_remote_code": False, "external_lib": "models.own"}
+        tree = {
+            "algorithm": {"adv_estimator": estimator},
+            "actor_rollout_ref": {"model": model},
+            "critic": {"model": critic},
+        }
+        settings = convert_configuration(CONVERTIBLE["verl"], Theirs(tree), "theirs.yaml").settings
+        return {name: settings[f"policy.{name}"].value for name in ("trust_remote_code", "external_lib")}
+
+    critic = {"trust_remote_code": True, "external_lib": ["models.own", "models.critic"]}
+    both = {"trust_remote_code": True, "external_lib": ["models.own", "models.critic"]}
+    assert converted("gae", **critic) == both
+    assert converted("grpo", **critic) == {"trust_remote_code": False, "external_lib": ["models.own"]}
+    assert converted("gae", external_lib=None)["external_lib"] == ["models.own"]
+
+
 def test_a_reward_model_of_verl_judges_alone_and_not_beside_a_function() -> None:
     model = {"reward_model": {"enable": True, "model": {"path": "/models/judge"}}}
     alone = convert_configuration(CONVERTIBLE["verl"], Theirs(model), "theirs.yaml").settings
