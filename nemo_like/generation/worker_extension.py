@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+
 from nemo_like.compat.draft_sampling import DraftSamplingExtension
 from nemo_like.compat.route_recorder import RouteRecorderExtension
 from nemo_like.compat.stage_buffers import StageBuffersExtension
@@ -9,8 +11,10 @@ from nemo_like.compat.unmasked_logprobs import UnmaskedLogprobsExtension
 from nemo_like.generation.weight_receiver import WeightReceiverExtension
 from nemo_like.models.remote_code import import_external_libs
 
-# vLLM imports this module in each of its workers, before the worker builds its part of the model.
-import_external_libs()
+# vLLM imports this module in each process of a worker, before the worker builds its part of the model. An
+# engine's own process imports the libraries when it makes vLLM's arguments.
+if multiprocessing.parent_process() is not None:
+    import_external_libs()
 
 
 class WorkerExtension(
