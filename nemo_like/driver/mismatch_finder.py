@@ -11,7 +11,7 @@ from nemo_like.cluster.cluster import Cluster
 from nemo_like.cluster.options import deadline_s
 from nemo_like.cluster.stage import Stage
 from nemo_like.configuration import Config
-from nemo_like.policy.backends.backend_kind import axis_size
+from nemo_like.mismatch.sides import divided_samples
 from nemo_like.policy.groups.group import PolicyWorkerGroup
 from nemo_like.weight_sync.sync import EngineWeights
 
@@ -75,6 +75,4 @@ def _not_live(cfg: Config) -> str | None:
         return "samples are under way in the engines"
     if not cfg.generation.vllm_cfg.enforce_eager:
         return "the engines compute compiled graphs (generation.vllm_cfg.enforce_eager=false)"
-    if axis_size(cfg.policy, "cp") > 1:
-        return "the policy divides each sample over context-parallel ranks"
-    return None
+    return divided_samples(cfg)

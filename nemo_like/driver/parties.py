@@ -45,10 +45,6 @@ class Parties:
         """Return every worker's answer to the same call, by rank."""
         return self._answers([worker.submit(method, *args) for worker in self.workers])
 
-    def push(self, version: int) -> None:
-        """Send the trainer's weights to the engine, as policy version ``version``."""
-        self.ask_trainer("push_weights", version)
-
     def _answers(self, calls: list[Call]) -> list[Any]:
         return self.cluster.gather(calls, stage="find_mismatch", timeout_s=self.timeout_s)
 

@@ -152,7 +152,7 @@ def _ready_run(
         checkpoints=checkpoints,
         stop_requests=stop_requests,
         recovery=recovery,
-        tripwires=_tripwires(cfg, started, parts, parts.policy),
+        tripwires=_tripwires(cfg, parts, parts.policy),
     )
     groups = saved_groups(parts.policy, sides.value)
     _verify(cfg.checkpointing, checkpoints, groups, sources, logger)
@@ -279,9 +279,7 @@ def _open_journals(cfg: Config, cluster: Cluster, actors: Actors, stretch: Stret
     cluster.gather(calls, stage="opening the engines' journals", timeout_s=timeout_s)
 
 
-def _tripwires(
-    cfg: Config, started: _Started, parts: Recoverable, policy: PolicyWorkerGroup
-) -> StepTripwires:
+def _tripwires(cfg: Config, parts: Recoverable, policy: PolicyWorkerGroup) -> StepTripwires:
     sources = parts.sources[RolloutMode.training]
     model = read_model_info(cfg.policy.model_name, cfg.policy.backend)
     facts = RunFacts(
@@ -289,8 +287,7 @@ def _tripwires(
     )
     finder = None
     if cfg.debug.find_mismatch and isinstance(parts.weight_sync, EngineWeights):
-        actors = started.actors
-        finder = MismatchFinder(cfg, started.cluster, lambda: actors.engines, policy, parts.weight_sync)
+        finder = MismatchFinder(cfg, parts.cluster, lambda: parts.actors.engines, policy, parts.weight_sync)
     return StepTripwires(cfg, facts, parts.logger.warn, None if finder is None else finder.sentence)
 
 

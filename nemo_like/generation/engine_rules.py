@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
+from enum import Enum
 
 from nemo_like.config.problems import Problem
 from nemo_like.generation.draft_rules import cache_problems
@@ -57,13 +58,13 @@ def _stages(generation: GenerationConfig, policy: PolicyConfig, model: ModelInfo
     key, stages = "generation.vllm_cfg.pipeline_parallel_size", generation.vllm_cfg.pipeline_parallel_size
     yield from must_divide(key, stages, {"layers": model.num_layers})
     if stages > 1:
-        rules = (
-            "needs the experts of all layers from one process",
-            "drafts in a process that has all layers",
-            "was never tried with engines of several stages",
-            "reads images, which was never tried with engines of several stages",
-        )
-        yield from _refused_beside(key, _rarely_used(generation, policy, model), rules)
+        rules = {
+            _Use.replay: "needs the experts of all layers from one process",
+            _Use.drafts: "drafts in a process that has all layers",
+            _Use.adapters: "was never tried with engines of several stages",
+            _Use.images: "reads images, which was never tried with engines of several stages",
+        }
+        yield from _refused(_rarely_used(generation, policy, model), rules, f"set {key}=1")
 
 
 def _nodes(generation: GenerationConfig, policy: PolicyConfig, model: ModelInfo) -> Iterator[Problem]:
@@ -77,35 +78,48 @@ def _nodes(generation: GenerationConfig, policy: PolicyConfig, model: ModelInfo)
             "pipeline_parallel_size), since each node has equally many",
             remedy=f"try {nearest_divisors(vllm.num_workers, vllm.num_nodes)}",
         )
-    if vllm.num_nodes > 1:
-        rules = (
-            "was never tried with engines over several nodes",
-            "was never tried with engines over several nodes",
-            "hands adapters over in memory, which processes on other nodes do not see",
-            "reads images, which was never tried with engines over several nodes",
-            "maps memory of one node",
-        )
-        maps_memory = transport in (WeightTransport.shared_memory, WeightTransport.cuda_ipc)
-        settings = _rarely_used(generation, policy, model)
-        settings[f"generation.weight_transport={transport.value}"] = maps_memory
-        yield from _refused_beside(key, settings, rules)
-
-
-def _rarely_used(generation: GenerationConfig, policy: PolicyConfig, model: ModelInfo) -> dict[str, bool]:
-    """Return by setting whether it is set: those that are not made for engines of every layout."""
-    return {
-        "policy.megatron_cfg.router_replay=true": policy.megatron_cfg.router_replay,
-        "generation.vllm_kwargs.speculative_config": generation.vllm_kwargs.get("speculative_config")
-        is not None,
-        "generation.lora_sync=adapter": generation.lora_sync is LoraSync.adapter and policy.lora.enabled,
-        f"policy.model_name={policy.model_name}": model.has_vision_tower,
+    if vllm.num_nodes <= 1:
+        return
+    untried = "was never tried with engines over several nodes"
+    rules = {
+        _Use.replay: untried,
+        _Use.drafts: untried,
+        _Use.adapters: "hands adapters over in memory, which processes on other nodes do not see",
+        _Use.images: f"reads images, which {untried}",
     }
+    remedy = f"set {key}=1"
+    yield from _refused(_rarely_used(generation, policy, model), rules, remedy)
+    if transport in (WeightTransport.shared_memory, WeightTransport.cuda_ipc):
+        setting = f"generation.weight_transport={transport.value}"
+        yield Problem(key=setting, rule="maps memory of one node", remedy=remedy)
 
 
-def _refused_beside(key: str, settings: dict[str, bool], rules: Sequence[str]) -> Iterator[Problem]:
-    for (setting, is_set), rule in zip(settings.items(), rules, strict=True):
-        if is_set:
-            yield Problem(key=setting, rule=rule, remedy=f"set {key}=1")
+class _Use(Enum):
+    """A use of engines for which not every layout of theirs is made."""
+
+    replay = "router replay"
+    drafts = "drafts"
+    adapters = "adapters beside the weights"
+    images = "images"
+
+
+def _rarely_used(generation: GenerationConfig, policy: PolicyConfig, model: ModelInfo) -> dict[_Use, str]:
+    """Return the settings that ask for such a use, by the use."""
+    found = {}
+    if policy.megatron_cfg.router_replay:
+        found[_Use.replay] = "policy.megatron_cfg.router_replay=true"
+    if generation.vllm_kwargs.get("speculative_config") is not None:
+        found[_Use.drafts] = "generation.vllm_kwargs.speculative_config"
+    if generation.lora_sync is LoraSync.adapter and policy.lora.enabled:
+        found[_Use.adapters] = "generation.lora_sync=adapter"
+    if model.has_vision_tower:
+        found[_Use.images] = f"policy.model_name={policy.model_name}"
+    return found
+
+
+def _refused(settings: Mapping[_Use, str], rules: Mapping[_Use, str], remedy: str) -> Iterator[Problem]:
+    for use, setting in settings.items():
+        yield Problem(key=setting, rule=rules[use], remedy=remedy)
 
 
 def adapter_problems(generation: GenerationConfig, policy: PolicyConfig) -> Iterator[Problem]:

@@ -26,17 +26,24 @@ class Sides(Protocol):
         """Return every worker's answer to the same call, by rank."""
 
 
+def divided_samples(cfg: Config) -> str | None:
+    """Return why no sample can be compared where ranks have parts of it; None where each has all of it."""
+    if (cp := axis_size(cfg.policy, "cp")) == 1:
+        return None
+    return (
+        f"the policy divides each sample over {cp} context-parallel ranks, whose values are not put together "
+        "here"
+    )
+
+
 def as_sides(cfg: Config) -> Config:
     """Return a configuration with one engine and, unless experts are spread over replicas, one replica.
 
     The engine computes without compiled graphs, in which nothing could be recorded, and takes weights only
     between requests. Raises ValueError for a trainer that spreads a sample over ranks.
     """
-    if (cp := axis_size(cfg.policy, "cp")) > 1:
-        raise ValueError(
-            f"the policy divides each sample over {cp} context-parallel ranks, whose values are not put "
-            "together here; compare with a context-parallel size of 1"
-        )
+    if (reason := divided_samples(cfg)) is not None:
+        raise ValueError(f"{reason}; compare with a context-parallel size of 1")
     is_whole = axis_size(cfg.policy, "ep") == 1
     generation = replace(
         cfg.generation,

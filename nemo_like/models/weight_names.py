@@ -41,10 +41,12 @@ class Rule:
     is_expert: bool = False
 
 
+# The last stage's parameter [vocabulary, H], or [1, H] in a critic's model.
+OUTPUT_LAYER = "output_layer.weight"
 MODEL_RULES = {
     "embedding.word_embeddings.weight": Rule(("model.embed_tokens.weight",), Cut.rows, Merge.vocabulary),
     "decoder.final_layernorm.weight": Rule(("model.norm.weight",)),
-    "output_layer.weight": Rule(("lm_head.weight",), Cut.rows, Merge.vocabulary),
+    OUTPUT_LAYER: Rule(("lm_head.weight",), Cut.rows, Merge.vocabulary),
 }
 _QKV = tuple(f"self_attn.{name}_proj" for name in "qkv")
 # The names are below model.layers.INDEX.

@@ -51,7 +51,7 @@ class Pair:
         self.history.note(self.parties, self.version)
 
     def push(self) -> None:
-        self.parties.push(self.version)
+        self.parties.ask_trainer("push_weights", self.version)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from nemo_like.compat.cpu_shim import cuda_means_cpu
 from nemo_like.compat.foreach import use_torch_kernels
 from nemo_like.models.adapter_layers import adapted_layers
 from nemo_like.models.model_info import read_model_info
-from nemo_like.models.weight_names import Cut, Rule
+from nemo_like.models.weight_names import OUTPUT_LAYER, Cut, Rule
 from nemo_like.observability.metrics import Metric
 from nemo_like.policy.backends.adapters import (
     ADAPTER_DIRECTORY,
@@ -66,7 +66,7 @@ from nemo_like.policy.megatron.checkpoint import (
 )
 from nemo_like.policy.megatron.expert_load import ExpertLoad, freeze_routers
 from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
-from nemo_like.policy.megatron.model import OUTPUT_LAYER, ScoringGPTModel, transformer_config
+from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.model_chunks import ModelChunks, without_sync
 from nemo_like.policy.megatron.optimizer import (
     adam_state,

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nemo_like.models.adapter_layers import adapted_layers, adapter_scale
-from nemo_like.models.weight_names import Cut, Rule
+from nemo_like.models.weight_names import OUTPUT_LAYER, Cut, Rule
 from nemo_like.policy.backends.adapters import ADAPTER_DTYPE, LORA_A, LORA_B, initial_value, peft_name
 from nemo_like.policy.megatron.model_chunks import first_layer
 from nemo_like.policy.megatron.weight_conversion import (
@@ -58,7 +58,6 @@ _LINEAR_LAYERS = (
     "mlp.linear_fc1",
     "mlp.linear_fc2",
 )
-_HEAD = "output_layer.weight"  # a critic's, in checkpoints
 # The axis along which a tensor of each kind is cut, for Megatron-core.
 _AXES = {Cut.rows: 0, Cut.columns: 1}
 # How ranks exchange x @ A.T, by whether the weight is cut by columns and tokens are divided over ranks.
@@ -216,7 +215,9 @@ class MegatronAdapters(nn.Module):
         for name, parameter in self.named_parameters():
             part = parts.get(parameter)
             found[name] = (
-                make_sharded_tensor_for_checkpoint(parameter, _HEAD) if part is None else _sharded(part)
+                make_sharded_tensor_for_checkpoint(parameter, OUTPUT_LAYER)
+                if part is None
+                else _sharded(part)
             )
         return found
 

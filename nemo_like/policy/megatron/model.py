@@ -46,9 +46,6 @@ from nemo_like.policy.megatron.modules import (
 from nemo_like.policy.megatron.weight_conversion import ModelPart, rule_for, single_experts
 from nemo_like.policy.options import Precision, TrainedGroupConfig, WorkerGroupConfig
 
-# The name of the last stage's parameter [vocabulary, H], or [1, H] in a critic's model.
-OUTPUT_LAYER = "output_layer.weight"
-
 
 def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: ParallelLayout) -> TransformerConfig:
     """Return Megatron-core's configuration of this model under this layout.
