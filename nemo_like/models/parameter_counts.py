@@ -59,8 +59,19 @@ class ParameterCounts:
         ffn += num_mixture * (self.router + self.shared_experts)
         return len(layers) * (self.attention + self.layer_norms) + ffn
 
+    def matrices_in(self, layers: range) -> int:
+        """Return the parameters of these layers outside of experts that are matrices; biases, and norms of
+        queries and keys, are few and counted as such."""
+        return self.outside_experts_in(layers) - len(layers) * self.layer_norms
+
     def _num_mixture_layers_in(self, layers: range) -> int:
         return len(range(max(layers.start, self.num_dense_layers), layers.stop))
+
+    @property
+    def layer_matrices(self) -> int:
+        """The parameters of all layers that are matrices."""
+        layers = range(self.num_layers)
+        return self.matrices_in(layers) + self.experts_in(layers)
 
     @property
     def total(self) -> int:

@@ -24,7 +24,7 @@ from nemo_like.plan.policy_memory import PolicyMemory, layer_bytes, policy_memor
 from nemo_like.plan.roles import Role, worker_groups
 from nemo_like.plan.run_models import RunModels
 from nemo_like.policy.backends.backend_kind import backend_kind_of
-from nemo_like.policy.groups.layout import is_one_engine, parks_optimizer, recomputes_layers
+from nemo_like.policy.groups.layout import is_one_engine, parks_optimizer, recomputes_layers, uses_muon
 from nemo_like.policy.groups.parallelism import shards_optimizer
 from nemo_like.policy.options import Device, WorkerGroupConfig
 
@@ -399,8 +399,9 @@ def _remedies(cfg: Config, stage: Stage, held: Sequence[GpuMemoryUse]) -> Iterat
 
 
 def _unused_sharding(group: WorkerGroupConfig) -> str:
-    """Return the key that would spread the optimizer's state over ranks; empty when it is spread already."""
-    return "" if shards_optimizer(group) else backend_kind_of(group).optimizer_sharding
+    """Return the key that would spread the optimizer's state over ranks; empty when it is spread already, or
+    cannot be."""
+    return "" if shards_optimizer(group) or uses_muon(group) else backend_kind_of(group).optimizer_sharding
 
 
 def gpu_stages(cfg: Config) -> tuple[Stage, ...]:

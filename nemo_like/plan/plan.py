@@ -32,6 +32,7 @@ from nemo_like.policy.groups.layout import (
     dynamic_length_multiple,
     is_one_engine,
     length_multiple,
+    spared_moments,
 )
 from nemo_like.policy.options import (
     PolicyConfig,
@@ -58,7 +59,7 @@ def weight_bytes(cfg: Config, model: ModelInfo) -> int:
 
 def checkpoint_bytes(policy: TrainedGroupConfig, model: ModelInfo) -> int:
     """Estimate the bytes of a checkpoint: the trained parameters, and in float32 their master weights and two
-    moments.
+    moments, or Muon's momentum.
 
     With LoRA the trained parameters are the adapters, in float32; else they are the weights. Some backends
     store only the master weights.
@@ -69,7 +70,8 @@ def checkpoint_bytes(policy: TrainedGroupConfig, model: ModelInfo) -> int:
         trained_bytes = 4 * num_trained
     stores_weights = backend_kind_of(policy).stores_weights
     is_stored = stores_weights is not None and stores_weights(policy)
-    return 12 * num_trained + trained_bytes * is_stored
+    moments = 8 * num_trained - spared_moments(policy, model.parameters.layer_matrices)
+    return 4 * num_trained + moments + trained_bytes * is_stored
 
 
 def _weight_bytes(policy: WorkerGroupConfig, model: ModelInfo) -> int:

@@ -290,13 +290,34 @@ class FsdpConfig(FsdpModelConfig):
     ]
 
 
+class OptimizerKind(Enum):
+    """How gradients become updates."""
+
+    adamw = "adamw"
+    muon = "muon"  # of the matrices of layers; AdamW of everything else
+
+
 @dataclass(kw_only=True, slots=True)
 class OptimizerConfig:
+    kind: Annotated[
+        OptimizerKind,
+        Key(
+            "or muon: matrices of layers move by their orthogonalised momentum, all else by AdamW",
+            OptimizerKind.adamw,
+        ),
+    ]
     lr: Annotated[float, Key("the peak of the learning rate", 1e-06, above=0)]
-    weight_decay: Annotated[float, Key("AdamW's, decoupled from the gradient", 0.01, at_least=0)]
+    weight_decay: Annotated[float, Key("decoupled from the gradient", 0.01, at_least=0)]
     adam_beta1: Annotated[float, Key("decay of the mean of the gradients", 0.9, at_least=0, below=1)]
     adam_beta2: Annotated[float, Key("decay of the mean of their squares", 0.999, at_least=0, below=1)]
     adam_eps: Annotated[float, Key("added to the square root of that mean", 1e-08, above=0)]
+    muon_momentum: Annotated[float, Key("decay of Muon's mean of the gradients", 0.95, at_least=0, below=1)]
+    muon_nesterov: Annotated[
+        bool, Key("true: Muon orthogonalises that mean with the gradient mixed in once more", True)
+    ]
+    muon_ns_steps: Annotated[
+        int, Key("iterations of Newton and Schulz that orthogonalise it", 5, at_least=1, at_most=99)
+    ]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -446,7 +467,7 @@ class TrainedGroupConfig(WorkerGroupConfig):
     freeze_vision_tower: Annotated[
         bool, Key("of a model that reads images: true trains its language model alone", False)
     ]
-    optimizer: Annotated[OptimizerConfig, Key("AdamW")]
+    optimizer: Annotated[OptimizerConfig, Key("AdamW, or Muon for the matrices of layers")]
     scheduler: Annotated[SchedulerConfig, Key("counted in optimizer updates, not in steps")]
 
 

@@ -41,7 +41,7 @@ class Measured(StrEnum):
     )
     learning_rate_spread = "learning_rate_spread"  # by which that of another group is less
     weight_decay = "weight_decay"  # in the optimizer, the greatest of its groups
-    moment_excess = "moment_excess"  # by which Adam's first moment is too long for clipped gradients
+    moment_excess = "moment_excess"  # by which a mean of gradients is too long for clipped ones
     weights_moved = "weights_moved"  # greatest change of a sampled weight in training
     largest_weight = "largest_weight"  # greatest magnitude of a sampled weight
     weights_moved_elsewhere = "weights_moved_elsewhere"  # 1: weights changed between two training phases

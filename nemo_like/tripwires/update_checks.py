@@ -9,6 +9,7 @@ from nemo_like.algorithms.options import ClippedLossConfig
 from nemo_like.policy.options import (
     Device,
     LRDecayStyle,
+    OptimizerKind,
     Precision,
     SchedulerConfig,
     TrainedGroupConfig,
@@ -23,6 +24,10 @@ _LOSS_TOLERANCE = 1e-4
 _RATE_TOLERANCE = 1e-6
 _CLIP_TOLERANCE = 1e-5
 _MOMENT_TOLERANCE = 1e-3
+_MEANS = {
+    OptimizerKind.adamw: "Adam's first moment",
+    OptimizerKind.muon: "Muon's momentum, or Adam's first moment beside it,",
+}
 # Nats per token between the scoring of tokens and the first training pass on them, with the same weights.
 _FIRST_GAP = {(Device.cpu, Precision.float32): 1e-4}
 _FIRST_GAP_ELSEWHERE = 0.1
@@ -158,7 +163,7 @@ def optimizer_alarms(
         yield Alarm(
             tripwire="gradient_clipping",
             wrong=(
-                f"Adam's first moment is {excess:.3g} longer than gradients clipped at "
+                f"{_MEANS[cfg.optimizer.kind]} is {excess:.3g} longer than gradients clipped at "
                 f"policy.max_grad_norm={cfg.max_grad_norm:g} can make it"
             ),
             look_at="whether the optimizer clips (policy/megatron/optimizer.py, policy/fsdp/optimizer.py)",

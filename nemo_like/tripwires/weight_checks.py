@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from nemo_like.policy.options import OptimizerConfig, Precision, TrainedGroupConfig
+from nemo_like.policy.options import OptimizerConfig, OptimizerKind, Precision, TrainedGroupConfig
 from nemo_like.tripwires.alarm import Alarm
 from nemo_like.tripwires.measured import Measured
 
@@ -13,6 +13,10 @@ from nemo_like.tripwires.measured import Measured
 _ROUNDING = {Precision.float32: 2.0**-23, Precision.bfloat16: 2.0**-7, Precision.float16: 2.0**-10}
 # A slack of 5 % for the rounding of Adam's own arithmetic.
 _SLACK = 1.05
+# What Muon moves a weight by at a learning rate of 1: 0.2 sqrt(rows or columns), of which no matrix has more
+# than 65,536, times a singular value, which Newton and Schulz's iteration leaves below 1.25.
+_MUON_BOUND = 0.2 * 65_536**0.5 * 1.25
+_NAMES = {OptimizerKind.adamw: "AdamW", OptimizerKind.muon: "Muon"}
 
 
 def digest_alarms(measured: Mapping[str, float], sent: Sequence[float]) -> Iterator[Alarm]:
@@ -64,7 +68,7 @@ def change_alarms(
     learning_rates: float,
     gradient_norm: float,
 ) -> Iterator[Alarm]:
-    """Yield an alarm when training changed no weight, or changed one by more than AdamW can.
+    """Yield an alarm when training changed no weight, or changed one by more than the optimizer can.
 
     ``learning_rates`` is the sum of the rates of the step's updates; ``gradient_norm`` is their mean gradient
     norm before clipping.
@@ -85,21 +89,24 @@ def change_alarms(
     if allowed is not None and not moved <= allowed:
         yield Alarm(
             tripwire="weights_change",
-            wrong=f"a weight changed by {moved:.3g} in one step, and AdamW allows at most {allowed:.3g}",
+            wrong=f"a weight changed by {moved:.3g} in one step, and {_NAMES[cfg.optimizer.kind]} allows at "
+            f"most {allowed:.3g}",
             look_at="the learning rate that the optimizer has, and whether its state is this model's",
         )
 
 
 def largest_change(cfg: OptimizerConfig, learning_rates: float, largest_weight: float) -> float | None:
-    """Return by how much AdamW can change a weight in updates whose learning rates add up to
+    """Return by how much the optimizer can change a weight in updates whose learning rates add up to
     ``learning_rates``.
 
-    By Cauchy and Schwarz, the first moment over the root of the second is at most (1 - b1) / sqrt((1 - b2) (1
-    - b1^2 / b2)), or 1 (cf. Kingma and Ba, arXiv 1412.6980, section 2.1). None where b1^2 >= b2, for which
-    there is no bound.
+    By Cauchy and Schwarz, AdamW's first moment over the root of the second is at most (1 - b1) / sqrt((1 -
+    b2) (1 - b1^2 / b2)), or 1 (cf. Kingma and Ba, arXiv 1412.6980, section 2.1). None where b1^2 >= b2, for
+    which there is no bound.
     """
     beta1, beta2 = cfg.adam_beta1, cfg.adam_beta2
     if beta1 * beta1 >= beta2:
         return None
     bound = max(1.0, (1 - beta1) / ((1 - beta2) * (1 - beta1 * beta1 / beta2)) ** 0.5)
+    if cfg.kind is OptimizerKind.muon:
+        bound = max(bound, _MUON_BOUND)
     return _SLACK * learning_rates * (bound + cfg.weight_decay * largest_weight)

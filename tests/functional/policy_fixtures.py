@@ -52,6 +52,7 @@ from nemo_like.policy.options import (
     MegatronConfig,
     MicroBatchOrder,
     OptimizerConfig,
+    OptimizerKind,
     PolicyConfig,
     Precision,
     ReferencePlacement,
@@ -227,6 +228,7 @@ def policy_config(
     end_stages: tuple[int | None, int | None] = (None, None),
     vpp: int | None = None,
     freezes_routers: bool = False,
+    optimizer_kind: OptimizerKind = OptimizerKind.adamw,
 ) -> PolicyConfig:
     is_fsdp = backend == "fsdp"
     return PolicyConfig(
@@ -310,7 +312,17 @@ def policy_config(
         freeze_vision_tower=False,
         # Adam divides a gradient that is zero but for rounding by little more than adam_eps: with 1e-6, one
         # processor's rounding moved a weight by more than the tests allow.
-        optimizer=OptimizerConfig(lr=2e-3, weight_decay=0.01, adam_beta1=0.9, adam_beta2=0.95, adam_eps=1e-5),
+        optimizer=OptimizerConfig(
+            kind=optimizer_kind,
+            lr=2e-3,
+            weight_decay=0.01,
+            adam_beta1=0.9,
+            adam_beta2=0.95,
+            adam_eps=1e-5,
+            muon_momentum=0.9,
+            muon_nesterov=True,
+            muon_ns_steps=5,
+        ),
         scheduler=SchedulerConfig(
             warmup_updates=2, decay_style=LRDecayStyle.linear, decay_updates=6, min_lr=1e-4
         ),

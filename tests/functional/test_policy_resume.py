@@ -27,7 +27,7 @@ from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.models.model_info import read_model_info
 from nemo_like.plan.plan import checkpoint_bytes
 from nemo_like.policy.groups.parallelism import logprob_strategy, parallel_layout, train_strategy
-from nemo_like.policy.options import PolicyConfig, Precision
+from nemo_like.policy.options import OptimizerKind, PolicyConfig, Precision
 from nemo_like.policy.workers.worker import PolicyWorker
 from nemo_like.tripwires.measured import Measured
 from tests.functional.policy_fixtures import (
@@ -47,6 +47,7 @@ WRITING = CheckpointWriting.background
 REPLICATED = {"use_distributed_optimizer": False}
 FSDP = {"backend": "fsdp"}
 ADAPTERS = {"adapts": ("all-linear",)}
+MUON = {"optimizer_kind": OptimizerKind.muon, **REPLICATED}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
     "DP2 with sharded optimizer": {"dp": 2},
@@ -80,6 +81,14 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "one with replicated optimizer": REPLICATED,
     "EP2 with experts in one matrix product": {"ep": 2, "dp": 2, "moe_grouped_gemm": True},
     "experts in one matrix product": {"moe_grouped_gemm": True},
+    "Muon, TP2": {"tp": 2, **MUON},
+    "Muon, PP2": {"pp": 2, **MUON},
+    "Muon, DP2 in float16": {"dp": 2, "precision": Precision.float16, **MUON},
+    "Muon, EP2 with experts in one matrix product": {"ep": 2, "dp": 2, "moe_grouped_gemm": True, **MUON},
+    "Muon, one": MUON,
+    "FSDP, Muon, DP2": {"dp": 2, **FSDP, **MUON},
+    "FSDP, Muon, TP2": {"tp": 2, **FSDP, **MUON},
+    "FSDP, Muon, DP2 in bfloat16": {"dp": 2, "precision": Precision.bfloat16, **FSDP, **MUON},
 }
 
 
@@ -277,6 +286,12 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
         ("adapters, TP2", "adapters, TP2", 0.0),
         ("DP2 in float16", "DP2 in float16", 0.0),
         ("FSDP, DP2 in float16", "FSDP, DP2 in float16", 0.0),
+        ("Muon, TP2", "Muon, TP2", 0.0),
+        ("FSDP, Muon, DP2", "FSDP, Muon, DP2", 0.0),
+        pytest.param("Muon, TP2", "Muon, PP2", 1e-5, marks=pytest.mark.slow),
+        pytest.param(*["Muon, DP2 in float16"] * 2, 0.0, marks=pytest.mark.slow),
+        pytest.param(*["FSDP, Muon, DP2 in bfloat16"] * 2, 0.0, marks=pytest.mark.slow),
+        pytest.param("FSDP, Muon, DP2", "FSDP, Muon, TP2", 1e-5, marks=pytest.mark.slow),
         pytest.param(*["adapters, TP2 in float16"] * 2, 0.0, marks=pytest.mark.slow),
         pytest.param("adapters, TP2", "adapters, PP2", 1e-5, marks=pytest.mark.slow),
         pytest.param("adapters, DP2", "adapters, TP2", 1e-5, marks=pytest.mark.slow),
@@ -346,6 +361,8 @@ def test_norms_of_which_ranks_have_parts_are_stored_whole(
         pytest.param("EP2", "EP2 with experts in one matrix product", marks=pytest.mark.slow),
         pytest.param("experts in one matrix product", "one", marks=pytest.mark.slow),
         pytest.param("one", "experts in one matrix product", marks=pytest.mark.slow),
+        pytest.param("Muon, EP2 with experts in one matrix product", "Muon, one", marks=pytest.mark.slow),
+        pytest.param("Muon, one", "Muon, EP2 with experts in one matrix product", marks=pytest.mark.slow),
     ],
 )
 def test_experts_are_the_same_in_every_checkpoint(
@@ -423,6 +440,23 @@ def test_an_optimizer_of_the_other_kind_is_refused(model: Path, whole: Whole, tm
         run(tmp_path, "TP2 with replicated optimizer", model, resume_from=saved)
 
 
+@pytest.mark.parametrize(
+    ("saved_by", "resumed_by", "was"),
+    [
+        ("Muon, TP2", "TP2 with replicated optimizer", "muon"),
+        ("FSDP, Muon, DP2", "FSDP, DP2", "muon"),
+        pytest.param("TP2 with replicated optimizer", "Muon, TP2", "adamw", marks=pytest.mark.slow),
+        pytest.param("FSDP, DP2", "FSDP, Muon, DP2", "adamw", marks=pytest.mark.slow),
+    ],
+)
+def test_an_optimizer_of_the_other_rule_is_refused(
+    saved_by: str, resumed_by: str, was: str, model: Path, whole: Whole, tmp_path: Path
+) -> None:
+    saved, _ = whole(saved_by, model)
+    with pytest.raises(AssertionError, match=rf"was saved with policy.optimizer.kind={was}"):
+        run(tmp_path, resumed_by, model, resume_from=saved)
+
+
 def save_on_a_full_disk(coordinates: Coordinates, cfg: PolicyConfig, path: Path) -> tuple[bool, str]:
     """Whether training went on meanwhile, and what came of the checkpoint."""
     plane = InMemoryDataPlane()
@@ -485,6 +519,9 @@ _STORED: list[dict[str, Any]] = [
     {"precision": Precision.bfloat16, **ADAPTERS},
     {**REPLICATED, **ADAPTERS},
     {**FSDP, **ADAPTERS},
+    MUON,
+    {"precision": Precision.bfloat16, **MUON},
+    {**FSDP, **MUON},
 ]
 
 

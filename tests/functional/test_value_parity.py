@@ -32,7 +32,6 @@ from nemo_like.policy.groups.parallelism import parallel_layout, train_strategy,
 from nemo_like.policy.groups.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.options import (
     LRDecayStyle,
-    OptimizerConfig,
     PolicyConfig,
     SchedulerConfig,
     ValueConfig,
@@ -190,7 +189,7 @@ def gradient_config(group: PolicyConfig) -> PolicyConfig:
         group,
         train_global_batch_size=NUM_SAMPLES,
         max_grad_norm=HUGE,
-        optimizer=OptimizerConfig(lr=GRADIENT_SCALE * HUGE, weight_decay=0.0, **adam),
+        optimizer=replace(group.optimizer, lr=GRADIENT_SCALE * HUGE, weight_decay=0.0, **adam),
         scheduler=SchedulerConfig(
             warmup_updates=0, decay_style=LRDecayStyle.constant, decay_updates=0, min_lr=0.0
         ),

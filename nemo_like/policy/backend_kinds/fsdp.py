@@ -17,7 +17,7 @@ from nemo_like.policy.backends.backend_kind import (
     Library,
     weight_bytes_of,
 )
-from nemo_like.policy.groups.layout import adapters_of
+from nemo_like.policy.groups.layout import adapters_of, spared_moments
 from nemo_like.policy.options import Device, LoraConfig, TrainedGroupConfig, WorkerGroupConfig
 
 _GATHERED_LAYERS = 2  # a layer is gathered while the previous layer computes
@@ -57,7 +57,8 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
     whole_layers = (_GATHERED_LAYERS * counts.layer + counts.input_embeddings) * weight_bytes_of(policy) // tp
     weights = (trained * FLOAT32 + frozen * weight_bytes_of(policy)) // ranks
     gradients, moments = trained * FLOAT32 // ranks, trained * MOMENTS // ranks
-    stored = trained * (FLOAT32 + MOMENTS) // ranks
+    moments -= spared_moments(policy, counts.layer_matrices) // ranks
+    stored = trained * FLOAT32 // ranks + moments
     reduces_once = isinstance(policy, TrainedGroupConfig) and policy.fsdp_cfg.reduce_gradients_once
     whole_gradients = trained * FLOAT32 // tp * reduces_once
     if policy.fsdp_cfg.cpu_offload:

@@ -37,9 +37,11 @@ from nemo_like.policy.groups.layout import (
     num_chunks,
     parks_optimizer,
     replays_routes,
+    spared_moments,
     stage_layers,
     stage_size,
     updates_on_host,
+    uses_muon,
 )
 from nemo_like.policy.groups.parallelism import shards_optimizer
 from nemo_like.policy.options import Device, LoraConfig, Precision, TrainedGroupConfig, WorkerGroupConfig
@@ -70,6 +72,13 @@ def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
             rule=f"needs {name}.precision=bfloat16 or float16 with {name}.backend=megatron: in float32 the "
             "optimizer has no weights of its own",
             remedy="set it to false",
+        )
+    if uses_muon(group) and shards_optimizer(group):
+        yield Problem(
+            key=f"{name}.megatron_cfg.use_distributed_optimizer=true",
+            rule=f"is not for {name}.optimizer.kind=muon, which needs whole matrices, and Megatron-core's "
+            "sharded optimizer has flat pieces of them",
+            remedy=f"set it to false; {name}.backend=fsdp shards Muon's state",
         )
     yield from _fp8_problems(name, group)
     if lora is not None:
@@ -111,6 +120,7 @@ def _host_update_problems(name: str, group: WorkerGroupConfig) -> Iterator[Probl
             group.precision is Precision.bfloat16
         ),
         "lora.enabled=false: the optimizer of adapters is small": adapters_of(group) is None,
+        "optimizer.kind=adamw, which is Megatron-core's optimizer there": not uses_muon(group),
         "megatron_cfg.use_distributed_optimizer=true: the others have weights of their own on the GPU": (
             shards_optimizer(group)
         ),
@@ -339,10 +349,11 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
     is_moved = shards_optimizer(policy) and lora is None
     moved = (trained_others + trained_experts) * weight_bytes_of(policy) * is_moved
     masters = updated * (per_parameter - MOMENTS)
-    stored, gathered = _in_checkpoint(policy, rank, trained_others, trained_experts)
+    matrices = sum(counts.matrices_in(layers) for layers in chunks) // tp
+    stored, gathered = _in_checkpoint(policy, rank, trained_others, trained_experts, matrices)
     # On the host masters and moments have a copy of the gradients beside them.
     on_host = (per_parameter + FLOAT32) * updated if updates_on_host(policy) else 0
-    optimizer = 0 if on_host else per_parameter * updated
+    optimizer = 0 if on_host else per_parameter * updated - spared_moments(policy, matrices + experts)
     return HeldMemory(
         weights=weights + adapters * FLOAT32,
         gradients=gradients,
@@ -359,21 +370,25 @@ def _expert_ranks(policy: WorkerGroupConfig) -> int:
     return axis_size(policy, "ep") * axis_size(policy, "etp")
 
 
-def _in_checkpoint(policy: WorkerGroupConfig, rank: int, others: int, experts: int) -> tuple[int, int]:
+def _in_checkpoint(
+    policy: WorkerGroupConfig, rank: int, others: int, experts: int, matrices: int
+) -> tuple[int, int]:
     """Return the bytes that a rank of Megatron-core writes into a checkpoint, and those that it gathers
     before.
 
     The first rank of each data-parallel group writes. It first gathers an optimizer that is sharded: for each
     trained parameter its master and two moments. The first ranks of experts and of all other weights differ.
+    Muon has one momentum of the experts, and of ``matrices`` among the other weights.
     """
-    megatron, index = policy.megatron_cfg, rank % stage_size(policy)
-    written = others * (index < megatron.tensor_model_parallel_size)
-    written += experts * (index < _expert_ranks(policy))
+    index = rank % stage_size(policy)
+    is_first, has_experts = index < axis_size(policy, "tp"), index < _expert_ranks(policy)
+    written = others * is_first + experts * has_experts
+    spared = spared_moments(policy, matrices * is_first + experts * has_experts)
     is_float32 = policy.precision is Precision.float32 or adapters_of(policy) is not None
     weights = written * (FLOAT32 if is_float32 else weight_bytes_of(policy))
     if shards_optimizer(policy):
         return weights, written * (FLOAT32 + MOMENTS)
-    return weights + written * (MOMENTS + (0 if is_float32 else FLOAT32)), 0
+    return weights + written * (MOMENTS + (0 if is_float32 else FLOAT32)) - spared, 0
 
 
 def _stores_weights(group: TrainedGroupConfig) -> bool:

@@ -21,7 +21,7 @@ from nemo_like.policy.options import (
     WorkerGroupConfig,
 )
 
-# Bytes of a float32 number, and of Adam's two moments per trained parameter.
+# Bytes of a float32 number, and of Adam's two moments per trained parameter. Muon has one momentum.
 FLOAT32 = 4
 MOMENTS = 2 * FLOAT32
 

@@ -72,12 +72,16 @@ KEYS: Mapping[Library, Mapping[str, str]] = {
         **dict.fromkeys(("params_dtype", "pipeline_dtype", "bf16", "fp16"), "{group}.precision"),
     },
     Library.megatron_optimizer: {
+        "optimizer": "{group}.optimizer.kind",
         "lr": "{group}.optimizer.lr",
         "min_lr": "{group}.scheduler.min_lr",
         "weight_decay": "{group}.optimizer.weight_decay",
         "adam_beta1": "{group}.optimizer.adam_beta1",
         "adam_beta2": "{group}.optimizer.adam_beta2",
         "adam_eps": "{group}.optimizer.adam_eps",
+        "muon_momentum": "{group}.optimizer.muon_momentum",
+        "muon_use_nesterov": "{group}.optimizer.muon_nesterov",
+        "muon_num_ns_steps": "{group}.optimizer.muon_ns_steps",
         "clip_grad": "{group}.max_grad_norm",
         "use_distributed_optimizer": "{group}.megatron_cfg.use_distributed_optimizer",
         "optimizer_cpu_offload": "{group}.megatron_cfg.optimizer_cpu_offload",
@@ -185,7 +189,9 @@ RELIED_ON: Mapping[Library, Mapping[str, str]] = {
     ),
     Library.megatron_optimizer: _by_argument(
         {
-            "must be adam": "optimizer",
+            "is of Megatron-core's own Muon, and optimizer.kind=muon is ours": (
+                "muon_split_qkv muon_scale_mode muon_fp32_matmul_prec muon_tp_mode muon_extra_scale_factor"
+            ),
             "is 1, since the backend scales losses by keys of loss_scaling": "loss_scale",
             "belongs to how gradients are summed": (
                 "overlap_param_gather overlap_param_gather_with_optimizer_step"

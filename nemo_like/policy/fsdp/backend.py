@@ -48,6 +48,7 @@ from nemo_like.policy.fsdp.checkpoint import (
     reference_state,
 )
 from nemo_like.policy.fsdp.image_text import freeze_vision_tower, image_rope_index, load_model, reads_images
+from nemo_like.policy.fsdp.layer_matrices import layer_matrices
 from nemo_like.policy.fsdp.lora import Adapters, add_adapters, checkpoint_name, initial_values
 from nemo_like.policy.fsdp.model import (
     DATA_AXIS,
@@ -60,10 +61,10 @@ from nemo_like.policy.fsdp.model import (
     set_dtypes,
     shard,
 )
-from nemo_like.policy.fsdp.optimizer import ShardedAdamW
+from nemo_like.policy.fsdp.optimizer import ShardedOptimizer
 from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, parallelize
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, logit_scale
-from nemo_like.policy.groups.layout import adapters_of
+from nemo_like.policy.groups.layout import adapters_of, uses_muon
 from nemo_like.policy.groups.parallelism import FIRST_REPLICA
 from nemo_like.policy.loss.objective import LossFunction, Objective
 from nemo_like.policy.loss.update_watch import BackendState
@@ -135,10 +136,11 @@ class FSDPBackend(UpdatingBackend):
         """Build the optimizer of the trained parameters; ``partial_gradients`` is explained in
         ``TensorParallelModel``."""
         self._training, self._scaler = cfg, loss_scaler(cfg)
-        self._optimizer = ShardedAdamW(
+        self._optimizer = ShardedOptimizer(
             self._trained,
             cfg,
             self.device,
+            matrices=layer_matrices(self._causal_lm, self._trained, cfg.label) if uses_muon(cfg) else {},
             partial_gradients=partial_gradients,
             tensor_group=self._mesh.get_group(TENSOR_AXIS),
         )
@@ -207,6 +209,7 @@ class FSDPBackend(UpdatingBackend):
         return BackendState(
             weights=self._local_parts(),
             first_moments=self._optimizer.first_moments(),
+            momenta=self._optimizer.momenta(),
             num_updates=self.num_updates,
             optimizer_steps=[steps - self.updates_before for steps in self._optimizer.step_counts()],
             learning_rates=self._optimizer.of_groups("lr"),
@@ -298,7 +301,7 @@ class FSDPBackend(UpdatingBackend):
             if self._reference is not None and parts is ResumeParts.all:
                 is_stored = load_reference(path, self._parameters, self._reference)
                 self._reference_has_come(is_stored)
-            counters = load_checkpoint(path, self._trained, self._optimizer, self._counters())
+            counters = load_checkpoint(path, self._trained, self._optimizer, self._counters(), self.cfg.label)
             self._restore_counters(counters, parts)
 
     def random_states(self) -> Mapping[str, Tensor]:

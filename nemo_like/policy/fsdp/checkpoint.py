@@ -10,7 +10,7 @@ weight decay override the configured one, and uses other names, so that earlier 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ import torch.distributed.checkpoint as torch_checkpoint
 from torch.distributed.tensor import DTensor
 
 from nemo_like.policy.backends.kept_weights import KeptWeights
-from nemo_like.policy.fsdp.optimizer import ShardedAdamW
+from nemo_like.policy.backends.muon import MOMENTUM, check_kind
+from nemo_like.policy.fsdp.optimizer import ShardedOptimizer
+from nemo_like.policy.options import OptimizerKind
 from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 
 _NUM_UPDATES, _UPDATES_BEFORE, _REFERENCE = "num_updates", "updates_before", "reference."
@@ -27,7 +29,7 @@ _NUM_UPDATES, _UPDATES_BEFORE, _REFERENCE = "num_updates", "updates_before", "re
 
 def checkpoint_state(
     parameters: Mapping[str, DTensor],
-    optimizer: ShardedAdamW,
+    optimizer: ShardedOptimizer,
     counters: Mapping[str, float],
     writer: CheckpointWriter,
 ) -> dict[str, Any]:
@@ -63,16 +65,27 @@ def load_stored_weights(path: Path, parameters: Mapping[str, DTensor]) -> None:
 def load_checkpoint(
     path: Path,
     parameters: Mapping[str, DTensor],
-    optimizer: ShardedAdamW,
+    optimizer: ShardedOptimizer,
     counters: Mapping[str, float],
+    group: str,
 ) -> dict[str, float]:
-    """Read this rank's parts into parameters and optimizer; return those of the ``counters`` that the
-    checkpoint has, which say how many updates its moments come from."""
-    found = {name: counters[name] for name in counters.keys() & _stored_names(path)}
+    """Read this rank's parts into parameters and optimizer of the worker group called ``group``; return those
+    of the ``counters`` that the checkpoint has, which say how many updates its moments come from.
+
+    Raises ValueError when exactly one of the checkpoint's optimizer and this one is Muon.
+    """
+    stored = _stored_names(path)
+    check_kind(path, _kind_of(stored), _kind_of(optimizer.moments()), group)
+    found = {name: counters[name] for name in counters.keys() & stored}
     state = {**_tensors(parameters, optimizer), **found}
     torch_checkpoint.load(state, checkpoint_id=path)
     optimizer.continue_after(int(state[_NUM_UPDATES] + state.get(_UPDATES_BEFORE, 0)))
     return {name: state[name] for name in found}
+
+
+def _kind_of(moments: Iterable[str]) -> OptimizerKind:
+    has_momenta = any(name.endswith(f".{MOMENTUM}") for name in moments)
+    return OptimizerKind.muon if has_momenta else OptimizerKind.adamw
 
 
 def _stored_names(path: Path) -> Set[str]:
@@ -85,6 +98,6 @@ def _weights(parameters: Mapping[str, DTensor]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _tensors(parameters: Mapping[str, DTensor], optimizer: ShardedAdamW) -> dict[str, Any]:
+def _tensors(parameters: Mapping[str, DTensor], optimizer: ShardedOptimizer) -> dict[str, Any]:
     moments = optimizer.moments()
     return {**_weights(parameters), **{f"optimizer.{name}": moment for name, moment in moments.items()}}

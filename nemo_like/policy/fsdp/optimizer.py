@@ -1,19 +1,23 @@
-"""AdamW on the sharded parameters, with gradient clipping over all ranks.
+"""AdamW or Muon on the sharded parameters, with gradient clipping over all ranks.
 
-AdamW works element by element, so it needs no communication; only the gradient norm does. Norm and clipping
+AdamW works element by element, so it needs no communication; only the gradient norm does. Muon gathers one
+parameter after the other on all ranks, each of which then keeps its part of the change. Norm and clipping
 are computed here: ``torch.nn.utils.clip_grad_norm_`` refuses the two meshes that parameters have under tensor
 parallelism, and even with one mesh its norm or its factor differs in the last bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from nemo_like.policy.backends.muon import MOMENTUM, Muon, WholeMatrices
+from nemo_like.policy.fsdp.weights import gathered, local_part
 from nemo_like.policy.options import TrainedGroupConfig
 
 # Keeps the clipping factor finite; the same constant as in torch.nn.utils.clip_grad_norm_.
@@ -21,11 +25,13 @@ _NORM_EPSILON = 1e-6
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class ShardedAdamW:
-    """AdamW on the trained ``parameters``; biases and norms have no weight decay.
+class ShardedOptimizer:
+    """Muon on the ``matrices`` among the trained ``parameters``, and AdamW on all others; biases and norms
+    have no weight decay.
 
-    ``partial_gradients`` names the parameters whose gradients this optimizer sums over ``tensor_group``,
-    because each of its ranks computes only a part of the sum.
+    ``matrices`` has what finds the matrices in each whole parameter, by name. ``partial_gradients`` names the
+    parameters whose gradients this optimizer sums over ``tensor_group``, because each of its ranks computes
+    only a part of the sum.
     """
 
     def __init__(
@@ -34,19 +40,21 @@ class ShardedAdamW:
         cfg: TrainedGroupConfig,
         device: torch.device,
         *,
+        matrices: Mapping[str, WholeMatrices],
         partial_gradients: Collection[str],
         tensor_group: dist.ProcessGroup,
     ) -> None:
         self._max_norm, self._device = cfg.max_grad_norm, device
+        self._muon, self._matrices = Muon.of(cfg), matrices
+        self._weight_decay = cfg.optimizer.weight_decay
+        self._momenta: dict[str, DTensor] = {}
         self._parameters, self._partial = dict(parameters), partial_gradients
         self._tensor_group = tensor_group
-        everything, adam = list(parameters.values()), cfg.optimizer
-        matrices = [parameter for parameter in everything if parameter.dim() > 1]
-        others = [parameter for parameter in everything if parameter.dim() <= 1]
+        adam, of_adam = cfg.optimizer, [one for name, one in parameters.items() if name not in matrices]
         self._adam = torch.optim.AdamW(
             [
-                {"params": matrices, "weight_decay": adam.weight_decay},
-                {"params": others, "weight_decay": 0.0},
+                {"params": [one for one in of_adam if one.dim() > 1], "weight_decay": adam.weight_decay},
+                {"params": [one for one in of_adam if one.dim() <= 1], "weight_decay": 0.0},
             ],
             lr=adam.lr,
             betas=(adam.adam_beta1, adam.adam_beta2),
@@ -65,7 +73,8 @@ class ShardedAdamW:
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
         self._adam.step()
-        self._adam.zero_grad()
+        self._update_matrices(grads, learning_rate)
+        self.drop_gradients()
         return norm
 
     def scale_gradients(self, factor: float) -> None:
@@ -75,16 +84,20 @@ class ShardedAdamW:
 
     def drop_gradients(self) -> None:
         """Free the gradients without an update."""
-        self._adam.zero_grad()
+        for parameter in self._parameters.values():
+            parameter.grad = None
 
     def moments(self) -> dict[str, DTensor]:
-        """Return Adam's two moments of every parameter, cut like the parameter; they are 0 before the first
-        update.
+        """Return Adam's two moments, or Muon's momentum, of every parameter, cut like the parameter; they are
+        0 before the first update.
 
         The tensors are the optimizer's own, so writing to them changes its state.
         """
         found = {}
         for name, parameter in self._parameters.items():
+            if name in self._matrices:
+                found[f"{name}.{MOMENTUM}"] = self._momentum(name)
+                continue
             state = self._adam.state[parameter]
             if not state:
                 state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
@@ -97,6 +110,10 @@ class ShardedAdamW:
         states = self._adam.state.values()
         return [state["exp_avg"].to_local() for state in states if "exp_avg" in state]
 
+    def momenta(self) -> list[Tensor]:
+        """Return this rank's parts of Muon's existing momenta; they are the optimizer's own tensors."""
+        return [momentum.to_local() for momentum in self._momenta.values()]
+
     def step_counts(self) -> list[int]:
         """Return how many updates Adam has made; a parameter without a gradient may have had fewer."""
         counts = [int(state["step"]) for state in self._adam.state.values() if "step" in state]
@@ -107,8 +124,8 @@ class ShardedAdamW:
         return [float(group[name]) for group in self._adam.param_groups]
 
     def continue_after(self, num_updates: int) -> None:
-        """Set every parameter's count of updates to ``num_updates``, the number of updates that made the
-        loaded ``moments``."""
+        """Set Adam's count of every parameter's updates to ``num_updates``, the number of updates that made
+        the loaded ``moments``."""
         for state in self._adam.state.values():
             state["step"].fill_(num_updates)
 
@@ -119,6 +136,38 @@ class ShardedAdamW:
             for name, parameter in self._parameters.items()
             if parameter.grad is not None
         }
+
+    def _momentum(self, name: str) -> DTensor:
+        if name not in self._momenta:
+            self._momenta[name] = torch.zeros_like(self._parameters[name].detach())
+        return self._momenta[name]
+
+    def _update_matrices(self, grads: Mapping[str, Tensor], learning_rate: float) -> None:
+        """Update the parameters of Muon that have a gradient; every rank calls this."""
+        for name, find in self._matrices.items():
+            if name not in grads:
+                continue
+            parameter = self._parameters[name]
+            self._muon.update(
+                parameter.detach().to_local(),
+                grads[name],
+                self._momentum(name).to_local(),
+                partial(self._of_whole, parameter, find),
+                rate=learning_rate,
+                decay=self._weight_decay,
+            )
+
+    def _of_whole(
+        self,
+        parameter: DTensor,
+        find: WholeMatrices,
+        part: Tensor,
+        function: Callable[[Tensor], Tensor],
+    ) -> Tensor:
+        """Apply ``function`` to each matrix that ``find`` finds in the whole tensor of ``part``; return this
+        rank's part of the results."""
+        whole = find(gathered(part.to(self._device), parameter), function)
+        return local_part(whole, parameter).to(part.device)
 
     def _norm(self, grads: Mapping[str, Tensor]) -> float:
         """Return the norm over all ranks.

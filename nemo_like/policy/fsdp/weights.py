@@ -35,8 +35,14 @@ def local_part(full: Tensor, parameter: DTensor) -> Tensor:
 
 def full_tensor(parameter: DTensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Gather a whole parameter on ``device`` in ``dtype``; every rank of its mesh takes part."""
+    return gathered(parameter.detach().to_local().to(device, dtype), parameter)
+
+
+def gathered(part: Tensor, parameter: DTensor) -> Tensor:
+    """Gather a whole tensor of which this rank has ``part``, cut in the same way as ``parameter``; every rank
+    of its mesh takes part."""
     local = DTensor.from_local(
-        parameter.detach().to_local().to(device, dtype),
+        part,
         parameter.device_mesh,
         parameter.placements,
         run_check=False,

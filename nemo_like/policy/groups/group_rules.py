@@ -13,7 +13,7 @@ from nemo_like.policy.groups.layout import (
     length_multiple,
     parks_optimizer,
 )
-from nemo_like.policy.groups.training_rules import loss_scaling_problems
+from nemo_like.policy.groups.training_rules import loss_scaling_problems, muon_problems
 from nemo_like.policy.options import (
     Device,
     DynamicBatchingConfig,
@@ -42,6 +42,7 @@ def group_problems(name: str, group: WorkerGroupConfig, grpo: GRPOConfig) -> Ite
     yield from _offload(name, group)
     if isinstance(group, TrainedGroupConfig):
         yield from loss_scaling_problems(name, group)
+        yield from muon_problems(name, group)
 
 
 def _offload(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:

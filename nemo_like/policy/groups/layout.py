@@ -7,10 +7,11 @@ from typing import TypeGuard
 
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import TASK
-from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of, sequence_parts
+from nemo_like.policy.backends.backend_kind import FLOAT32, axis_size, backend_kind_of, sequence_parts
 from nemo_like.policy.options import (
     Fp8Recipe,
     LoraConfig,
+    OptimizerKind,
     TeacherConfig,
     TeacherScoring,
     TrainedGroupConfig,
@@ -54,6 +55,17 @@ def parks_optimizer(group: WorkerGroupConfig) -> bool:
 def updates_on_host(group: WorkerGroupConfig) -> bool:
     """Return whether the optimizer's state is always on the host, where the CPU updates the weights."""
     return isinstance(group, TrainedGroupConfig) and group.megatron_cfg.optimizer_cpu_offload
+
+
+def uses_muon(group: WorkerGroupConfig) -> bool:
+    """Return whether the group trains the matrices of its layers by Muon."""
+    return isinstance(group, TrainedGroupConfig) and group.optimizer.kind is OptimizerKind.muon
+
+
+def spared_moments(group: WorkerGroupConfig, num_parameters: int) -> int:
+    """Return the bytes that Muon's one momentum of so many parameters, all of matrices, spares beside Adam's
+    two moments; 0 with AdamW."""
+    return FLOAT32 * num_parameters if uses_muon(group) else 0
 
 
 def stage_size(policy: WorkerGroupConfig) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.config.problems import Problem
+from nemo_like.policy.groups.layout import adapters_of, uses_muon
 from nemo_like.policy.options import LRDecayStyle, TrainedGroupConfig
 
 
@@ -67,6 +68,17 @@ def loss_scaling_problems(name: str, group: TrainedGroupConfig) -> Iterator[Prob
             key=f"{name}.loss_scaling.initial_loss_scale={scaling.initial_loss_scale:g}",
             rule=f"must be at least {name}.loss_scaling.min_loss_scale={scaling.min_loss_scale:g}",
             remedy="65536 is usual",
+        )
+
+
+def muon_problems(name: str, group: TrainedGroupConfig) -> Iterator[Problem]:
+    """Yield a problem where no matrix of a layer would train, as Muon needs."""
+    if uses_muon(group) and adapters_of(group) is not None:
+        yield Problem(
+            key=f"{name}.optimizer.kind=muon",
+            rule=f"is not for {name}.lora.enabled=true: Muon moves whole matrices of layers, and adapters "
+            "are factors of their changes",
+            remedy="set it to adamw",
         )
 
 

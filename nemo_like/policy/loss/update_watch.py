@@ -58,6 +58,7 @@ class BackendState:
 
     weights: Sequence[Tensor]
     first_moments: Sequence[Tensor]  # Adam's; none before the first update
+    momenta: Sequence[Tensor] = ()  # Muon's, likewise
     num_updates: int  # as the learning-rate schedule counts them
     optimizer_steps: Sequence[int]  # as the optimizer counts them
     learning_rates: Sequence[float]  # of the optimizer's parameter groups

@@ -53,6 +53,7 @@ from nemo_like.policy.groups.layout import (
     recomputes_layers,
     replays_routes,
     updates_on_host,
+    uses_muon,
 )
 from nemo_like.policy.groups.parallelism import FIRST_REPLICA, is_beside_sender, shards_optimizer
 from nemo_like.policy.loss.objective import LossFunction, Objective
@@ -66,13 +67,14 @@ from nemo_like.policy.megatron.checkpoint import (
 )
 from nemo_like.policy.megatron.expert_load import ExpertLoad, freeze_routers
 from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
+from nemo_like.policy.megatron.matrix_updates import layer_matrices
 from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.model_chunks import ModelChunks, without_sync
 from nemo_like.policy.megatron.optimizer import (
-    adam_state,
     build_optimizer,
     configure_groups,
-    ensure_adam_state,
+    ensure_state,
+    optimizer_state,
     tensors_beside_model,
 )
 from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
@@ -178,7 +180,8 @@ class MegatronBackend(UpdatingBackend):
             for index, chunk in enumerate(self._model)
         ]
         trained_dtype = ADAPTER_DTYPE if self._adapters else self._dtype
-        self._optimizer = build_optimizer(cfg, self._ddps, trained_dtype)
+        matrices = layer_matrices(self._model, self._geometry, self._part) if uses_muon(cfg) else {}
+        self._optimizer = build_optimizer(cfg, self._ddps, trained_dtype, matrices)
         config.no_sync_func = partial(without_sync, self._ddps)
         if cfg.offload_optimizer_for_logprob:
             self._offload_gradients()
@@ -307,16 +310,17 @@ class MegatronBackend(UpdatingBackend):
     def _park_optimizer(self) -> None:
         """Keep the optimizer's state on the host from now on, except within
         ``_optimizer_state_on_device``."""
-        ensure_adam_state(self._optimizer)
+        ensure_state(self._optimizer)
         self._parking = HostParking(tensors_beside_model(self._optimizer, self._all_parameters()))
 
     def _backend_state(self) -> BackendState:
-        adam = adam_state(self._optimizer)
+        state = optimizer_state(self._optimizer)
         return BackendState(
             weights=self._all_parameters(),
-            first_moments=adam.first_moments,
+            first_moments=state.first_moments,
+            momenta=state.momenta,
             num_updates=self.num_updates,
-            optimizer_steps=[steps - self.updates_before for steps in adam.steps],
+            optimizer_steps=[steps - self.updates_before for steps in state.steps],
             learning_rates=[group["lr"] for group in self._optimizer.param_groups],
             weight_decays=[group["weight_decay"] for group in self._optimizer.param_groups],
         )

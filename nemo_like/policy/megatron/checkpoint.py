@@ -32,18 +32,21 @@ from megatron.core.dist_checkpointing.strategies import torch as torch_strategie
 from megatron.core.optimizer import MegatronOptimizer
 
 from nemo_like.policy.backends.kept_weights import KeptWeights
-from nemo_like.policy.megatron.optimizer import chained_optimizers, ensure_adam_state
+from nemo_like.policy.backends.muon import check_kind
+from nemo_like.policy.megatron.optimizer import chained_optimizers, ensure_state, kind_of
 from nemo_like.policy.megatron.optimizer_shares import (
     OptimizerShares,
     UntouchedZeros,
     places_in_gathered_tensors,
     sharded_parts,
 )
+from nemo_like.policy.options import OptimizerKind
 from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 
 _FORMAT = ("torch_dist", 1)
 _REFERENCE = "reference"
 _IS_SHARDED = "optimizer_is_sharded"
+_KIND = "optimizer_kind"
 _MOMENTS = "optimizer.state."  # how the names of an optimizer's tensors begin
 _UNNUMBERED = "chained_optim_avoid_prefix"
 _METADATA = {
@@ -91,13 +94,13 @@ def save_checkpoint(
 ) -> None:
     """Give this rank's part to ``writer``, which writes it into the empty directory ``path``; every rank
     calls this with equal ``counters``. With ``reference`` its weights are written beside the model's."""
-    ensure_adam_state(optimizer)  # a checkpoint without moments could not be loaded
+    ensure_state(optimizer)  # a checkpoint without moments could not be loaded
     with places_in_gathered_tensors(optimizer):
         state = {**_sharded_state(model, optimizer, _METADATA, is_loading=False), **counters}
     if reference is not None:
         with reference.in_model():
             state[_REFERENCE] = _copied(model.sharded_state_dict(prefix=f"{_REFERENCE}."))
-    state[_IS_SHARDED] = bool(sharded_parts(optimizer))
+    state[_IS_SHARDED], state[_KIND] = bool(sharded_parts(optimizer)), kind_of(optimizer).value
     strategy = _InProcessSave(writer, are_gathered=state[_IS_SHARDED])
     dist_checkpointing.save(state, str(path), strategy, content_metadata=_METADATA)
 
@@ -129,11 +132,13 @@ def load_checkpoint(
     """Read this rank's part into model and optimizer of the worker group called ``group``; return the
     counters. Any layout may have written the checkpoint.
 
-    Raises ValueError when exactly one of the checkpoint's optimizer and this one is sharded. Also raises
-    ValueError for a checkpoint from before the chained optimizers shared their tensors' names, when this
-    chain has another length.
+    Raises ValueError when exactly one of the checkpoint's optimizer and this one is sharded, or is Muon. Also
+    raises ValueError for a checkpoint from before the chained optimizers shared their tensors' names, when
+    this chain has another length.
     """
     common = dist_checkpointing.load_common_state_dict(str(path))
+    stored = OptimizerKind(common.get(_KIND, OptimizerKind.adamw.value))  # which older checkpoints do not say
+    check_kind(path, stored, kind_of(optimizer), group)
     was_sharded = common[_IS_SHARDED]
     if was_sharded != bool(sharded_parts(optimizer)):
         raise ValueError(

@@ -9,7 +9,7 @@ the initial state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -19,10 +19,12 @@ from megatron.core.optimizer.cpu_offloading import HybridDeviceOptimizer
 from torch import Tensor
 
 from nemo_like.compat.foreach import use_torch_kernels
+from nemo_like.policy.backends.muon import MOMENTUM, Muon, WholeMatrices
 from nemo_like.policy.groups.layout import updates_on_host
 from nemo_like.policy.groups.parallelism import shards_optimizer
 from nemo_like.policy.megatron.library_values import megatron_values
-from nemo_like.policy.options import TrainedGroupConfig
+from nemo_like.policy.megatron.matrix_updates import MuonOfMatrices, use_muon
+from nemo_like.policy.options import OptimizerKind, TrainedGroupConfig
 
 # The parameters of a precision-aware optimizer have no float32 copies on the GPU.
 _ON_HOST = {
@@ -33,29 +35,32 @@ _ON_HOST = {
 
 
 @dataclass(frozen=True, slots=True)
-class AdamState:
-    """The state of Adam on this rank; empty before the first update."""
+class OptimizerState:
+    """The state of the optimizer on this rank; empty before the first update."""
 
-    first_moments: list[Tensor]
+    first_moments: list[Tensor]  # of AdamW
+    momenta: list[Tensor]  # of Muon
     steps: list[int]  # updates made, as each parameter group counts them, or on the host each parameter
 
 
-def adam_state(optimizer: MegatronOptimizer) -> AdamState:
+def optimizer_state(optimizer: MegatronOptimizer) -> OptimizerState:
     """Return the state of an optimizer that ``build_optimizer`` built; the tensors are the optimizer's
     own."""
     moments: list[Tensor] = []
+    momenta: list[Tensor] = []
     steps: list[int] = []
     for part in _updating_optimizers(optimizer):
         adam = part.optimizer
         moments += [state["exp_avg"] for state in adam.state.values() if "exp_avg" in state]
+        momenta += [state[MOMENTUM] for state in adam.state.values() if MOMENTUM in state]
         is_on_host = isinstance(adam, HybridDeviceOptimizer)
         counting = adam.state.values() if is_on_host else adam.param_groups
         steps += [int(one["step"]) for one in counting if "step" in one]
-    return AdamState(moments, steps)
+    return OptimizerState(moments, momenta, steps)
 
 
-def ensure_adam_state(optimizer: MegatronOptimizer) -> None:
-    """Create Adam's initial state where Adam has made no update yet."""
+def ensure_state(optimizer: MegatronOptimizer) -> None:
+    """Create the optimizer's initial state where it has made no update yet."""
     for part in _updating_optimizers(optimizer):
         if isinstance(part.optimizer, HybridDeviceOptimizer):
             _ensure_host_state(part.optimizer)
@@ -75,8 +80,8 @@ def _ensure_host_state(optimizer: HybridDeviceOptimizer) -> None:
 def tensors_beside_model(optimizer: MegatronOptimizer, weights: Iterable[Tensor]) -> list[Tensor]:
     """Return the optimizer's own tensors, which it holds besides the model's ``weights``.
 
-    They are both moments, and master weights where the optimizer has its own, each [parameters of this rank's
-    part] float32. ``ensure_adam_state`` must have been called before.
+    They are moments, and master weights where the optimizer has its own, each [parameters of this rank's
+    part] float32. ``ensure_state`` must have been called before.
     """
     tensors: list[Tensor] = []
     for part in _updating_optimizers(optimizer):
@@ -92,6 +97,13 @@ def tensors_beside_model(optimizer: MegatronOptimizer, weights: Iterable[Tensor]
 def chained_optimizers(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
     """Return the optimizers of a chain, or a list with the only optimizer."""
     return getattr(optimizer, "chained_optimizers", [optimizer])
+
+
+def kind_of(optimizer: MegatronOptimizer) -> OptimizerKind:
+    """Return the kind of an optimizer that ``build_optimizer`` built."""
+    inner = (part.optimizer for part in _updating_optimizers(optimizer))
+    has_muon = any(isinstance(one, MuonOfMatrices) for one in inner)
+    return OptimizerKind.muon if has_muon else OptimizerKind.adamw
 
 
 def _updating_optimizers(optimizer: MegatronOptimizer) -> list[MegatronOptimizer]:
@@ -126,15 +138,22 @@ def optimizer_config(cfg: TrainedGroupConfig, dtype: torch.dtype) -> OptimizerCo
 
 
 def build_optimizer(
-    cfg: TrainedGroupConfig, chunks: list[DistributedDataParallel], dtype: torch.dtype
+    cfg: TrainedGroupConfig,
+    chunks: list[DistributedDataParallel],
+    dtype: torch.dtype,
+    matrices: Mapping[Tensor, WholeMatrices],
 ) -> MegatronOptimizer:
-    """Build AdamW over the chunks of a model whose trained parameters are in ``dtype``, with float32 master
-    weights for half precision. Biases and norms have no weight decay."""
+    """Build the optimizer of the chunks of a model whose trained parameters are in ``dtype``, with float32
+    master weights for half precision: Muon of ``matrices``, AdamW of all other parameters. Biases and norms
+    have no weight decay."""
     use_torch_kernels()
     optimizer = get_megatron_optimizer(optimizer_config(cfg, dtype), chunks)
+    if matrices:
+        for part in _updating_optimizers(optimizer):
+            use_muon(part, Muon.of(cfg), matrices)
     if updates_on_host(cfg):
         # To load a checkpoint into no state Megatron-core would first make an update with random gradients.
-        ensure_adam_state(optimizer)
+        ensure_state(optimizer)
     configure_groups(optimizer, cfg)
     return optimizer
 

@@ -78,7 +78,7 @@ class WorkerWatch:
         self._weights: Tensor | None = None  # as the latest training phase left them
         self._is_reference = True  # whether the policy's weights are still those of the start
         self._found: dict[Measured, float] = {}
-        self._moments_norm = 0.0
+        self._mean_norms: list[float] = []  # of Adam's first moments and of Muon's momenta
         self._num_updates = 0
         self._tripwires, self._num_phases = tripwires, 0
         self._losses: UpdateWatch | None = None  # of the training phase that has begun
@@ -160,16 +160,13 @@ class WorkerWatch:
         if self._weights is not None:
             self._found[Measured.weights_moved_elsewhere] = float(not torch.equal(before, self._weights))
         self._weights, self._num_updates, self._is_reference = before, now.num_updates, False
-        self._moments_norm = _norm(now.first_moments)
+        self._mean_norms = _mean_norms(now)
 
     def end(self, now: BackendState) -> None:
         """Measure the backend's weights and optimizer after the last update of a phase."""
         after, before = weight_sample(now.weights), self._weights
         assert before is not None, "`begin` comes first"
         self._weights = after
-        kept = self._cfg.optimizer.adam_beta1 ** (now.num_updates - self._num_updates)
-        # A mean of gradients, each at most max_grad_norm long, and of what was there before.
-        longest = kept * self._moments_norm + (1 - kept) * self._cfg.max_grad_norm
         self._found |= {
             Measured.num_updates: float(now.num_updates),
             Measured.optimizer_step_gap: float(
@@ -178,10 +175,20 @@ class WorkerWatch:
             Measured.learning_rate: max(now.learning_rates),
             Measured.learning_rate_spread: max(now.learning_rates) - min(now.learning_rates),
             Measured.weight_decay: max(now.weight_decays),
-            Measured.moment_excess: max(0.0, _norm(now.first_moments) - longest),
+            Measured.moment_excess: self._moment_excess(now),
             Measured.weights_moved: _largest(after - before),
             Measured.largest_weight: _largest(after),
         }
+
+    def _moment_excess(self, now: BackendState) -> float:
+        """Return by how much a mean of gradients is longer than it can be since the phase began."""
+        cfg, excess = self._cfg.optimizer, 0.0
+        decays = (cfg.adam_beta1, cfg.muon_momentum)
+        for decay, before, norm in zip(decays, self._mean_norms, _mean_norms(now), strict=True):
+            kept = decay ** (now.num_updates - self._num_updates)
+            # A mean of gradients, each at most max_grad_norm long, and of what was there before.
+            excess = max(excess, norm - (kept * before + (1 - kept) * self._cfg.max_grad_norm))
+        return excess
 
     def _note(self, name: Measured, value: float) -> None:
         """Keep the greatest ``value`` that was measured under ``name`` in this step."""
@@ -218,6 +225,11 @@ def _num_wrong(meta: KVBatchMeta, batch: PolicyBatch) -> int:
     return num_wrong_samples(
         tags, columns[INPUT_IDS.name].numpy(), columns[RESPONSE_MASK.name].numpy(), generation
     )
+
+
+def _mean_norms(state: BackendState) -> list[float]:
+    """Return how long the optimizer's means of gradients are: Adam's first moments, and Muon's momenta."""
+    return [_norm(state.first_moments), _norm(state.momenta)]
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:

@@ -43,6 +43,7 @@ SCALING = {
     "hysteresis": 1,
     "max_skipped_updates": 20,
 }
+MUON = {"kind": "adamw", "muon_momentum": 0.95, "muon_nesterov": True, "muon_ns_steps": 5}
 CHUNKS = "virtual_pipeline_model_parallel_size"
 NEWER = {
     "checkpointing.resume_from_path": None,
@@ -90,6 +91,7 @@ NEWER = {
     "policy.fsdp_cfg.context_parallel_size": 1,
     "policy.megatron_cfg.expert_tensor_parallel_size": 1,
     "policy.loss_scaling": SCALING,
+    **{f"policy.optimizer.{name}": value for name, value in MUON.items()},
     "policy.megatron_cfg.fp8": None,
     "policy.megatron_cfg.fp8_recipe": "blockwise",
 }
@@ -109,6 +111,7 @@ NEWER_OF_CRITICS = {
     "value.fsdp_cfg.context_parallel_size": 1,
     "value.megatron_cfg.expert_tensor_parallel_size": 1,
     "value.loss_scaling": SCALING,
+    **{f"value.optimizer.{name}": value for name, value in MUON.items()},
     "value.megatron_cfg.fp8": None,
     "value.megatron_cfg.fp8_recipe": "blockwise",
     "value.lora.exclude_modules": [],

@@ -65,6 +65,22 @@ def test_bfloat16_has_master_weights_besides(memory: Memory) -> None:
     assert (one.weights, one.gradients, one.optimizer) == (2 * 1720, 4 * 1720, 12 * 1720)
 
 
+def test_muon_has_one_momentum_of_each_matrix_and_no_two(memory: Memory) -> None:
+    # A layer: 600 without its two norms of 8; two moments of embedding, output layer and five norms.
+    one = memory("policy.optimizer.kind=muon")
+    assert one.optimizer == 4 * (2 * 584) + 8 * (2 * 256 + 5 * 8)
+    assert one.stored == 4 * 1720 + one.optimizer
+    in_bfloat16 = memory("policy.optimizer.kind=muon", "policy.precision=bfloat16")
+    assert in_bfloat16.optimizer == 4 * 1720 + one.optimizer
+
+
+def test_muon_has_one_momentum_of_each_expert_on_every_rank_that_has_it(memory: Memory) -> None:
+    layout = ("policy.data_parallel_size=2", f"{MEGATRON}.expert_model_parallel_size=2")
+    adam, muon = (memory(*layout, *more, shape=MIXTURE) for more in ((), ("policy.optimizer.kind=muon",)))
+    # A layer's matrices beside experts: 248 less 16 of norms; half of four experts of 384.
+    assert adam.optimizer - muon.optimizer == adam.stored - muon.stored == 4 * 2 * (232 + 768)
+
+
 def test_pipeline_stages_hold_their_layers_and_the_ends_of_the_model(memory: Memory) -> None:
     two = f"{MEGATRON}.pipeline_model_parallel_size=2"
     assert memory(two, rank=0).weights == 4 * (600 + 256)

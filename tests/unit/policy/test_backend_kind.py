@@ -10,7 +10,7 @@ from nemo_like.policy.backend_kinds import fsdp
 from nemo_like.policy.backends.backend_kind import BackendKind, axis_size, backend_kind_of, sequence_parts
 from nemo_like.policy.groups.layout import length_multiple, policy_world_size, recomputes_layers
 from nemo_like.policy.groups.parallelism import parallel_layout
-from nemo_like.policy.options import BACKEND_KINDS
+from nemo_like.policy.options import BACKEND_KINDS, OptimizerKind
 
 SIZES = [
     "policy.megatron_cfg.tensor_model_parallel_size=2",
@@ -60,6 +60,11 @@ def test_memory_is_asked_of_the_kind(demo):
     held = backend_kind_of(policy).held_memory(policy, model, 0)
     assert held.weights == held.gradients == model.num_parameters * 4 // 4
     assert held.optimizer == model.num_parameters * 8 // 4
+    # Of layer matrices Muon has one momentum: all but two embeddings and the norms of 4096 values.
+    muon = replace(policy, optimizer=replace(policy.optimizer, kind=OptimizerKind.muon))
+    matrices = model.num_parameters - 2 * 151_936 * 4096 - (2 * 36 + 1) * 4096
+    spared = held.optimizer - backend_kind_of(muon).held_memory(muon, model, 0).optimizer
+    assert spared == matrices * 4 // 4
     parked = replace(policy, fsdp_cfg=replace(policy.fsdp_cfg, cpu_offload=True))
     on_host = backend_kind_of(parked).held_memory(parked, model, 0)
     assert (on_host.weights, on_host.on_host) == (0, model.num_parameters * 16 // 4)

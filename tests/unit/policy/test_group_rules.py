@@ -13,6 +13,7 @@ Demo = Callable[..., Config]
 
 PACKING = "policy.sequence_packing"
 DYNAMIC = "policy.dynamic_batching"
+MUON = "policy.optimizer.kind=muon"
 SHARDED = "policy.megatron_cfg.use_distributed_optimizer=true"
 
 
@@ -112,6 +113,19 @@ def test_megatrons_optimizer_is_on_the_host_of_a_gpu_where_it_is_sharded_and_in_
         "policy.megatron_cfg.use_distributed_optimizer=true",
     ]
     assert found(*on_gpu, "policy.lora.enabled=true") == ["policy.lora.enabled=false"]
+    assert found(*on_gpu, MUON) == [
+        "policy.optimizer.kind=adamw, which is Megatron-core's optimizer there; set it to false"
+    ]
+
+
+def test_muon_trains_whole_matrices_of_layers(demo: Demo) -> None:
+    (adapters,) = problems(demo(MUON, "policy.lora.enabled=true"))
+    assert adapters.startswith(f"{MUON} is not for policy.lora.enabled=true")
+    (sharded,) = problems(demo(MUON, SHARDED))
+    assert sharded.startswith(f"{SHARDED} is not for {MUON}, which needs whole matrices")
+    assert sharded.endswith("set it to false; policy.backend=fsdp shards Muon's state")
+    validate(demo(MUON))
+    validate(demo(MUON, "policy.backend=fsdp"))
 
 
 FP8 = "policy.megatron_cfg.fp8=hybrid"

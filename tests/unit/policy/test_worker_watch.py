@@ -97,6 +97,14 @@ def test_a_moment_longer_than_clipped_gradients_make_it_is_measured() -> None:
     assert measured(before, long)[Measured.moment_excess] == 0.0
 
 
+def test_muons_momentum_has_a_decay_of_its_own() -> None:
+    # 0.95: after two updates at most (1 - 0.9025) x 1.
+    long = replace(TRAINED, first_moments=[], momenta=[torch.tensor([0.3, 0.4])])
+    assert measured(internals(), long)[Measured.moment_excess] == pytest.approx(0.5 - 0.0975)
+    before = internals(momenta=[torch.tensor([0.0, 0.5])])
+    assert measured(before, long)[Measured.moment_excess] == 0.0
+
+
 def test_weights_that_change_between_two_phases_are_noticed() -> None:
     watch = watch_of()
     measured(internals(), TRAINED, watch)

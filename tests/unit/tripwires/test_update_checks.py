@@ -9,7 +9,7 @@ import pytest
 
 from nemo_like.configuration import load_config
 from nemo_like.policy.backends.learning_rate import learning_rate
-from nemo_like.policy.options import Device, LRDecayStyle, PolicyConfig, SchedulerConfig
+from nemo_like.policy.options import Device, LRDecayStyle, OptimizerKind, PolicyConfig, SchedulerConfig
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.update_checks import (
     entropy_alarms,
@@ -176,6 +176,14 @@ def test_before_the_first_update_the_reference_is_the_policy() -> None:
 def test_clipped_gradients_make_no_long_moment() -> None:
     assert optimizer(moment_excess=1e-4) == []
     assert optimizer(moment_excess=0.3) == ["gradient_clipping"]
+
+
+def test_an_alarm_on_long_means_names_those_of_the_optimizer() -> None:
+    cfg = replace(POLICY, optimizer=replace(POLICY.optimizer, kind=OptimizerKind.muon))
+    for group, name in ((POLICY, "Adam's first moment is 0.3"), (cfg, "Muon's momentum, or Adam's first")):
+        measured = {Measured.num_updates: 0.0, Measured.learning_rate: 0.0, Measured.moment_excess: 0.3}
+        (alarm,) = optimizer_alarms(measured, group, None, planned=0)
+        assert alarm.wrong.startswith(name)
 
 
 def test_what_is_no_number_is_named() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nemo_like.configuration import load_config
-from nemo_like.policy.options import PolicyConfig, Precision
+from nemo_like.policy.options import OptimizerKind, PolicyConfig, Precision
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.weight_checks import change_alarms, digest_alarms, largest_change, weight_alarms
 
@@ -55,6 +55,12 @@ def test_adams_largest_change_is_that_of_cauchy_and_schwarz() -> None:
     assert largest_change(replace(cfg, adam_beta2=0.8), 0.002, 10.0) is None
 
 
+def test_muons_largest_change_is_that_of_a_wide_orthogonal_matrix() -> None:
+    # 0.2 sqrt(65,536) = 51.2, by at most 1.25.
+    cfg = replace(POLICY.optimizer, kind=OptimizerKind.muon, weight_decay=0.5)
+    assert largest_change(cfg, 0.002, 10.0) == pytest.approx(1.05 * 0.002 * (64.0 + 5.0))
+
+
 def changed(
     moved: float, cfg: PolicyConfig = POLICY, *, rates: float = 0.008, norm: float = 1.0
 ) -> list[bool]:
@@ -68,6 +74,14 @@ def test_an_update_changes_weights_and_by_no_more_than_adam_can() -> None:
     assert changed(0.0) == [True]
     assert changed(0.03) == [True]
     assert changed(float("nan")) == [True]
+
+
+def test_an_alarm_names_the_optimizer_that_cannot_have_changed_a_weight_so() -> None:
+    cfg = replace(POLICY, optimizer=replace(POLICY.optimizer, kind=OptimizerKind.muon))
+    assert changed(0.3, cfg) == []
+    measured = {Measured.weights_moved: 0.9, Measured.largest_weight: 1.0}
+    (alarm,) = change_alarms(measured, cfg, learning_rates=0.008, gradient_norm=1.0)
+    assert "and Muon allows at most 0.5" in alarm.wrong
 
 
 def test_without_a_gradient_or_a_learning_rate_nothing_need_change() -> None:
