@@ -17,7 +17,7 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.policy.groups.parallelism import parallel_layout
 from nemo_like.policy.loss.objective import PolicyObjective
 from nemo_like.policy.megatron.backend import MegatronBackend
-from nemo_like.policy.megatron.optimizer import adam_state, chained_optimizers
+from nemo_like.policy.megatron.optimizer import optimizer_state, chained_optimizers
 from nemo_like.policy.options import PolicyConfig, Precision
 from tests.functional.marked_host import MarkedHost, is_marked
 from tests.functional.policy_fixtures import loss_config, make_checkpoint, policy_config, random_batch
@@ -92,7 +92,7 @@ def held_on_host(coordinates: Coordinates, cfg: PolicyConfig) -> list[Any]:
         held = [
             state[name] for state in part.optimizer.state.values() for name in ("exp_avg", "master_param")
         ]
-        return [all(map(is_marked, held)), set(adam_state(policy._optimizer).steps), sizes]
+        return [all(map(is_marked, held)), set(optimizer_state(policy._optimizer).steps), sizes]
 
 
 def test_gradients_alone_leave_the_gpu_between_phases(model: Path) -> None:
