@@ -318,6 +318,14 @@ class OptimizerConfig:
     muon_ns_steps: Annotated[
         int, Key("iterations of Newton and Schulz that orthogonalise it", 5, at_least=1, at_most=99)
     ]
+    muon_scale: Annotated[
+        float,
+        Key(
+            "a change is this x sqrt(rows or columns, the more of them); with 0.2 it has AdamW's size",
+            0.2,
+            above=0,
+        ),
+    ]
 
 
 @dataclass(kw_only=True, slots=True)

@@ -13,9 +13,9 @@ from nemo_like.tripwires.measured import Measured
 _ROUNDING = {Precision.float32: 2.0**-23, Precision.bfloat16: 2.0**-7, Precision.float16: 2.0**-10}
 # A slack of 5 % for the rounding of Adam's own arithmetic.
 _SLACK = 1.05
-# What Muon moves a weight by at a learning rate of 1: 0.2 sqrt(rows or columns), of which no matrix has more
-# than 65,536, times a singular value, which Newton and Schulz's iteration leaves below 1.25.
-_MUON_BOUND = 0.2 * 65_536**0.5 * 1.25
+# What Muon moves a weight by at a learning rate and a scale of 1: sqrt(rows or columns), of which no matrix
+# has more than 65,536, times a singular value, which Newton and Schulz's iteration leaves below 1.25.
+_MUON_BOUND = 65_536**0.5 * 1.25
 _NAMES = {OptimizerKind.adamw: "AdamW", OptimizerKind.muon: "Muon"}
 
 
@@ -108,5 +108,5 @@ def largest_change(cfg: OptimizerConfig, learning_rates: float, largest_weight: 
         return None
     bound = max(1.0, (1 - beta1) / ((1 - beta2) * (1 - beta1 * beta1 / beta2)) ** 0.5)
     if cfg.kind is OptimizerKind.muon:
-        bound = max(bound, _MUON_BOUND)
+        bound = max(bound, cfg.muon_scale * _MUON_BOUND)
     return _SLACK * learning_rates * (bound + cfg.weight_decay * largest_weight)

@@ -93,6 +93,12 @@ def one_of(value: Any, theirs: Theirs, values: Mapping[Any, Any], remedy: str) -
     return values[value]
 
 
+def of_muon(value: Any, theirs: Theirs, key: str, otherwise: Any) -> Any:
+    """Return the value of ``key``, by default ``otherwise``, where the optimizer is Muon; else leave it
+    out."""
+    return theirs(key, otherwise) if "muon" in str(value) else LEFT_OUT
+
+
 def is_on(value: Any, theirs: Theirs, key: str) -> bool:
     """Return whether another key of their configuration is true, whatever this value is."""
     return bool(theirs(key, False))

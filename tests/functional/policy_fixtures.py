@@ -322,6 +322,7 @@ def policy_config(
             muon_momentum=0.9,
             muon_nesterov=True,
             muon_ns_steps=5,
+            muon_scale=0.2,
         ),
         scheduler=SchedulerConfig(
             warmup_updates=2, decay_style=LRDecayStyle.linear, decay_updates=6, min_lr=1e-4

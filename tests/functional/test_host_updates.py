@@ -17,7 +17,7 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.policy.groups.parallelism import parallel_layout
 from nemo_like.policy.loss.objective import PolicyObjective
 from nemo_like.policy.megatron.backend import MegatronBackend
-from nemo_like.policy.megatron.optimizer import optimizer_state, chained_optimizers
+from nemo_like.policy.megatron.optimizer import chained_optimizers, optimizer_state
 from nemo_like.policy.options import PolicyConfig, Precision
 from tests.functional.marked_host import MarkedHost, is_marked
 from tests.functional.policy_fixtures import loss_config, make_checkpoint, policy_config, random_batch

@@ -82,6 +82,7 @@ KEYS: Mapping[Library, Mapping[str, str]] = {
         "muon_momentum": "{group}.optimizer.muon_momentum",
         "muon_use_nesterov": "{group}.optimizer.muon_nesterov",
         "muon_num_ns_steps": "{group}.optimizer.muon_ns_steps",
+        "muon_extra_scale_factor": "{group}.optimizer.muon_scale",
         "clip_grad": "{group}.max_grad_norm",
         "use_distributed_optimizer": "{group}.megatron_cfg.use_distributed_optimizer",
         "optimizer_cpu_offload": "{group}.megatron_cfg.optimizer_cpu_offload",
@@ -190,7 +191,7 @@ RELIED_ON: Mapping[Library, Mapping[str, str]] = {
     Library.megatron_optimizer: _by_argument(
         {
             "is of Megatron-core's own Muon, and optimizer.kind=muon is ours": (
-                "muon_split_qkv muon_scale_mode muon_fp32_matmul_prec muon_tp_mode muon_extra_scale_factor"
+                "muon_split_qkv muon_scale_mode muon_fp32_matmul_prec muon_tp_mode"
             ),
             "is 1, since the backend scales losses by keys of loss_scaling": "loss_scale",
             "belongs to how gradients are summed": (

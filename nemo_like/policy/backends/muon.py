@@ -1,11 +1,11 @@
 """Muon: moves a matrix by its momentum, orthogonalised and scaled.
 
 It is of Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon/). The scale is of Liu et al. 2025,
-"Muon is scalable for LLM training" (arXiv 2502.16982): a change has the size of one by AdamW, so that both
-have one learning rate and one weight decay.
+"Muon is scalable for LLM training" (arXiv 2502.16982): with 0.2 a change has the size of one by AdamW, so
+that both have one learning rate and one weight decay.
 
     each part of a matrix     gradient ──▶ momentum ──▶ blend of both
-    the whole matrix          blend ──▶ Newton and Schulz's iteration ──▶ x 0.2 sqrt(max(rows, columns))
+    the whole matrix          blend ──▶ Newton and Schulz's iteration ──▶ x scale x sqrt(max(rows, columns))
     each part of a matrix     weight x (1 - rate x decay) - rate x its part of that
 
 ``torch.optim.Muon`` iterates in bfloat16 whatever it is given, and a rounding there moves a weight by up to a
@@ -27,7 +27,6 @@ from nemo_like.policy.options import OptimizerConfig, OptimizerKind, Precision, 
 # The coefficients of x, x^3 and x^5 are Jordan's: steepest at 0, with all singular values then around 1.
 _LINEAR, _CUBIC, _QUINTIC = 3.4445, -4.7750, 2.0315
 _SMALLEST_NORM = 1e-7
-_RMS_OF_ADAMW = 0.2
 # The name of a parameter's momentum in an optimizer's state, and so in checkpoints.
 MOMENTUM = "momentum_buffer"
 
@@ -43,6 +42,7 @@ class Muon:
     momentum: float
     nesterov: bool
     ns_steps: int
+    scale: float
     dtype: torch.dtype  # of the iteration
 
     @classmethod
@@ -50,7 +50,7 @@ class Muon:
         """Return the rule with the settings of ``group``."""
         cfg: OptimizerConfig = group.optimizer
         dtype = torch.float32 if group.precision is Precision.float32 else torch.bfloat16
-        return cls(cfg.muon_momentum, cfg.muon_nesterov, cfg.muon_ns_steps, dtype)
+        return cls(cfg.muon_momentum, cfg.muon_nesterov, cfg.muon_ns_steps, cfg.muon_scale, dtype)
 
     @torch.no_grad()
     def update(
@@ -70,7 +70,7 @@ class Muon:
 
     def direction(self, matrix: Tensor) -> Tensor:
         """Return the change of a whole matrix, [..., rows, columns], at a learning rate of 1."""
-        scale = _RMS_OF_ADAMW * max(matrix.shape[-2:]) ** 0.5
+        scale = self.scale * max(matrix.shape[-2:]) ** 0.5
         return orthogonalised(matrix, self.ns_steps, self.dtype).to(matrix.dtype) * scale
 
 

@@ -43,7 +43,7 @@ SCALING = {
     "hysteresis": 1,
     "max_skipped_updates": 20,
 }
-MUON = {"kind": "adamw", "muon_momentum": 0.95, "muon_nesterov": True, "muon_ns_steps": 5}
+MUON = {"kind": "adamw", "muon_momentum": 0.95, "muon_nesterov": True, "muon_ns_steps": 5, "muon_scale": 0.2}
 CHUNKS = "virtual_pipeline_model_parallel_size"
 NEWER = {
     "checkpointing.resume_from_path": None,

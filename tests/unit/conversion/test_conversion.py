@@ -345,6 +345,29 @@ def test_float16_and_8_bits_of_other_frameworks_have_keys_here(tmp_path: Path) -
     assert value(of_verl, "policy.precision") == "float16"
 
 
+@pytest.mark.parametrize(
+    ("text", "theirs", "kind"),
+    [
+        (NEMO_RL, "policy.megatron_cfg.optimizer", "dist_muon"),
+        (VERL, "actor_rollout_ref.actor.optim", "muon"),
+    ],
+)
+def test_muon_of_other_frameworks_has_keys_here(tmp_path: Path, text: str, theirs: str, kind: str) -> None:
+    found = converted(tmp_path, text, f"++{theirs}.optimizer={kind}", f"++{theirs}.muon_momentum=0.9")
+    ours = {name: value(found, f"policy.optimizer.{name}") for name in ("kind", "muon_momentum")}
+    assert ours == {"kind": "muon", "muon_momentum": 0.9}
+    # Megatron-core's own values where none is given.
+    assert value(found, "policy.optimizer.muon_scale") == 1.0
+    assert value(found, "policy.optimizer.muon_nesterov") is False
+    scaled = (f"++{theirs}.optimizer={kind}", f"++{theirs}.muon_extra_scale_factor=0.2")
+    assert value(converted(tmp_path, text, *scaled), "policy.optimizer.muon_scale") == 0.2
+    other = converted(
+        tmp_path, text, f"++{theirs}.optimizer=adam", f"++{theirs}.muon_scale_mode=shape_scaling"
+    )
+    assert value(other, "policy.optimizer.muon_scale") is None
+    assert "muon_scale x sqrt(max(rows, columns))" in lost(other)
+
+
 def test_a_critic_gets_no_router_replay(tmp_path: Path) -> None:
     nemo = converted(tmp_path, NEMO_RL, "ppo.adv_estimator.name=gae", "value.router_replay.enabled=true")
     verl = converted(

@@ -9,7 +9,7 @@ from torch import Tensor
 from nemo_like.policy.backends.muon import Muon, check_kind, of_stacked, orthogonalised
 from nemo_like.policy.options import OptimizerKind
 
-ONE_STEP = Muon(momentum=0.9, nesterov=True, ns_steps=1, dtype=torch.float32)
+ONE_STEP = Muon(momentum=0.9, nesterov=True, ns_steps=1, scale=0.2, dtype=torch.float32)
 
 
 def random_matrix(rows: int, columns: int) -> Tensor:
@@ -24,7 +24,7 @@ def test_in_bfloat16_the_change_is_torchs_to_the_bit(rows: int, columns: int) ->
     zero.grad = gradient
     torch.optim.Muon([zero], lr=1.0, weight_decay=0.0, adjust_lr_fn="match_rms_adamw").step()
     ours, momentum = torch.zeros_like(gradient), torch.zeros_like(gradient)
-    rule = Muon(momentum=0.95, nesterov=True, ns_steps=5, dtype=torch.bfloat16)
+    rule = Muon(momentum=0.95, nesterov=True, ns_steps=5, scale=0.2, dtype=torch.bfloat16)
     rule.update(ours, gradient, momentum, lambda part, function: function(part), rate=1.0, decay=0.0)
     torch.testing.assert_close(ours, zero, rtol=1e-6, atol=0)
 
@@ -48,7 +48,7 @@ def test_a_matrix_without_a_gradient_does_not_move() -> None:
 @pytest.mark.parametrize(("nesterov", "blend"), [(True, 0.19), (False, 0.1)])
 def test_the_mean_of_the_gradients_is_what_moves_a_weight(nesterov: bool, blend: float) -> None:
     weight, momentum = torch.tensor([[2.0]]), torch.zeros(1, 1)
-    rule = Muon(momentum=0.9, nesterov=nesterov, ns_steps=5, dtype=torch.float32)
+    rule = Muon(momentum=0.9, nesterov=nesterov, ns_steps=5, scale=0.2, dtype=torch.float32)
     rule.update(weight, torch.ones(1, 1), momentum, lambda part, function: part, rate=0.1, decay=0.5)
     assert float(momentum) == pytest.approx(0.1)
     assert float(weight) == pytest.approx(2.0 * 0.95 - 0.1 * blend)
