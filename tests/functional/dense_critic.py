@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.core_model_loading import revert_weight_conversion
 
 from nemo_like.algorithms.options import LossConfig, SurrogateLossConfig
-from nemo_like.policy.options import PolicyConfig, ValueConfig
+from nemo_like.policy.options import OptimizerKind, PolicyConfig, ValueConfig
 from tests.functional.dense_reference import ADAPTER, add_adapters, with_all_rows
+from tests.functional.torch_muon import TorchMuon
 
 
 def in_float64(loader: Any, path: str) -> Any:
@@ -70,7 +71,7 @@ class DenseCritic:
             self.model.double()
             self.model.score.requires_grad_(True)
         adam = cfg.optimizer
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer: Any = torch.optim.AdamW(
             [
                 {"params": [p for p in self.model.parameters() if p.dim() > 1]},
                 {"params": [p for p in self.model.parameters() if p.dim() == 1], "weight_decay": 0.0},
@@ -80,6 +81,8 @@ class DenseCritic:
             eps=adam.adam_eps,
             weight_decay=adam.weight_decay,
         )
+        if adam.kind is OptimizerKind.muon:
+            self.optimizer = TorchMuon(self.model, self.optimizer, adam)
 
     def weights(self) -> dict[str, Tensor]:
         """By name, with the adapters merged."""

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from nemo_like.algorithms.options import KLType, SurrogateLossConfig
 from nemo_like.policy.backends.adapters import initial_value
-from nemo_like.policy.options import LoraConfig, PolicyConfig
+from nemo_like.policy.options import LoraConfig, OptimizerKind, PolicyConfig
+from tests.functional.torch_muon import TorchMuon
 
 ADAPTER = "default"
 
@@ -56,12 +57,14 @@ class DenseReference:
         decayed = [parameter for parameter in self.model.parameters() if parameter.dim() > 1]
         others = [parameter for parameter in self.model.parameters() if parameter.dim() == 1]
         adam = cfg.optimizer
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer: Any = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": adam.weight_decay}, {"params": others, "weight_decay": 0.0}],
             lr=adam.lr,
             betas=(adam.adam_beta1, adam.adam_beta2),
             eps=adam.adam_eps,
         )
+        if adam.kind is OptimizerKind.muon:
+            self.optimizer = TorchMuon(self.model, self.optimizer, adam)
 
     def weights(self) -> dict[str, Tensor]:
         """By name, with the adapters merged."""

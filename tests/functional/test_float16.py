@@ -19,7 +19,7 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
 from nemo_like.observability.metrics import Metric, merge
 from nemo_like.policy.groups.parallelism import logprob_strategy, parallel_layout, train_strategy
-from nemo_like.policy.options import PolicyConfig, Precision
+from nemo_like.policy.options import OptimizerKind, PolicyConfig, Precision
 from nemo_like.tripwires.measured import Measured
 from tests.functional.dense_reference import DenseReference
 from tests.functional.policy_fixtures import (
@@ -49,6 +49,7 @@ from tests.functional.worlds import run_world
 FLOAT16: dict[str, Any] = {"precision": Precision.float16}
 FSDP: dict[str, Any] = {"backend": "fsdp", **FLOAT16}
 REPLICATED = {"use_distributed_optimizer": False}
+MUON = {"optimizer_kind": OptimizerKind.muon}
 CASES = [
     Case("one process, packed", {}, {**FLOAT16, **PACKED}, slow=True),
     Case("TP2 with sequence parallelism", SEQUENCE_PARALLEL, {**FLOAT16, **SHARED}, {}, GSPO),
@@ -178,10 +179,20 @@ def overflow_always(coordinates: Coordinates, cfg: PolicyConfig, export: str) ->
     return train_with_outlier(coordinates, cfg, export)
 
 
-@pytest.mark.parametrize("backend", ["megatron", "fsdp"])
-def test_a_phase_without_an_update_leaves_the_weights_as_they_were(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param(FLOAT16, id="megatron"),
+        pytest.param(FSDP, id="fsdp"),
+        pytest.param({**FLOAT16, **REPLICATED, **MUON}, id="megatron, Muon", marks=pytest.mark.slow),
+        pytest.param({**FSDP, **MUON}, id="fsdp, Muon", marks=pytest.mark.slow),
+    ],
+)
+def test_a_phase_without_an_update_leaves_the_weights_as_they_were(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
     model = make_checkpoint(tmp_path / "model")
-    cfg = policy_config(model, backend=backend, **FLOAT16)
+    cfg = policy_config(model, **options)
     (report,) = run_world(overflow_always, parallel_layout(cfg), cfg, str(tmp_path / "export"))
     assert report is not None
     assert report["loss_scale"] == 2.0**58

@@ -6,17 +6,14 @@ The claims are those of ``test_policy_parity``, over this module's cases.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from nemo_like.algorithms.options import SurrogateLossConfig
-from nemo_like.policy.options import OptimizerConfig, OptimizerKind, PolicyConfig
-from tests.functional.dense_reference import DenseReference
+from nemo_like.policy.options import OptimizerKind, Precision
 from tests.functional.test_policy_parity import (
     DYNAMIC,
     FOUR_LAYERS,
@@ -76,68 +73,9 @@ CASES = [
 ]
 
 
-class TorchMuon:
-    """``torch.optim.Muon`` on the matrices of a model's layers, and ``torch.optim.AdamW`` on the rest."""
-
-    def __init__(self, model: torch.nn.Module, adam: torch.optim.Optimizer, cfg: OptimizerConfig) -> None:
-        self._adam = adam
-        self._matrices = {
-            parameter: (name, matrices_of(name, parameter))
-            for name, parameter in model.named_parameters()
-            if ".layers." in name and parameter.dim() > 1
-        }
-        for group in adam.param_groups:
-            group["params"] = [one for one in group["params"] if one not in self._matrices]
-        self._muon = torch.optim.Muon(
-            [matrix for _, matrices in self._matrices.values() for matrix in matrices],
-            weight_decay=cfg.weight_decay,
-            momentum=cfg.muon_momentum,
-            nesterov=cfg.muon_nesterov,
-            ns_steps=cfg.muon_ns_steps,
-            adjust_lr_fn="match_rms_adamw",
-        )
-        self.param_groups = [*adam.param_groups, *self._muon.param_groups]
-
-    def zero_grad(self) -> None:
-        self._adam.zero_grad()
-        for parameter in self._matrices:
-            parameter.grad = None
-
-    def step(self) -> None:
-        """One update; torch's iteration is in float64 and not in bfloat16, whose rounding is a matter of
-        chance."""
-        self._adam.step()
-        for parameter, (name, matrices) in self._matrices.items():
-            assert parameter.grad is not None
-            for matrix, gradient in zip(matrices, matrices_of(name, parameter.grad), strict=True):
-                matrix.grad = gradient.contiguous()
-        with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.double):
-            self._muon.step()
-
-
-def matrices_of(name: str, parameter: Tensor) -> list[Tensor]:
-    """Views of the matrices of a parameter of transformers: itself, or of each expert what its checkpoint
-    has."""
-    whole = parameter.detach()
-    if whole.dim() == 2:
-        return [whole]
-    num_blocks = 2 if "gate_up" in name else 1
-    return [block for expert in whole for block in expert.chunk(num_blocks)]
-
-
-class MuonReference(DenseReference):
-    def __init__(self, cfg: PolicyConfig, loss: SurrogateLossConfig, temperature: float) -> None:
-        super().__init__(cfg, loss, temperature)
-        self.optimizer: Any = TorchMuon(self.model, self.optimizer, cfg.optimizer)
-
-
-class MuonMatrix(Matrix):
-    reference = MuonReference
-
-
 @pytest.fixture(scope="module")
 def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
-    with MuonMatrix(CASES, tmp_path_factory.mktemp("muon")) as matrix:
+    with Matrix(CASES, tmp_path_factory.mktemp("muon")) as matrix:
         yield matrix
 
 
@@ -156,3 +94,20 @@ def test_loss_gradient_norm_and_learning_rate_are_those_of_torch(outcome: Outcom
     }
     found = {name: metrics[name] for name in expected}
     assert found == pytest.approx(expected, abs=TOLERANCE, rel=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [MUON, FSDP], ids=["megatron", "fsdp"])
+def test_in_half_precision_matrices_move_as_in_float32_but_for_rounding(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    """Weights round to float16, and the iteration to bfloat16."""
+    case = Case("half", {}, {**options, "precision": Precision.float16})
+    with Matrix([case], tmp_path) as matrix:
+        half = matrix.outcome(case)
+        start = half.loader.from_pretrained(matrix.model(case), dtype=torch.float32).state_dict()
+    gaps, moves = (
+        torch.cat([(weight - other[name]).abs().flatten() for name, weight in half.dense.weights.items()])
+        for other in (half.exported, start)
+    )
+    assert gaps.mean() < 0.1 * moves.mean()

@@ -444,7 +444,7 @@ class Matrix:
 
     def _dense_run(self, case: Case, step: Step) -> DenseRun:
         frozen = (step.cfg.freeze_vision_tower, step.cfg.megatron_cfg.freeze_moe_router)
-        key = slug((case.model, case.loss, step.cfg.lora, *frozen))
+        key = slug((case.model, case.loss, step.cfg.lora, step.cfg.optimizer.kind, *frozen))
         if key not in self._dense:
             self._dense[key] = dense_run(step, self.reference)
         return self._dense[key]

@@ -32,6 +32,7 @@ from nemo_like.policy.groups.parallelism import parallel_layout, train_strategy,
 from nemo_like.policy.groups.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.options import (
     LRDecayStyle,
+    OptimizerKind,
     PolicyConfig,
     SchedulerConfig,
     ValueConfig,
@@ -75,6 +76,7 @@ SEQUENCE_PARALLEL = {"tp": 2, "sequence_parallel": True}
 FSDP = {"backend": "fsdp"}
 MIXTURE = {"model_type": "qwen3_moe"}
 ADAPTERS = {"adapts": ("all-linear",)}
+MUON = {"optimizer_kind": OptimizerKind.muon}
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ SLOW = [
     Case("adapters, PP2, prompts shared", {"pp": 2, **SHARED}, {}, ADAPTERS),
     Case("adapters, DP2, on the host between phases", {"dp": 2, "offloads": True}, {}, ADAPTERS),
     Case("adapters, FSDP, TP2, padded", {"tp": 2, **FSDP}, {}, ADAPTERS),
+    Case("Muon, TP2, packed", {"tp": 2, "use_distributed_optimizer": False, **PACKED}, {}, MUON),
+    Case("Muon, FSDP, DP2, packed", {"dp": 2, **PACKED, **FSDP}, {}, MUON),
 ]
 
 
@@ -184,7 +188,7 @@ def with_columns(batch: dict[str, Any], **columns: np.ndarray) -> dict[str, Any]
 
 def gradient_config(group: PolicyConfig) -> PolicyConfig:
     """One update on all samples, which moves each weight by GRADIENT_SCALE times its gradient."""
-    adam = {"adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": HUGE}
+    adam = {"kind": OptimizerKind.adamw, "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": HUGE}
     return replace(
         group,
         train_global_batch_size=NUM_SAMPLES,
