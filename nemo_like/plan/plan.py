@@ -33,6 +33,7 @@ from nemo_like.policy.groups.layout import (
     is_one_engine,
     length_multiple,
     spared_moments,
+    uses_muon,
 )
 from nemo_like.policy.options import (
     PolicyConfig,
@@ -95,6 +96,7 @@ class TrainedGroupPlan(GroupPlan):
     updates_per_step: int
     train_micro_batch: str  # its size, in words
     micro_batches_per_update: int  # on each data-parallel rank; with a token budget, an upper bound
+    muon: str  # where Muon's momentum is, in words; empty with AdamW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +193,16 @@ def _trained_group_plan(
         updates_per_step=_updates_per_step(cfg, group, num_epochs),
         train_micro_batch=train.size,
         micro_batches_per_update=math.ceil(update_rows_per_rank / train.num_samples),
+        muon=_muon(group),
     )
+
+
+def _muon(group: TrainedGroupConfig) -> str:
+    if not uses_muon(group):
+        return ""
+    # A key that would spread the state is refused with Muon; without such a key it always is spread.
+    is_whole = bool(backend_kind_of(group).optimizer_sharding)
+    return f"; Muon, whose momentum is {'whole on each of them' if is_whole else 'spread over them'}"
 
 
 _SHARED = ", prompts shared"
@@ -322,7 +333,7 @@ def _phases(plan: Plan) -> str:
 def _updates(group: TrainedGroupPlan) -> str:
     return (
         f"{group.updates_per_step} updates per step, at most {group.micro_batches_per_update} micro-batches "
-        f"({group.train_micro_batch}) per update on each data-parallel rank"
+        f"({group.train_micro_batch}) per update on each data-parallel rank{group.muon}"
     )
 
 

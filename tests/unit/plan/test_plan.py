@@ -165,6 +165,15 @@ def test_fsdp_workers_are_tp_times_dp(demo: Demo) -> None:
     assert "policy FSDP TP1 x DP2, LoRA of rank 16\n" in format_plan(plan(adapted))
 
 
+def test_the_plan_says_where_muons_momentum_is(demo: Demo) -> None:
+    each, muon = "per update on each data-parallel rank", "policy.optimizer.kind=muon"
+    whole = f"{each}; Muon, whose momentum is whole on each of them\n"
+    assert whole in format_plan(plan(demo(muon)))
+    spread = f"{each}; Muon, whose momentum is spread over them\n"
+    assert spread in format_plan(plan(demo(muon, "policy.backend=fsdp")))
+    assert f"{each}\n" in format_plan(plan(demo()))
+
+
 def test_the_plan_names_the_adapters_of_megatron_too(demo: Demo) -> None:
     adapted = demo("policy.lora.enabled=true", "policy.lora.rank=4")
     assert "policy TP1 x PP1 x DP2, LoRA of rank 4\n" in format_plan(plan(adapted))
