@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from nemo_like.policy.options import OptimizerKind, Precision
+from tests.functional.test_fsdp_parity import SAVING, FsdpCase
 from tests.functional.test_policy_parity import (
     DYNAMIC,
     FOUR_LAYERS,
@@ -66,6 +67,7 @@ CASES = [
     Case("FSDP, mixture of experts, DP2", {"dp": 2}, {**FSDP, **PACKED}, MIXTURE, slow=True),
     Case("FSDP, DP2", {"dp": 2}, {**FSDP, **DYNAMIC}, slow=True),
     Case("FSDP, on the host between phases, DP2", {"dp": 2}, {**FSDP, "offloads": True}, slow=True),
+    FsdpCase("FSDP, recomputed and offloaded, DP2", {"dp": 2}, {**MUON, **PACKED}, fsdp=SAVING, slow=True),
     Case("FSDP, TP2", {"tp": 2}, FSDP, UNTIED, slow=True),
     Case("FSDP, one matrix of queries, keys and values", {}, FSDP, {"model_type": "phi3"}, slow=True),
     Case("FSDP, TP2 x DP2", {"tp": 2, "dp": 2}, {**FSDP, **SHARED}, {}, GSPO, slow=True),
