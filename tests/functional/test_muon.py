@@ -99,12 +99,14 @@ def test_loss_gradient_norm_and_learning_rate_are_those_of_torch(outcome: Outcom
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [MUON, FSDP], ids=["megatron", "fsdp"])
+@pytest.mark.parametrize(
+    ("layout", "options"), [({"tp": 2}, MUON), ({"dp": 2}, FSDP)], ids=["TP2", "FSDP, DP2"]
+)
 def test_in_half_precision_matrices_move_as_in_float32_but_for_rounding(
-    options: dict[str, Any], tmp_path: Path
+    layout: dict[str, Any], options: dict[str, Any], tmp_path: Path
 ) -> None:
     """Weights round to float16, and the iteration to bfloat16."""
-    case = Case("half", {}, {**options, "precision": Precision.float16})
+    case = Case("half", layout, {**options, "precision": Precision.float16})
     with Matrix([case], tmp_path) as matrix:
         half = matrix.outcome(case)
         start = half.loader.from_pretrained(matrix.model(case), dtype=torch.float32).state_dict()

@@ -66,18 +66,20 @@ class Muon:
         """Update this rank's part of a parameter and of its momentum, which begins with 0, in place."""
         momentum.lerp_(gradient, 1 - self.momentum)
         blend = gradient.lerp(momentum, self.momentum) if self.nesterov else momentum
-        weight.mul_(1 - rate * decay).sub_(of_whole(blend, self.direction), alpha=rate)
+        # In the iteration's dtype already, in which ranks have less to exchange.
+        change = of_whole(blend.to(self.dtype), self.direction)
+        weight.mul_(1 - rate * decay).sub_(change, alpha=rate)
 
     def direction(self, matrix: Tensor) -> Tensor:
-        """Return the change of a whole matrix, [..., rows, columns], at a learning rate of 1."""
+        """Return the change of a whole matrix, [..., rows, columns], at a learning rate of 1, in float32."""
         scale = self.scale * max(matrix.shape[-2:]) ** 0.5
-        return orthogonalised(matrix, self.ns_steps, self.dtype).to(matrix.dtype) * scale
+        return orthogonalised(matrix, self.ns_steps).float() * scale
 
 
-def orthogonalised(matrices: Tensor, ns_steps: int, dtype: torch.dtype) -> Tensor:
+def orthogonalised(matrices: Tensor, ns_steps: int) -> Tensor:
     """Return matrices, [..., rows, columns], with singular values around 1 in place of their own."""
     is_tall = matrices.shape[-2] > matrices.shape[-1]
-    wide = (matrices.mT if is_tall else matrices).to(dtype)
+    wide = matrices.mT if is_tall else matrices
     shape, wide = wide.shape, wide.reshape(-1, *wide.shape[-2:])
     wide = wide / wide.norm(dim=(-2, -1), keepdim=True).clamp(min=_SMALLEST_NORM)
     for _ in range(ns_steps):
