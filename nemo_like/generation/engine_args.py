@@ -10,8 +10,9 @@ from nemo_like.generation.engine_spec import EngineAdapter, EngineSpec
 from nemo_like.generation.options import Quantization
 from nemo_like.generation.speculation import speculation, with_absolute_draft
 from nemo_like.generation.worker_extension import WorkerExtension
+from nemo_like.models.family import family_of
 from nemo_like.models.model_arithmetic import CPU_BLOCK_TOKENS
-from nemo_like.models.model_info import has_vision_tower
+from nemo_like.models.model_info import config_of, has_vision_tower
 from nemo_like.models.remote_code import loading_arguments
 from nemo_like.policy.options import Device
 
@@ -74,13 +75,24 @@ def engine_args(spec: EngineSpec) -> EngineArgs:
         logprobs_mode="processed_logprobs",  # after temperature, top-p and top-k, as sampled
         disable_log_stats=True,
         worker_extension_cls=f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
-        **by_device,
         **loading_arguments(),
         per_request_spec_decode_metrics="summary" if drafts else "none",
         **_by_adapter(spec.adapter),
+        **_by_family(spec),
         **(_FOR_IMAGES if has_vision_tower(spec.model_name) else {}),
     )
-    return EngineArgs(**{**own, **with_absolute_draft(spec.generation.vllm_kwargs)})
+    return EngineArgs(**{**by_device, **own, **with_absolute_draft(spec.generation.vllm_kwargs)})
+
+
+def _by_family(spec: EngineSpec) -> dict[str, Any]:
+    """Return the arguments that models of this family need."""
+    content = config_of(spec.model_name)
+    family = family_of(content.get("model_type"))
+    if family is None:
+        return {}
+    missing = {key: value for key, value in family.engine_config.items() if key not in content}
+    of_device = family.cpu_engine if spec.device is Device.cpu else {}
+    return {**of_device, **({"hf_overrides": missing} if missing else {})}
 
 
 def _by_adapter(adapter: EngineAdapter | None) -> dict[str, Any]:

@@ -10,10 +10,12 @@ from nemo_like.generation.draft_rules import cache_problems
 from nemo_like.generation.options import GenerationConfig, LoraSync, WeightTransport
 from nemo_like.models.division import must_divide, nearest_divisors
 from nemo_like.models.model_info import ModelInfo, has_vision_tower
+from nemo_like.models.quantization import DEQUANTISE
 from nemo_like.policy.options import Device, PolicyConfig
 
 # Head sizes for which vLLM has attention on the CPU (CPUAttentionBackend.get_supported_head_sizes).
-CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+CPU_HEAD_SIZES: tuple[int, ...] = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+CPU_LATENT_SIZES: tuple[int, ...] = (576,)  # with the rotated part of keys (CPUMLABackend)
 LARGEST_ENGINE_RANK = 512  # vLLM's largest max_lora_rank
 
 
@@ -22,13 +24,14 @@ def engine_layout_problems(
 ) -> Iterator[Problem]:
     """Yield every problem of engines that hold the policy's model. Without ``is_used`` the run has no
     engines, and only the division over tensor-parallel ranks is checked."""
-    if is_used and policy.device is Device.cpu and model.head_size not in CPU_HEAD_SIZES:
-        yield Problem(
-            key=f"policy.model_name={policy.model_name}",
-            rule=f"has attention heads of size {model.head_size}, and vLLM has attention on the CPU only for "
-            + ", ".join(map(str, CPU_HEAD_SIZES)),
-            remedy="use another model, or policy.device=cuda",
-        )
+    name = f"policy.model_name={policy.model_name}"
+    if is_used and policy.device is Device.cpu and (found := without_cpu_attention(model)):
+        what, size, known = found
+        rule = f"has {what} of size {size}, and vLLM has attention on the CPU only for {known}"
+        yield Problem(key=name, rule=rule, remedy="use another model, or policy.device=cuda")
+    if is_used and model.quantization is not None:
+        rule = f"has weights in fewer than 16 bits ({model.quantization}), for which engines would take the "
+        yield Problem(key=name, rule=f"{rule}trainer's in {policy.precision.value}", remedy=DEQUANTISE)
     if is_used and policy.device is Device.cpu and not generation.vllm_cfg.enforce_eager:
         yield Problem(
             key="generation.vllm_cfg.enforce_eager=false",
@@ -51,6 +54,15 @@ def engine_layout_problems(
             rule=f"must divide the model's {model.num_kv_heads} key-value heads, or be a multiple of them",
             remedy=f"try {nearest_divisors(model.num_kv_heads, tp)}",
         )
+
+
+def without_cpu_attention(model: ModelInfo) -> tuple[str, int, str] | None:
+    """Return what a model has for which vLLM has no attention on the CPU: its name, its size, and the sizes
+    for which there is attention. Return None where there is."""
+    what, size, known = "attention heads", model.head_size, CPU_HEAD_SIZES
+    if model.latent is not None:
+        what, size, known = "latents", model.cached_width, CPU_LATENT_SIZES
+    return None if size in known else (what, size, ", ".join(map(str, known)))
 
 
 def _stages(generation: GenerationConfig, policy: PolicyConfig, model: ModelInfo) -> Iterator[Problem]:

@@ -176,6 +176,8 @@ class TrainerWeightReceiver:
     def _load_model(self, groups: Sequence[str]) -> None:
         loaded: set[str] = set()
         initialize_layerwise_reload(self.model)
+        # Without what vLLM makes of a checkpoint's weights; yet a tied output layer is here by itself.
+        to_load = {name for name, _ in self.model.named_parameters()}
         experts = ExpertStacks(self.model, self.device)
         for name in groups:
             for tensors in self._received(name):
@@ -188,7 +190,7 @@ class TrainerWeightReceiver:
             repack_experts(self.model)
         else:
             torch.cuda.synchronize(self.device)
-        missing = {name for name, _ in self.model.named_parameters()} - loaded
+        missing = to_load.intersection(name for name, _ in self.model.named_parameters()) - loaded
         if self.vllm_config.model_config.quantization is not None:  # scales are computed from the weights
             missing = {name for name in missing if "scale" not in name.rpartition(".")[2]}
         if missing:

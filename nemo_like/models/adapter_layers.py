@@ -48,7 +48,7 @@ def num_adapter_parameters(model: ModelInfo, lora: LoraConfig) -> int:
         "q_proj": hidden + heads,
         "k_proj": hidden + groups,
         "v_proj": hidden + groups,
-        "o_proj": heads + hidden,
+        "o_proj": model.num_heads * model.value_size + hidden,
         "gate_proj": hidden + inner,
         "up_proj": hidden + inner,
         "down_proj": inner + hidden,

@@ -21,9 +21,9 @@ FAMILIES = Kinds(
 )
 
 _TEXT = "_text"  # ends the type of the language model of a model that reads images too
-_LINEAR_LAYERS = (
-    *("self_attention.linear_qkv", "self_attention.linear_proj"),
-    *("mlp.linear_fc1", "mlp.linear_fc2"),
+_LINEAR_LAYERS = ("self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
+_LATENT_LAYERS = tuple(
+    f"self_attention.linear_{name}_proj" for name in ("q_down", "q_up", "kv_down", "kv_up")
 )
 
 
@@ -73,6 +73,8 @@ class Mixture:
     num_dense_layers: str = ""  # how many of the first layers have no experts
     num_shared: str = ""  # how many experts every token uses, besides those chosen for it
     scale: str = ""  # the factor of the weights of chosen experts
+    num_groups: str = ""  # into how many groups the experts are divided
+    num_chosen_groups: str = ""  # from how many of these groups a token's experts are chosen
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -91,6 +93,7 @@ class Part(Enum):
     two_ropes = "two_ropes"  # layers with the window rotate in another way than layers without it
     gelu_gate = "gelu_gate"  # the gate's activation is GELU, by its approximation with tanh
     scaled_embeddings = "scaled_embeddings"  # the layers get them times the root of the hidden size
+    mla = "mla"  # queries, keys and values come from latents, and one rotated key is for all heads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +117,8 @@ class Family:
     layer_rules, expert_rules: weight rules of a layer and of one expert, where they are not those of most
         families (``weight_names``).
     experts_at: the place of experts in a layer of a checkpoint.
+    engine_config: entries of config.json that vLLM reads, and that transformers leaves out of what it writes.
+    cpu_engine: arguments of vLLM's engines on CPUs.
     """
 
     about: str
@@ -132,6 +137,8 @@ class Family:
     layer_rules: Mapping[str, Rule] = field(default_factory=dict, hash=False)
     expert_rules: Mapping[str, Rule] = field(default_factory=dict, hash=False)
     experts_at: str = "mlp.experts"
+    engine_config: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    cpu_engine: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def has_router_bias(self) -> bool:
@@ -146,7 +153,8 @@ class Family:
     @property
     def linear_layers(self) -> tuple[str, ...]:
         """The names of a layer's linear layers in a checkpoint, with the layers that an expert has too."""
-        rules = [self.layer_rule(f"{layer}.weight") for layer in _LINEAR_LAYERS]
+        inputs = _LATENT_LAYERS if Part.mla in self.parts else ("self_attention.linear_qkv",)
+        rules = [self.layer_rule(f"{layer}.weight") for layer in (*inputs, *_LINEAR_LAYERS)]
         return tuple(name.split(".")[-2] for rule in rules for name in rule.hf_names)
 
     def layer_rule(self, name: str) -> Rule:

@@ -27,12 +27,10 @@ def layer_flops_per_token(model: ModelInfo) -> int:
     and of probabilities with values are not included, nor is the output layer.
     """
     counts = model.parameters
-    query, key_value = model.num_heads * model.head_size, 2 * model.num_kv_heads * model.head_size
-    projections = model.hidden_size * (2 * query + key_value)
     experts = counts.shared_experts + counts.num_experts_per_token * counts.expert
     router = counts.num_experts * model.hidden_size
     ffn = counts.num_dense_layers * counts.dense_ffn + counts.num_mixture_layers * (router + experts)
-    return 2 * (counts.num_layers * projections + ffn)
+    return 2 * (counts.num_layers * model.projections + ffn)
 
 
 def attention_flops_per_token(model: ModelInfo, context_length: float) -> float:
@@ -45,7 +43,7 @@ def attention_flops_per_token(model: ModelInfo, context_length: float) -> float:
     num_full = len(model.full_layers)
     in_window = min(context_length, model.window or context_length)
     of_all_layers = num_full * context_length + (model.num_layers - num_full) * in_window
-    return 4 * model.num_heads * model.head_size * of_all_layers
+    return 2 * model.num_heads * (model.head_size + model.value_size) * of_all_layers
 
 
 def output_flops_per_token(model: ModelInfo) -> int:
@@ -69,7 +67,7 @@ def training_flops_per_token(model: ModelInfo, context_length: float) -> float:
 
 def kv_bytes_per_token(model: ModelInfo, bytes_per_value: int = 2) -> int:
     """Return the bytes that the KV cache holds for one token, over all layers and KV heads."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_size * bytes_per_value
+    return model.num_layers * model.cached_width * bytes_per_value
 
 
 def distinct_experts(model: ModelInfo, num_tokens: float) -> float:

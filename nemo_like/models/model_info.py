@@ -11,8 +11,18 @@ from typing import Any
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.models.family import Family, Mixture, Part, family_of
+from nemo_like.models.latent_sizes import LatentSizes
 from nemo_like.models.parameter_counts import ParameterCounts
-from nemo_like.models.rope import USUAL_ROPE_THETA, Rope, rope, rope_settings, two_ropes
+from nemo_like.models.quantization import quantization
+from nemo_like.models.rope import (
+    USUAL_ROPE_THETA,
+    Rope,
+    latent_query_scale,
+    latent_rope,
+    rope,
+    rope_settings,
+    two_ropes,
+)
 from nemo_like.policy.options import BACKEND_KINDS, ValueConfig, WorkerGroupConfig
 
 # Models with a vision tower.
@@ -73,14 +83,18 @@ class ModelInfo:
     window: int | None = None  # the tokens to which one attends, itself included; None: all earlier ones
     full_layers: tuple[int, ...] = ()  # those without the window, in a model whose other layers have it
     query_scale: float | None = None  # multiplies products of queries with keys; None: head_size ** -0.5
-    ropes: tuple[Rope, Rope] | None = None  # of layers with a window, and of full_layers; None: one for all
+    ropes: tuple[Rope, ...] = ()  # of layers with a window, and of full_layers; or of latent attention
+    latent: LatentSizes | None = None  # of latent attention; None: queries, keys and values have no latents
     num_dense_layers: int = 0  # the first ones of a mixture, which have no experts
     dense_ffn_size: int = 0  # of the layers of a mixture that have no experts
     shared_ffn_size: int = 0  # of the experts that every token uses, together
     routed_scale: float | None = None  # the factor of a mixture's weights of experts; None: 1
+    num_expert_groups: int = 1  # a token's experts are chosen from some of these groups
+    num_chosen_groups: int = 1
     leaves_out_qk_norm: bool = False  # though the family has it
     placeholder_ids: tuple[int, ...] = ()  # tokens that are never sampled; none without a vision tower
     rotated_share: float = 1.0  # the share of a head's values that rotate with the position
+    quantization: str | None = None  # how weights are stored in fewer than 16 bits; None: they are not
     has_value_head: bool = False  # a critic's one output is in the place of the output layer
 
     @property
@@ -113,6 +127,39 @@ class ModelInfo:
         """Whether the queries of all heads are normalised together, and the keys."""
         return Part.whole_qk_norm in self.family.parts
 
+    @property
+    def value_size(self) -> int:
+        """The size of one head's values."""
+        return self.head_size if self.latent is None else self.latent.value
+
+    @property
+    def rotated_size(self) -> int:
+        """The size of the part of a head that rotates with the position, in models with ``ropes``."""
+        return self.head_size if self.latent is None else self.latent.rotated
+
+    @property
+    def key_value_width(self) -> int:
+        """The size of all heads' keys and values of a token."""
+        return self.num_kv_heads * (self.head_size + self.value_size)
+
+    @property
+    def cached_width(self) -> int:
+        """The size of what an engine keeps of a token in one layer: keys and values, or their latent."""
+        return self.key_value_width if self.latent is None else self.latent.cached
+
+    @property
+    def num_cached_heads(self) -> int:
+        """The parts into which tensor-parallel ranks can divide what an engine keeps of a token."""
+        return self.num_kv_heads if self.latent is None else 1
+
+    @property
+    def projections(self) -> int:
+        """The number of scalars in the weights of one layer's attention, without norms and biases."""
+        output = self.num_heads * self.value_size * self.hidden_size
+        if self.latent is not None:
+            return self.latent.input_projections(self.hidden_size, self.num_heads) + output
+        return self.hidden_size * (self.num_heads * self.head_size + self.key_value_width) + output
+
     def window_within(self, num_tokens: int) -> int | None:
         """Return the window where it leaves out tokens of a sequence of ``num_tokens``, else None."""
         return self.window if self.window is not None and self.window < num_tokens else None
@@ -139,10 +186,11 @@ class ModelInfo:
         Where the weight files were counted, the kinds are estimates: the other kinds are counted as in Llama,
         and the feed-forward layers share the rest of the counted sum.
         """
-        query, key_value = self.num_heads * self.head_size, 2 * self.num_kv_heads * self.head_size
-        biases = query + key_value if self.has_qkv_bias else 0
+        biases = self.num_heads * self.head_size + self.key_value_width if self.has_qkv_bias else 0
         heads = self.num_heads + self.num_kv_heads if self.normalises_whole else 2
         norms = heads * self.head_size if self.has_qk_norm else 0
+        if self.latent is not None:
+            norms = self.latent.norms
         ffn, dense_size = 3 * self.hidden_size, self.dense_ffn_size
         embedding = self.vocab_size * self.hidden_size
         num_experts = self.num_experts or 0
@@ -151,7 +199,7 @@ class ModelInfo:
             num_dense_layers=self.num_layers - self.num_mixture_layers,
             input_embeddings=embedding,
             output_layer=self._output_layer,
-            attention=self.hidden_size * (2 * query + key_value) + biases + norms,
+            attention=self.projections + biases + norms,
             dense_ffn=ffn * (dense_size if num_experts else self.intermediate_size),
             expert=ffn * self.intermediate_size if num_experts else 0,
             num_experts=num_experts,
@@ -234,6 +282,7 @@ def read_model_info(model_name: str, backend: str | None, group: str = "policy")
     if refusal is not None and (refused := refusal(group, content)) is not None:
         raise _error(group, model_name, *refused)
     required = _REQUIRED + (family.mixture.sizes if family and family.mixture else ())
+    required += LatentSizes.KEYS if family and Part.mla in family.parts else ()
     bad = [name for name in required if not _is_size(content.get(name))]
     if bad:
         raise _error(
@@ -296,13 +345,15 @@ def _with_usual_names(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_mixture(content: Mapping[str, Any], mixture: Mixture) -> dict[str, Any]:
-    """Return what only some mixtures have: dense layers, shared experts, a factor of the weights."""
+    """Return what only some mixtures have: dense layers, shared experts, a factor of the weights, groups."""
     num_dense = content.get(mixture.num_dense_layers) or 0
     return {
         "num_dense_layers": num_dense,
         "dense_ffn_size": content["intermediate_size"] if num_dense else 0,
         "shared_ffn_size": (content.get(mixture.num_shared) or 0) * content[mixture.expert_size],
         "routed_scale": content.get(mixture.scale),
+        "num_expert_groups": content.get(mixture.num_groups) or 1,
+        "num_chosen_groups": content.get(mixture.num_chosen_groups) or 1,
     }
 
 
@@ -318,6 +369,7 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
     mixture = family.mixture if family else None
     full_layers = _full_layers(content, family) if family else ()
     has_window = family is not None and family.has_window and len(full_layers) < content["num_hidden_layers"]
+    latent = LatentSizes.of(content) if family and Part.mla in family.parts else None
     return ModelInfo(
         model_type=content["model_type"],
         hidden_size=content["hidden_size"],
@@ -330,8 +382,8 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
         ),
         num_layers=content["num_hidden_layers"],
         num_heads=num_heads,
-        num_kv_heads=content.get("num_key_value_heads") or num_heads,
-        head_size=content.get("head_dim") or content["hidden_size"] // num_heads,
+        num_kv_heads=num_heads if latent else content.get("num_key_value_heads") or num_heads,
+        head_size=latent.head if latent else content.get("head_dim") or content["hidden_size"] // num_heads,
         vocab_size=content["vocab_size"],
         max_position_embeddings=content["max_position_embeddings"],
         has_tied_embeddings=bool(content.get("tie_word_embeddings", False)),
@@ -341,12 +393,30 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
         num_stored_scalars=num_stored_scalars,
         window=content.get("sliding_window") if has_window else None,
         full_layers=full_layers,
-        query_scale=content[family.query_scale_key] ** -0.5 if family and family.query_scale_key else None,
-        ropes=two_ropes(content) if family and Part.two_ropes in family.parts else None,
+        query_scale=_query_scale(content, family, latent),
+        ropes=_ropes(content, family) if family else (),
+        latent=latent,
+        quantization=quantization(content),
         leaves_out_qk_norm=bool(family and family.qk_norm_key and not content.get(family.qk_norm_key)),
         rotated_share=_rotated_share(content) if family and family.has_partial_rotation else 1.0,
         placeholder_ids=placeholder_ids(content) if content["model_type"] in IMAGE_TEXT_MODEL_TYPES else (),
     )
+
+
+def _query_scale(
+    content: Mapping[str, Any], family: Family | None, latent: LatentSizes | None
+) -> float | None:
+    if latent is not None:
+        return latent_query_scale(content, latent.head)
+    scaled = content[family.query_scale_key] if family and family.query_scale_key else None
+    return None if scaled is None else scaled**-0.5
+
+
+def _ropes(content: Mapping[str, Any], family: Family) -> tuple[Rope, ...]:
+    if Part.mla in family.parts:
+        one = latent_rope(content)
+        return () if one is None else (one,)
+    return (two_ropes(content) or ()) if Part.two_ropes in family.parts else ()
 
 
 def _full_layers(content: Mapping[str, Any], family: Family) -> tuple[int, ...]:
@@ -371,11 +441,16 @@ def placeholder_ids(content: Mapping[str, Any]) -> tuple[int, ...]:
 
 def has_vision_tower(model_name: str) -> bool:
     """Return whether the checkpoint ``model_name`` reads images; False without a readable config.json."""
+    return config_of(model_name).get("model_type") in IMAGE_TEXT_MODEL_TYPES
+
+
+def config_of(model_name: str) -> dict[str, Any]:
+    """Return the entries of a checkpoint's config.json; none without a readable one."""
     try:
         content = json.loads((Path(model_name) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return isinstance(content, dict) and content.get("model_type") in IMAGE_TEXT_MODEL_TYPES
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _is_size(value: Any) -> bool:

@@ -71,6 +71,35 @@ def two_ropes(content: Mapping[str, Any]) -> tuple[Rope, Rope] | None:
     return None if local is None or whole is None else (local, whole)
 
 
+def latent_rope(content: Mapping[str, Any]) -> Rope | None:
+    """Return the rotation of latent attention: without scaling, or with YaRN, also with ``mscale``.
+
+    Returns None for another kind of scaling, for one of YaRN's two ``mscale`` alone, and for an
+    ``attention_factor``, which vLLM does not read there.
+    """
+    settings = {"rope_theta": content.get("rope_theta", USUAL_ROPE_THETA), **rope_settings(content)}
+    of_rotated, of_all = settings.pop("mscale", None), settings.pop("mscale_all_dim", None)
+    is_known = _kind(settings) in ("default", "yarn") and settings.get("attention_factor") is None
+    if not is_known or bool(of_rotated) is not bool(of_all):
+        return None
+    if of_rotated and of_all:
+        factor = settings.get("factor")
+        settings["attention_factor"] = yarn_mscale(factor, of_rotated) / yarn_mscale(factor, of_all)
+    return _rope(settings)
+
+
+def yarn_mscale(factor: float | None, mscale: float = 1.0) -> float:
+    """Return by how much YaRN's ``factor`` raises queries, and keys, of a model with this ``mscale``."""
+    return 0.1 * mscale * math.log(max(factor or 1.0, 1.0)) + 1.0
+
+
+def latent_query_scale(content: Mapping[str, Any], head_size: int) -> float:
+    """Return what multiplies products of queries with keys in latent attention."""
+    settings = rope_settings(content)
+    scale: float = yarn_mscale(settings.get("factor"), settings.get("mscale_all_dim") or 0.0) ** 2
+    return scale * head_size**-0.5
+
+
 def _rope(settings: Mapping[str, Any]) -> Rope | None:
     kind, theta = _kind(settings), float(settings["rope_theta"])
     if kind == "default":
@@ -89,7 +118,7 @@ def _rope(settings: Mapping[str, Any]) -> Rope | None:
         trained_length=int(settings["original_max_position_embeddings"]),
         beta_fast=float(settings.get("beta_fast") or 32),
         beta_slow=float(settings.get("beta_slow") or 1),
-        amplitude=float(settings.get("attention_factor") or 0.1 * math.log(max(factor, 1.0)) + 1.0),
+        amplitude=float(settings.get("attention_factor") or yarn_mscale(factor)),
     )
 
 

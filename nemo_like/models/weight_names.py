@@ -57,6 +57,14 @@ LAYER_RULES = {
     "self_attention.linear_proj.weight": Rule(("self_attn.o_proj.weight",), Cut.columns),
     "self_attention.q_layernorm.weight": Rule(("self_attn.q_norm.weight",)),
     "self_attention.k_layernorm.weight": Rule(("self_attn.k_norm.weight",)),
+    # Latent attention. A latent is whole on every rank, and the queries, keys and values made of it are cut.
+    "self_attention.linear_q_proj.weight": Rule(("self_attn.q_proj.weight",), Cut.rows),
+    "self_attention.linear_q_down_proj.weight": Rule(("self_attn.q_a_proj.weight",)),
+    "self_attention.q_down_layernorm.weight": Rule(("self_attn.q_a_layernorm.weight",)),
+    "self_attention.linear_q_up_proj.weight": Rule(("self_attn.q_b_proj.weight",), Cut.rows),
+    "self_attention.linear_kv_down_proj.weight": Rule(("self_attn.kv_a_proj_with_mqa.weight",)),
+    "self_attention.kv_down_layernorm.weight": Rule(("self_attn.kv_a_layernorm.weight",)),
+    "self_attention.linear_kv_up_proj.weight": Rule(("self_attn.kv_b_proj.weight",), Cut.rows),
     "pre_mlp_layernorm.weight": Rule(("post_attention_layernorm.weight",)),
     "mlp.linear_fc1.weight": Rule(
         ("mlp.gate_proj.weight", "mlp.up_proj.weight"), Cut.gated_rows, Merge.stacked

@@ -344,7 +344,7 @@ def engine_draft(cfg: Config) -> int:
 def _one_sample(cfg: Config, model: ModelInfo) -> int:
     """Return the bytes of the longest sample's KV cache on each GPU of an engine, at least of one KV head."""
     vllm = cfg.generation.vllm_cfg
-    parts = min(vllm.tensor_parallel_size, model.num_kv_heads) * vllm.pipeline_parallel_size
+    parts = min(vllm.tensor_parallel_size, model.num_cached_heads) * vllm.pipeline_parallel_size
     cache = str(cfg.generation.vllm_kwargs.get("kv_cache_dtype", "auto"))
     num_bytes = 1 if cache.startswith("fp8") else value_bytes(cfg.policy.precision)
     return cfg.policy.max_total_sequence_length * kv_bytes_per_token(model, num_bytes) // parts

@@ -121,13 +121,17 @@ def layer_bytes(
     Sequence parallelism divides the tokens outside of attention and FFN into ``sequence_parts``. With hidden
     size H, query and KV widths Q and K and an FFN of size F the values per token are 2 H for each norm (4 H
     in most models), 2 Q + 2 K (another Q + K where queries and keys are normalised) and 4 F (both halves, the
-    activation, the product). In a mixture, k experts of size F count per token, and 2 k H for the tokens that
+    activation, the product). Latent attention has as many as with normalised ones, and its latents before and
+    after their norms. In a mixture, k experts of size F count per token, and 2 k H for the tokens that
     experts get and return, in every layer; shared experts are an FFN of their size.
     """
-    query, key_value = model.num_heads * model.head_size, 2 * model.num_kv_heads * model.head_size
-    attention = (3 if model.has_qk_norm else 2) * query + (2 if model.has_qk_norm else 1) * key_value
+    query, key_value = model.num_heads * model.head_size, model.key_value_width
+    has_copies = model.has_qk_norm or model.latent is not None
+    attention = (3 if has_copies else 2) * query + (2 if has_copies else 1) * key_value
     chosen = model.num_experts_per_token
     hidden = 2 * model.family.norms_per_layer * model.hidden_size / sequence_parts
+    if model.latent is not None:
+        hidden += 2 * model.latent.norms / sequence_parts
     if chosen:
         # Expert parallelism moves tokens between ranks, but on average each rank gets as many as it sends.
         ffn = chosen * (4 * model.intermediate_size + 2 * model.hidden_size) / sequence_parts

@@ -94,7 +94,7 @@ def kv_tokens(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -
     weights = workload.model.num_parameters * BYTES_PER_WEIGHT / workload.engine_tp
     room = gpu.hbm_bytes * workload.hbm_utilization - weights - assumptions.reserved_hbm_bytes
     # With more ranks than KV heads, tensor parallelism stores copies.
-    shards = min(workload.engine_tp, workload.model.num_kv_heads)
+    shards = min(workload.engine_tp, workload.model.num_cached_heads)
     tokens = int(room / (kv_bytes_per_token(workload.model) / shards))
     if tokens < workload.prompt_tokens + workload.lengths.longest:
         raise LayoutError(f"an engine's weights, {weights / 1e9:.0f} GB a GPU, leave no room for a KV cache")
@@ -160,7 +160,7 @@ def decode_step(
 ) -> tuple[float, float, float]:
     """Return the seconds of one decoding step, and the HBM and link bytes of each of the engine's GPUs."""
     model, tp = workload.model, workload.engine_tp
-    kv = kv_bytes_per_token(model) * context_tokens / min(tp, model.num_kv_heads)
+    kv = kv_bytes_per_token(model) * context_tokens / min(tp, model.num_cached_heads)
     hbm_bytes = BYTES_PER_WEIGHT * weights_read(model, num_sequences) / tp + kv
     flops: float = num_sequences * (layer_flops_per_token(model) + output_flops_per_token(model))
     flops += attention_flops_per_token(model, context_tokens)

@@ -123,7 +123,7 @@ def _exchange(workload: Workload, gpu: GpuDataSheet) -> _Exchange:
     train, model = workload.train, workload.model
     layers = model.num_layers / train.pp
     tensor = 2 * 2 * (train.tp - 1) / train.tp * model.hidden_size * _BF16 * layers / train.cp
-    key_value = 2 * model.num_kv_heads * model.head_size * _BF16
+    key_value = model.key_value_width * _BF16
     context = key_value * (train.cp - 1) / train.cp / train.tp * layers
     copies = 2 * model.num_experts_per_token * model.hidden_size * _BF16 * layers / (train.tp * train.cp)
     near = min(train.ep, gpu.per_node)

@@ -13,9 +13,11 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
+    DeepseekV3Config,
     Ernie4_5Config,
     Gemma3TextConfig,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -88,8 +90,43 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": PAD_ID,
     "initializer_range": 0.1,  # far from uniform log-probs, so that mistakes show
 }
+# Of latent attention; transformers norms latents with this epsilon, whatever config.json says.
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6,
+    "q_lora_rank": 28,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 24,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 48,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.2,
+}
 # By the name of a family's file: the class of its configuration, and what that has beyond _SIZES.
 TINY_MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+    "deepseek_v3": (
+        DeepseekV3Config,
+        {
+            **_LATENT,
+            "n_group": 4,
+            "topk_group": 1,
+            "num_nextn_predict_layers": 0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 700.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 4.0,
+                "beta_slow": 0.5,
+                "mscale": 0.7,
+                "mscale_all_dim": 1.2,
+            },
+        },
+    ),
     "ernie4_5": (Ernie4_5Config, {"head_dim": 24}),
     "gemma3_text": (
         Gemma3TextConfig,
@@ -120,6 +157,7 @@ TINY_MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "rope_parameters": {**_SIZES["rope_parameters"], "partial_rotary_factor": 0.5},
         },
     ),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, {**_LATENT, "q_lora_rank": None}),
     "llama": (LlamaConfig, {}),
     "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 5}),
     "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),

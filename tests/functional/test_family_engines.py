@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from nemo_like.generation.options import WeightTransport
-from nemo_like.models.family import FAMILIES
+from nemo_like.models.family import FAMILIES, Part
 from tests.functional.policy_fixtures import make_checkpoint
 from tests.functional.weight_setup import Processes
 
@@ -17,6 +17,9 @@ QUICK = ("mixtral", "phi3")
 TOLERANCE = 1e-5
 # vLLM's attention on CPUs has no smaller heads, and its experts are multiples of 32 wide.
 SIZES = {"hidden_size": 128, "intermediate_size": 64, "head_dim": 32}
+EXPERTS = {"moe_intermediate_size": 64}
+# Its kernel for latent attention has one size of latents.
+LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 
 
 @pytest.fixture
@@ -34,8 +37,11 @@ def processes(private_ray: None, request: pytest.FixtureRequest) -> Iterator[Pro
 def test_an_engine_computes_what_transformers_does_before_and_after_an_update(
     family: str, processes: Processes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    sizes = SIZES | {"moe_intermediate_size": 64} if "moe" in family else SIZES
-    is_tied = FAMILIES.load(family).defaults.get("tie_word_embeddings", False)
+    kind = FAMILIES.load(family)
+    sizes = SIZES | (EXPERTS if kind.mixture and kind.mixture.expert_size in EXPERTS else {})
+    if Part.mla in kind.parts:
+        sizes = {**sizes, **LATENTS, "head_dim": LATENTS["qk_rope_head_dim"]}
+    is_tied = kind.defaults.get("tie_word_embeddings", False)
     checkpoint = make_checkpoint(tmp_path_factory.mktemp(family), family, tied=is_tied, **sizes)
     setup = processes.setup(checkpoint, WeightTransport.shared_memory)
     assert setup.logprob_error(setup.generate("first")) < TOLERANCE

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.models.family import FAMILIES
+from nemo_like.models.family import FAMILIES, Family, Part
 from nemo_like.models.model_info import count_stored_scalars, read_model_info
 from nemo_like.policy.groups.parallelism import parallel_layout
 from tests.functional.policy_fixtures import (
@@ -63,6 +63,10 @@ def cases_of(family: str) -> list[Case]:
         Case(f"{family}, TP2", SEQUENCE_PARALLEL if is_mixture else {"tp": 2}, PACKED, model, slow=True),
         Case(f"{family}, PP2", {"pp": 2}, DYNAMIC, {"model_type": family}, slow=True),
     ]
+    if Part.mla in kind.parts:
+        stages = {"pp": 2, "end_stages": (None, 1)}
+        model3 = {**model, "num_hidden_layers": 3}
+        layouts.append(Case(f"{family}, PP2 of uneven stages", stages, PACKED, model3, slow=True))
     if is_mixture:
         layouts.append(Case(f"{family}, EP2", {"ep": 2, "dp": 2}, PACKED, model, slow=True))
     if kind.parts:
@@ -76,11 +80,19 @@ def cases_of(family: str) -> list[Case]:
                 model,
                 slow=True,
             ),
-            Case(f"{family}, adapters, TP2", {"tp": 2}, {**ADAPTERS, **PACKED}, model, slow=True),
+            _with_adapters(family, kind, model),
             Case(f"{family}, prompts shared", {}, SHARED, wide, slow=True),
             Case(f"{family}, CP2", {"cp": 2}, PACKED, wide, slow=True),
         ]
     return [Case(f"{family}, one process", {}, PACKED, model), *layouts]
+
+
+def _with_adapters(family: str, kind: Family, model: dict[str, Any]) -> Case:
+    """Adapters beside all layers that can have them: of latent attention, the projection of its output."""
+    if Part.mla not in kind.parts:
+        return Case(f"{family}, adapters, TP2", {"tp": 2}, {**ADAPTERS, **PACKED}, model, slow=True)
+    layout, options = SEQUENCE_PARALLEL, {"adapts": ("o_proj",), **PACKED}
+    return Case(f"{family}, adapters, TP2 with sequence parallelism", layout, options, model, slow=True)
 
 
 CASES = [case for family in FAMILIES.names() for case in cases_of(family)]

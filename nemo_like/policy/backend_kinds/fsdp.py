@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from nemo_like.config.problems import Problem
 from nemo_like.models.adapter_layers import num_adapter_parameters
 from nemo_like.models.division import must_divide
 from nemo_like.models.model_info import ModelInfo
+from nemo_like.models.quantization import refusal_of_quantized
 from nemo_like.policy.backends.backend_kind import (
     FLOAT32,
     MOMENTS,
@@ -101,6 +103,10 @@ def adapter_problem(model_directory: str, group: str, lora: LoraConfig) -> str |
     return None
 
 
+def _refusal(name: str, content: Mapping[str, Any]) -> tuple[str, str] | None:
+    return refusal_of_quantized(content, reads_blocks=False)
+
+
 KIND = BackendKind(
     about="PyTorch's FSDP2, for any causal language model of transformers",
     backend="nemo_like.policy.fsdp.backend:FSDPBackend",
@@ -109,6 +115,7 @@ KIND = BackendKind(
     layout_prefix="FSDP ",
     passes_on={"model_kwargs": Library.transformers},
     held_memory=_held_memory,
+    refusal=_refusal,
     problems=_problems,
     model_problems=_model_problems,
     adapter_problem=adapter_problem,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,9 +19,10 @@ from nemo_like.models.adapter_layers import (
     num_adapter_parameters,
 )
 from nemo_like.models.division import must_divide, nearest_divisors
-from nemo_like.models.family import Part, described_types, family_of, nearest_type
+from nemo_like.models.family import Mixture, Part, described_types, family_of, nearest_type
 from nemo_like.models.model_info import ModelInfo, read_model_info
-from nemo_like.models.rope import rope, rope_settings, two_ropes
+from nemo_like.models.quantization import refusal_of_quantized
+from nemo_like.models.rope import latent_rope, rope, rope_settings, two_ropes
 from nemo_like.policy.backends.backend_kind import (
     FLOAT32,
     MOMENTS,
@@ -45,6 +46,9 @@ from nemo_like.policy.groups.layout import (
 )
 from nemo_like.policy.groups.parallelism import shards_optimizer
 from nemo_like.policy.options import Device, LoraConfig, Precision, TrainedGroupConfig, WorkerGroupConfig
+
+# DeepSeek's routers judge a group of experts by this many best scores.
+_JUDGING_EXPERTS = 2
 
 
 def _problems(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
@@ -277,12 +281,13 @@ def _divided_experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> I
 def _adapted_expert_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
     lora = adapters_of(group)
     experts = [layer for layer in adapted_layers(lora) if layer in FEED_FORWARD_LAYERS] if lora else []
+    layers = [layer for layer in ATTENTION_LAYERS if layer in model.family.linear_layers]
     if lora and model.num_experts is not None and experts:
         yield Problem(
             key=f"{name}.lora.target_modules=[{', '.join(lora.target_modules)}]",
             rule=f"asks for adapters beside {', '.join(experts)}, which are experts in this mixture and get "
             f"none with {name}.backend=megatron",
-            remedy=f"name layers of the attention: [{', '.join(ATTENTION_LAYERS)}]",
+            remedy=f"name layers of the attention: [{', '.join(layers)}]",
         )
 
 
@@ -304,7 +309,8 @@ def _fused_layer_problems(name: str, group: WorkerGroupConfig, model: ModelInfo)
     lora, layers = adapters_of(group), model.family.linear_layers
     fused = [layer for layer in adapted_layers(lora) if layer not in layers] if lora else []
     if lora and fused:
-        single = [layer for layer in layers if layer in ADAPTABLE_LAYERS]
+        adaptable = ADAPTABLE_LAYERS if model.num_experts is None else ATTENTION_LAYERS
+        single = [layer for layer in layers if layer in adaptable]
         yield Problem(
             key=f"{name}.lora.target_modules=[{', '.join(lora.target_modules)}]",
             rule=f"asks for adapters beside {', '.join(fused)}, and a model of type {model.model_type!r} has "
@@ -430,18 +436,43 @@ def _refusal(name: str, content: Mapping[str, Any]) -> tuple[str, str] | None:
             f"supported are {', '.join(described_types())}{nearest}; {name}.backend=fsdp trains others too"
         )
         return f"is a model of type {model_type!r}", remedy
+    if (quantized := refusal_of_quantized(content, reads_blocks=True)) is not None:
+        return quantized
     for one in family.trained_values:
         if (refusal := one.refusal(name, content)) is not None:
             return refusal
+    if family.mixture is not None and (refused := _mixture_refusal(name, content, family.mixture)):
+        return refused
     others = {*(content.get("layer_types") or ())} - {"sliding_attention", "full_attention"}
     if Part.mixed_windows in family.parts and others:
         rule = f"has layers of types {', '.join(sorted(others))}, which is not supported"
         return rule, f"set {name}.backend=fsdp"
-    has_two_ropes = Part.two_ropes in family.parts
-    if (two_ropes(content) if has_two_ropes else rope(content)) is None:
+    read: Callable[[Mapping[str, Any]], object] = rope
+    known = "that of Llama 3.1"
+    if Part.two_ropes in family.parts:
+        read, known = two_ropes, "a linear one, or YaRN without mscale"
+    if Part.mla in family.parts:
+        read, known = latent_rope, "YaRN with mscale and mscale_all_dim, or without both"
+    if read(content) is None:
         rule = f"has rope scaling {rope_settings(content)}, which is not supported"
-        known = "a linear one, or YaRN without mscale" if has_two_ropes else "that of Llama 3.1"
         return rule, f"use a checkpoint with none, or with {known}"
+    return None
+
+
+def _mixture_refusal(name: str, content: Mapping[str, Any], mixture: Mixture) -> tuple[str, str] | None:
+    """Return what is wrong with the layers or the groups of experts, and a remedy; None where they train."""
+    num_dense, kinds = content.get(mixture.num_dense_layers) or 0, content.get("mlp_layer_types") or []
+    if "dense" in kinds[num_dense:] or "sparse" in kinds[:num_dense]:
+        return (
+            f"has mlp_layer_types other than {num_dense} dense layers before all others",
+            f"set {name}.backend=fsdp",
+        )
+    groups, chosen_groups = (content.get(key) or 1 for key in (mixture.num_groups, mixture.num_chosen_groups))
+    num_chosen = content.get(mixture.num_chosen)
+    # Megatron-core judges a group by its best experts: as many as a token gets of each chosen group.
+    if groups > 1 and num_chosen != _JUDGING_EXPERTS * chosen_groups:
+        rule = f"chooses {num_chosen} experts from {chosen_groups} groups, and {name}.backend=megatron "
+        return f"{rule}{_JUDGING_EXPERTS} from each", f"set {name}.backend=fsdp"
     return None
 
 

@@ -82,12 +82,14 @@ def complete_checkpoint(path: Path, source: Path, written: list[WrittenWeights],
     for file in sorted(source.iterdir()):
         if file.is_file() and file.suffix in _COPIED_SUFFIXES and not file.name.endswith(".index.json"):
             shutil.copyfile(file, path / file.name)
-    _set_dtype(path / "config.json", dtype)
+    _describe_weights(path / "config.json", dtype)
 
 
-def _set_dtype(file: Path, dtype: torch.dtype) -> None:
-    """Write the weights' dtype into config.json, under the key that the file's transformers version used."""
+def _describe_weights(file: Path, dtype: torch.dtype) -> None:
+    """Write the weights' dtype into config.json, under the key that the file's transformers version used, and
+    leave out how those of the source were stored in fewer bits."""
     config = json.loads(file.read_text())
+    config.pop("quantization_config", None)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[key] = str(dtype).removeprefix("torch.")
     file.write_text(json.dumps(config, indent=2) + "\n")

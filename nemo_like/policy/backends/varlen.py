@@ -53,12 +53,16 @@ def attend_varlen(
     scale: float | None,
     window: int | None = None,
 ) -> Tensor:
-    """Compute causal attention. query: [tokens, heads, d]; key, value: [tokens, groups, d].
+    """Compute causal attention. query: [tokens, heads, d]; key: [tokens, groups, d]; value: [tokens, groups,
+    e], with e at most d.
 
-    With ``window`` a query attends to that many of its latest keys. Returns [tokens, heads, d].
+    With ``window`` a query attends to that many of its latest keys. Returns [tokens, heads, e].
     """
     from torch.nn.attention.varlen import varlen_attn
 
+    value_size = value.shape[-1]
+    if missing := query.shape[-1] - value_size:  # the kernel takes values of the size of keys alone
+        value = functional.pad(value, (0, missing))
     options: dict[str, bool] = {}
     if (num_shared := query.shape[1] // key.shape[1]) > 1:
         if "enable_gqa" in signature(varlen_attn).parameters:
@@ -78,7 +82,7 @@ def attend_varlen(
         window_size=(-1 if window is None else window - 1, 0),
         **options,
     )
-    return context
+    return context[..., :value_size]
 
 
 def _cumulative(lengths: Tensor) -> Tensor:

@@ -62,9 +62,9 @@ class PaddedAttention:
         return cls(samples=samples, output_index=output_index.clamp(max=samples.numel() - 1))
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Compute the attention of a row. query: [T, heads, d]; key, value: [T, groups, d].
+        """Compute the attention of a row. query: [T, heads, d]; key: [T, groups, d]; value: [T, groups, e].
 
-        Returns [T, heads, d], with arbitrary values in unused slots.
+        Returns [T, heads, e], with arbitrary values in unused slots.
         """
         query, key, value = (_picked(tensor, self.samples) for tensor in (query, key, value))
         outputs = functional.scaled_dot_product_attention(
@@ -95,16 +95,17 @@ class VarlenAttention:
         )
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        """Compute the attention of a row. query: [T, heads, d]; key, value: [T, groups, d].
+        """Compute the attention of a row. query: [T, heads, d]; key: [T, groups, d]; value: [T, groups, e].
 
-        Returns [T, heads, d], with 0 in unused slots.
+        Returns [T, heads, e], with 0 in unused slots.
         """
         end, used = self.num_prompt_tokens, self.num_used
         outputs = [attend_varlen(query[:end], key[:end], value[:end], self.prompts, scale)]
         if self.after.max_queries:
             keys, values = (tensor.index_select(0, self.seen) for tensor in (key, value))
             outputs.append(attend_varlen(query[end:used], keys, values, self.after, scale))
-        return torch.cat((*outputs, query.new_zeros(query[used:].shape)))
+        unused = query.new_zeros(len(query) - used, query.shape[1], value.shape[-1])
+        return torch.cat((*outputs, unused))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.config.problems import ConfigError, Problem
-from nemo_like.generation.engine_rules import CPU_HEAD_SIZES
+from nemo_like.generation.engine_rules import without_cpu_attention
 from nemo_like.models.model_info import model_of
 from nemo_like.policy.groups.layout import policy_world_size
 from nemo_like.policy.options import Device, PolicyConfig, TeacherConfig
@@ -95,10 +95,7 @@ def teaching_model_problems(teacher: TeacherConfig, policy: PolicyConfig) -> Ite
             f"teacher's has {own.max_position_embeddings}: an engine generates one token more than it scores",
             remedy=f"shorten the sequences, or {_WORKERS}",
         )
-    if teacher.device is Device.cpu and own.head_size not in CPU_HEAD_SIZES:
-        yield Problem(
-            key=_BY_ENGINE,
-            rule=f"needs attention heads of another size than {own.head_size}: vLLM has attention on the CPU "
-            f"only for {', '.join(map(str, CPU_HEAD_SIZES))}",
-            remedy=_WORKERS,
-        )
+    if teacher.device is Device.cpu and (found := without_cpu_attention(own)):
+        what, size, known = found
+        rule = f"needs {what} of another size than {size}: vLLM has attention on the CPU only for {known}"
+        yield Problem(key=_BY_ENGINE, rule=rule, remedy=_WORKERS)

@@ -5,13 +5,14 @@
     post norms          NormThenAdd      in place of the bias-dropout-add after attention and after the MLP
     whole norms         WholeRMSNorm     of the queries of all heads, and of the keys
     GELU in the gate    TorchGeGLU       between the two linear layers of an MLP
-    two rotations       TwoRopeAttention takes its layer's own of both_angles, which the model computes once
+    two rotations       TwoRopeAttention takes its layer's own of angles_of, which the model computes once
+    latents             LatentAttention  in place of attention that projects queries, keys and values at once
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from torch.nn import functional
 from nemo_like.models.family import Part
 from nemo_like.models.model_info import ModelInfo
 from nemo_like.models.rope import Rope
+from nemo_like.policy.megatron.latent_attention import LatentAttention
 from nemo_like.policy.megatron.modules import TorchRMSNorm
 
 
@@ -53,8 +55,10 @@ def add_parts(layers: TransformerBlockSubmodules, model: ModelInfo, config: Tran
                 setattr(attention.submodules, name, whole)
         if Part.gelu_gate in parts:
             of_layer.mlp.submodules.activation_func = TorchGeGLU
-        if model.ropes is not None:
+        if Part.two_ropes in parts:
             attention.module, attention.params["model"] = TwoRopeAttention, model
+        if Part.mla in parts:
+            attention.module, attention.params["model"] = LatentAttention, model
 
 
 class NormThenAdd(torch.nn.Module):
@@ -111,7 +115,6 @@ class TwoRopeAttention(SelfAttention):
 
     def __init__(self, *args: Any, model: ModelInfo, **options: Any) -> None:
         super().__init__(*args, **options)
-        assert model.ropes is not None
         self._index = int(self.layer_number - 1 in model.full_layers)
         self._amplitude = model.ropes[self._index].amplitude
 
@@ -149,10 +152,10 @@ def embedding_scale(model: ModelInfo, dtype: torch.dtype) -> float:
     return torch.tensor(model.hidden_size**0.5, dtype=dtype).item()
 
 
-def both_angles(ropes: tuple[Rope, Rope], head_size: int) -> Tensor:
-    """Return the angles by which the pairs of a head's values turn a token, in layers with a window and then
-    in layers without one, [head_size] float32."""
-    return torch.cat([_angles(rope, head_size) for rope in ropes])
+def angles_of(ropes: Sequence[Rope], size: int) -> Tensor:
+    """Return the angles by which the pairs of the ``size`` values of a head that rotate turn a token, one
+    rotation after the other, [rotations x size / 2] float32."""
+    return torch.cat([_angles(rope, size) for rope in ropes])
 
 
 def _angles(rope: Rope, size: int) -> Tensor:

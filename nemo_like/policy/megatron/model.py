@@ -35,7 +35,7 @@ from nemo_like.policy.backends.context_scores import of_all_context_ranks
 from nemo_like.policy.backends.devices import DTYPES
 from nemo_like.policy.batch.policy_batch import ModelInputs
 from nemo_like.policy.groups.layout import num_chunks, recomputes_layers
-from nemo_like.policy.megatron.layer_parts import add_parts, both_angles, embedding_scale
+from nemo_like.policy.megatron.layer_parts import add_parts, angles_of, embedding_scale
 from nemo_like.policy.megatron.library_values import megatron_values
 from nemo_like.policy.megatron.lora import without_fused_norms
 from nemo_like.policy.megatron.modules import (
@@ -148,6 +148,7 @@ def _mixture_options(model: ModelInfo, cfg: WorkerGroupConfig, layout: ParallelL
         "moe_shared_expert_intermediate_size": model.shared_ffn_size or None,
         "moe_router_topk_scaling_factor": model.routed_scale,
         "moe_router_topk": model.num_experts_per_token,
+        **_expert_groups(model),
         # Softmax over the chosen experts alone makes their weights sum to 1.
         "moe_router_pre_softmax": not model.normalises_chosen_experts,
         "moe_router_load_balancing_type": "none",
@@ -156,6 +157,15 @@ def _mixture_options(model: ModelInfo, cfg: WorkerGroupConfig, layout: ParallelL
         "moe_grouped_gemm": groups_experts(cfg),
         "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": layout.etp,
+    }
+
+
+def _expert_groups(model: ModelInfo) -> dict[str, Any]:
+    if model.num_expert_groups == 1:
+        return {}
+    return {
+        "moe_router_num_groups": model.num_expert_groups,
+        "moe_router_group_topk": model.num_chosen_groups,
     }
 
 
@@ -212,9 +222,9 @@ class ScoringGPTModel(GPTModel):
             rope_scaling=model.rope_scaling_factor is not None,
             rope_scaling_factor=model.rope_scaling_factor or 1.0,
         )
-        if model.ropes is not None:
+        if model.ropes:
             rotation = self.rotary_pos_emb
-            rotation.inv_freq = both_angles(model.ropes, model.head_size).to(rotation.inv_freq.device)
+            rotation.inv_freq = angles_of(model.ropes, model.rotated_size).to(rotation.inv_freq.device)
         self._embedding_scale = embedding_scale(model, config.params_dtype)
         self._mark_parameters(part)
         self.logprob_settings = settings

@@ -105,11 +105,11 @@ class TorchCoreAttention(MegatronModule):
         attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
     ) -> Tensor:
-        """Compute the attention. query: [T, n, heads, d]; key, value: [T, n, groups, d]. Returns
-        [T, n, heads x d]. T counts this rank's tokens.
+        """Compute the attention. query: [T, n, heads, d]; key: [T, n, groups, d]; value: [T, n, groups, e].
+        Returns [T, n, heads x e]. T counts this rank's tokens.
 
         In a row of packed samples n is 1, and each sample attends to itself alone. In the format "thd" the
-        arguments are without n, and the result is [T, heads, d].
+        arguments are without n, and the result is [T, heads, e].
         """
         if packed_seq_params is not None:
             if packed_seq_params.qkv_format == "thd":

@@ -93,6 +93,38 @@ def test_glm_45_air_has_the_published_numbers_of_parameters(tmp_path: Path) -> N
     assert counts.active - counts.embeddings == pytest.approx(12e9, abs=0.5e9)
 
 
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "intermediate_size": 18_432,
+    "num_attention_heads": 128,
+    "vocab_size": 129_280,
+}
+
+
+def test_deepseek_v3_has_the_published_numbers_of_parameters(tmp_path: Path) -> None:
+    counts = tiny(tmp_path, **DEEPSEEK_V3).parameters
+    assert counts.total == pytest.approx(671.0e9, abs=0.1e9)
+    assert counts.active == pytest.approx(37.5e9, abs=0.1e9)
+    # 7168 x (1536 + 576) + 1536 x 128 x 192 + 512 x 128 x 256 + 128 x 128 x 7168, and both norms
+    assert counts.attention == 187_107_328
+
+
+def test_latent_attention_projects_in_two_steps_and_caches_a_latent(tmp_path: Path) -> None:
+    """2 heads of 3 + 1 and values of 2; latents of 5 and 2."""
+    sizes = {"qk_nope_head_dim": 3, "qk_rope_head_dim": 1, "v_head_dim": 2, "kv_lora_rank": 2}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 2, "n_group": 1}
+    model = tiny(tmp_path, model_type="deepseek_v3", **sizes, **experts, q_lora_rank=5)
+    without = tiny(tmp_path, model_type="deepseek_v3", **sizes, **experts, q_lora_rank=None)
+    # 4 x 5 + 5 x 8 of queries or 4 x 8; 4 x 3 + 2 x 10 of keys and values; 4 x 4 of the output
+    assert (model.projections, without.projections) == (60 + 32 + 16, 32 + 32 + 16)
+    assert (model.parameters.attention, without.parameters.attention) == (108 + 7, 80 + 2)
+    assert kv_bytes_per_token(model) == 2 * (2 + 1) * 2
+    # Products of 4 values with keys and of 2 with probabilities, for 2 heads in 2 layers.
+    assert attention_flops_per_token(model, 10) == 2 * 2 * (4 + 2) * 10 * 2
+
+
 # By the model cards: 8.2 B, 6.95 B of them outside the embeddings; 30.5 B, 29.9 B and 3.3 B active.
 def test_qwen3_8b_has_the_published_number_of_parameters() -> None:
     counts = shape("Qwen3-8B").parameters

@@ -137,6 +137,24 @@ def test_what_the_conversion_does_not_cover_is_refused(
         ),
         ("olmo3", {"layer_types": ["chunked_attention"] * 2}, r"layers of types chunked_attention, which is"),
         ("mixtral", {}, "without a positive integer for num_experts, num_experts_per_tok"),
+        ("deepseek_v3", {"scoring_func": "softmax"}, 'scoring_func="softmax", which is not supported'),
+        (
+            "deepseek_v3",
+            {"n_group": 4, "topk_group": 2},
+            "chooses 8 experts from 2 groups, and .* 2 from each",
+        ),
+        ("deepseek_v3", {"rope_scaling": {"type": "linear"}}, "with none, or with YaRN with mscale and ms"),
+        ("kimi_k2", {"kv_lora_rank": None}, "without a positive integer for kv_lora_rank"),
+        (
+            "kimi_k2",
+            {"quantization_config": {"quant_method": "gptq"}},
+            r"in fewer than 16 bits \(gptq\); use",
+        ),
+        (
+            "glm4_moe_lite",
+            {"mlp_layer_types": ["sparse", "dense"]},
+            "mlp_layer_types other than 1 dense layers before all others; set policy.backend=fsdp",
+        ),
     ],
 )
 def test_a_family_says_what_of_it_is_refused(
@@ -183,6 +201,24 @@ def test_a_window_is_read_where_the_family_has_one(
     tmp_path: Path, model_type: str, changes: dict[str, Any], window: int | None
 ) -> None:
     assert described(checkpoint(tmp_path, model_type=model_type, **changes)).window == window
+
+
+def test_the_sizes_of_latent_attention_are_those_of_queries_keys_and_values(tmp_path: Path) -> None:
+    """The head of a query and of a key has 128 values and 64 that rotate."""
+    model = described(checkpoint(tmp_path, model_type="deepseek_v3", head_dim=64))
+    assert (model.head_size, model.value_size, model.rotated_size) == (192, 128, 64)
+    assert (model.num_kv_heads, model.num_cached_heads, model.cached_width) == (4, 1, 576)
+    assert model.key_value_width == 4 * (192 + 128)
+    assert (model.num_expert_groups, model.num_chosen_groups) == (8, 4)
+    assert model.query_scale == 192**-0.5
+    plain = described(checkpoint(tmp_path))
+    assert (plain.value_size, plain.num_cached_heads, plain.cached_width) == (32, 2, 2 * 2 * 32)
+
+
+def test_weights_in_8_bits_are_known(tmp_path: Path) -> None:
+    settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    assert described(checkpoint(tmp_path, quantization_config=settings)).quantization == "fp8"
+    assert described(checkpoint(tmp_path)).quantization is None
 
 
 def test_a_window_matters_where_a_sequence_is_longer(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from nemo_like.models.rope import Rope, two_ropes
+from nemo_like.models.rope import Rope, latent_query_scale, latent_rope, two_ropes
 
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
 AMPLITUDE = 0.1 * math.log(8.0) + 1.0
@@ -57,3 +57,41 @@ def test_settings_for_all_layers_under_the_new_key_are_not_read_as_transformers_
 )
 def test_another_kind_of_scaling_is_none(scaling: dict[str, Any]) -> None:
     assert two_ropes({"rope_scaling": scaling}) is None
+
+
+def test_latent_attention_rotates_as_yarn_does_and_scales_by_both_mscales() -> None:
+    """0.1 ln(40) + 1 = 1.36889; of queries with keys, twice, where mscale_all_dim is 1."""
+    settings = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
+    both = {"rope_theta": 5e4, "rope_scaling": {**settings, "mscale": 1.0, "mscale_all_dim": 1.0}}
+    assert latent_rope(both) == Rope(theta=5e4, factor=40.0, trained_length=4096, amplitude=1.0)
+    assert latent_query_scale(both, 64) == pytest.approx(1.36889**2 / 8, rel=1e-5)
+    without = {"rope_scaling": settings}
+    assert latent_rope(without) == Rope(
+        theta=1e4, factor=40.0, trained_length=4096, amplitude=pytest.approx(1.36889, rel=1e-5)
+    )
+    assert latent_query_scale(without, 64) == 1 / 8
+    half = {"rope_scaling": {**settings, "mscale": 0.5, "mscale_all_dim": 1.0}}
+    rotation = latent_rope(half)
+    assert rotation is not None
+    assert rotation.amplitude == pytest.approx((1 + 0.368888 / 2) / 1.368888, rel=1e-5)
+
+
+def test_latent_attention_may_rotate_without_scaling() -> None:
+    content = {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0}}
+    assert latent_rope(content) == Rope(theta=700.0)
+    assert latent_query_scale(content, 16) == 1 / 4
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {**YARN, "mscale": 1.0},
+        {**YARN, "mscale_all_dim": 1.0},
+        {**YARN, "attention_factor": 1.0},
+        {**YARN, "truncate": False},
+        {"rope_type": "linear", "factor": 8.0},
+        {"rope_type": "llama3", "factor": 8.0},
+    ],
+)
+def test_what_vllm_or_megatron_core_would_rotate_otherwise_is_none(scaling: dict[str, Any]) -> None:
+    assert latent_rope({"rope_scaling": scaling}) is None

@@ -23,11 +23,11 @@ LENGTHS = (12, 24, 12)  # of packed samples; two pieces for each of one, two or 
 HEADS, GROUPS, HEAD_SIZE = 4, 2, 8
 
 
-def inputs() -> list[Tensor]:
+def inputs(value_size: int = HEAD_SIZE) -> list[Tensor]:
     """Query, key and value of all samples, [T, heads, d]."""
     torch.manual_seed(5)
-    sizes = (HEADS, GROUPS, GROUPS)
-    return [torch.randn(sum(LENGTHS), size, HEAD_SIZE, requires_grad=True) for size in sizes]
+    shapes = ((HEADS, HEAD_SIZE), (GROUPS, HEAD_SIZE), (GROUPS, value_size))
+    return [torch.randn(sum(LENGTHS), *shape, requires_grad=True) for shape in shapes]
 
 
 def packed() -> PackedSequences:
@@ -70,9 +70,12 @@ def attention(
     return layer
 
 
-@pytest.mark.parametrize(("num_ranks", "window"), [(1, None), (2, None), (3, None), (1, 5)])
+@pytest.mark.parametrize(
+    ("num_ranks", "window", "value_size"),
+    [(1, None, HEAD_SIZE), (2, None, HEAD_SIZE), (3, None, HEAD_SIZE), (1, 5, HEAD_SIZE), (2, None, 6)],
+)
 def test_one_kernel_gives_what_a_loop_over_samples_gives(
-    num_ranks: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+    num_ranks: int, window: int | None, value_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Values and gradients, of every context-parallel rank."""
     monkeypatch.setattr(varlen, "varlen_attn", loops_over_sequences)
@@ -80,7 +83,7 @@ def test_one_kernel_gives_what_a_loop_over_samples_gives(
     results = []
     for has_kernel in (True, False):
         monkeypatch.setattr(modules, "has_varlen_kernel", lambda query, has=has_kernel: has)
-        query, key, value = inputs()
+        query, key, value = inputs(value_size)
         keys, values = (each[torch.cat(ranks)] for each in (key, value))
         contexts = [
             attention(monkeypatch, rank, num_ranks, window)(
@@ -88,7 +91,7 @@ def test_one_kernel_gives_what_a_loop_over_samples_gives(
             )
             for rank, mine in enumerate(ranks)
         ]
-        (torch.cat(contexts) * torch.arange(HEAD_SIZE)).sum().backward()
+        (torch.cat(contexts) * torch.arange(value_size)).sum().backward()
         results.append([torch.cat(contexts), query.grad, key.grad, value.grad])
     for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)

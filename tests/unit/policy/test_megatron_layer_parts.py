@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from nemo_like.models.rope import Rope
-from nemo_like.policy.megatron.layer_parts import NormThenAdd, TorchGeGLU, WholeRMSNorm, both_angles
+from nemo_like.policy.megatron.layer_parts import NormThenAdd, TorchGeGLU, WholeRMSNorm, angles_of
 from nemo_like.policy.megatron.modules import TorchRMSNorm
 
 
@@ -69,7 +69,7 @@ def test_a_whole_norms_weight_is_no_copy_of_that_of_another_rank() -> None:
 
 
 def test_angles_of_both_kinds_of_layer_lie_one_after_the_other() -> None:
-    angles = both_angles((Rope(theta=100.0), Rope(theta=10_000.0, factor=4.0)), 4)
+    angles = angles_of((Rope(theta=100.0), Rope(theta=10_000.0, factor=4.0)), 4)
     assert angles.tolist() == pytest.approx([1.0, 0.1, 0.25, 0.0025])
 
 
@@ -77,4 +77,4 @@ def test_yarn_divides_the_angles_of_pairs_that_turn_seldom() -> None:
     """Of 8 values, pairs 0 to 3 turn 10^4, 10^3, 10^2 and 10 times in 2 pi x 10^4 tokens."""
     rope = Rope(theta=1e4, factor=2.0, trained_length=62_832, beta_fast=700.0, beta_slow=15.0)
     # Kept of pairs 0 and 1, halved of pair 3; pair 2 has the mean of both.
-    assert both_angles((rope, rope), 8)[4:].tolist() == pytest.approx([1.0, 0.1, 0.0075, 0.0005])
+    assert angles_of((rope, rope), 8)[4:].tolist() == pytest.approx([1.0, 0.1, 0.0075, 0.0005])

@@ -34,10 +34,10 @@ def attend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
     return attend
 
 
-def inputs() -> list[Tensor]:
+def inputs(value_size: int = HEAD_SIZE) -> list[Tensor]:
     torch.manual_seed(3)
-    sizes = (HEADS, GROUPS, GROUPS)
-    return [torch.randn(ROW.num_tokens, size, HEAD_SIZE, requires_grad=True) for size in sizes]
+    shapes = ((HEADS, HEAD_SIZE), (GROUPS, HEAD_SIZE), (GROUPS, value_size))
+    return [torch.randn(ROW.num_tokens, *shape, requires_grad=True) for shape in shapes]
 
 
 def by_itself(query: Tensor, key: Tensor, value: Tensor, slots: list[int]) -> Tensor:
@@ -48,10 +48,11 @@ def by_itself(query: Tensor, key: Tensor, value: Tensor, slots: list[int]) -> Te
     ).transpose(0, 1)
 
 
-def test_every_token_gets_what_it_would_in_its_sample_alone(attend: Attend) -> None:
-    query, key, value = inputs()
+@pytest.mark.parametrize("value_size", [HEAD_SIZE, 6])
+def test_every_token_gets_what_it_would_in_its_sample_alone(attend: Attend, value_size: int) -> None:
+    query, key, value = inputs(value_size)
     row = attend(query, key, value, SCALE)
-    assert row.shape == query.shape
+    assert row.shape == (ROW.num_tokens, HEADS, value_size)
     for slots in SAMPLES:
         torch.testing.assert_close(row[slots], by_itself(query, key, value, slots))
 

@@ -23,6 +23,7 @@ def loops_over_sequences(
     """What torch documents of varlen_attn: causal from each sequence's end."""
     before, after = window_size
     assert after == 0
+    assert value.shape[-1] == key.shape[-1]
     outputs = []
     for number in range(len(cu_query) - 1):
         queries = query[cu_query[number] : cu_query[number + 1]]

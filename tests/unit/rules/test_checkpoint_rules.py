@@ -83,6 +83,48 @@ def test_a_head_size_without_attention_on_the_cpu_is_refused_where_engines_are_o
     assert not problems(demo("rollout.replay=recorded"))
 
 
+MLA = {
+    "model_type": "deepseek_v3",
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 128,
+    "first_k_dense_replace": 1,
+}
+
+
+def test_latents_without_attention_on_the_cpu_are_refused_where_engines_are_on_one(
+    demo: Demo, checkpoint: Path
+) -> None:
+    write_checkpoint(checkpoint, **MLA, kv_lora_rank=256)
+    (problem,) = problems(demo())
+    assert "has latents of size 320, and vLLM has attention on the CPU only for 576" in problem
+    write_checkpoint(checkpoint, **MLA)
+    assert not problems(demo())
+
+
+def test_weights_in_8_bits_are_refused_where_engines_would_take_them(demo: Demo, checkpoint: Path) -> None:
+    settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    write_checkpoint(checkpoint, **MLA, quantization_config=settings)
+    (problem,) = problems(demo())
+    assert problem.endswith(
+        "has weights in fewer than 16 bits (fp8), for which engines would take the trainer's in float32; "
+        "scripts/dequantise_checkpoint.py writes a checkpoint with weights in 16 bits; name that"
+    )
+    assert not problems(demo("rollout.replay=recorded"))
+
+
+def test_adapters_of_latent_attention_are_beside_its_output_alone(demo: Demo, checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, **MLA)
+    told = problems(demo("policy.lora.enabled=true"))
+    assert any("name layers of the attention: [o_proj]" in one for one in told), told
+    named = "policy.lora.target_modules=[q_proj,o_proj]"
+    (problem,) = problems(demo("policy.lora.enabled=true", named))
+    assert (
+        "asks for adapters beside q_proj, and a model of type 'deepseek_v3' has q_a_proj, q_b_proj" in problem
+    )
+    assert problem.endswith("set it to [o_proj], or set policy.backend=fsdp")
+    assert not problems(demo("policy.lora.enabled=true", "policy.lora.target_modules=[o_proj]"))
+
+
 @pytest.mark.parametrize(
     ("file", "rule"),
     [
