@@ -17,11 +17,10 @@ from nemo_like.models.quantization import quantization
 from nemo_like.models.rope import (
     USUAL_ROPE_THETA,
     Rope,
-    latent_query_scale,
-    latent_rope,
+    query_scale,
     rope,
-    rope_settings,
-    two_ropes,
+    ropes_of,
+    rotated_share,
 )
 from nemo_like.policy.options import BACKEND_KINDS, ValueConfig, WorkerGroupConfig
 
@@ -357,11 +356,6 @@ def _of_mixture(content: Mapping[str, Any], mixture: Mixture) -> dict[str, Any]:
     }
 
 
-def _rotated_share(content: Mapping[str, Any]) -> float:
-    name = "partial_rotary_factor"
-    return float(rope_settings(content).get(name, content.get(name, 1.0)))
-
-
 def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> ModelInfo:
     theta, scaling_factor = rope(content) or (USUAL_ROPE_THETA, None)
     num_heads = content["num_attention_heads"]
@@ -393,30 +387,14 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
         num_stored_scalars=num_stored_scalars,
         window=content.get("sliding_window") if has_window else None,
         full_layers=full_layers,
-        query_scale=_query_scale(content, family, latent),
-        ropes=_ropes(content, family) if family else (),
+        query_scale=query_scale(content, family.query_scale_key, latent) if family else None,
+        ropes=ropes_of(content, family.parts) if family else (),
         latent=latent,
         quantization=quantization(content),
         leaves_out_qk_norm=bool(family and family.qk_norm_key and not content.get(family.qk_norm_key)),
-        rotated_share=_rotated_share(content) if family and family.has_partial_rotation else 1.0,
+        rotated_share=rotated_share(content) if family and family.has_partial_rotation else 1.0,
         placeholder_ids=placeholder_ids(content) if content["model_type"] in IMAGE_TEXT_MODEL_TYPES else (),
     )
-
-
-def _query_scale(
-    content: Mapping[str, Any], family: Family | None, latent: LatentSizes | None
-) -> float | None:
-    if latent is not None:
-        return latent_query_scale(content, latent.head)
-    scaled = content[family.query_scale_key] if family and family.query_scale_key else None
-    return None if scaled is None else scaled**-0.5
-
-
-def _ropes(content: Mapping[str, Any], family: Family) -> tuple[Rope, ...]:
-    if Part.mla in family.parts:
-        one = latent_rope(content)
-        return () if one is None else (one,)
-    return (two_ropes(content) or ()) if Part.two_ropes in family.parts else ()
 
 
 def _full_layers(content: Mapping[str, Any], family: Family) -> tuple[int, ...]:

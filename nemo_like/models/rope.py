@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nemo_like.models.family import Part
+from nemo_like.models.latent_sizes import LatentSizes
+
 # What transformers assumes when config.json has none.
 USUAL_ROPE_THETA = 10000.0
 # The only rope scaling that Megatron-core implements: Llama 3.1's, with any factor.
@@ -93,11 +96,29 @@ def yarn_mscale(factor: float | None, mscale: float = 1.0) -> float:
     return 0.1 * mscale * math.log(max(factor or 1.0, 1.0)) + 1.0
 
 
-def latent_query_scale(content: Mapping[str, Any], head_size: int) -> float:
-    """Return what multiplies products of queries with keys in latent attention."""
+def ropes_of(content: Mapping[str, Any], parts: frozenset[Part]) -> tuple[Rope, ...]:
+    """Return the rotations of models with parts that have their own: the one of latent attention, or those of
+    layers with a window and without one. Return none for other models and for unknown kinds of scaling."""
+    if Part.mla in parts:
+        one = latent_rope(content)
+        return () if one is None else (one,)
+    return (two_ropes(content) or ()) if Part.two_ropes in parts else ()
+
+
+def rotated_share(content: Mapping[str, Any]) -> float:
+    """Return the share of a head's values that rotate, of models whose config.json says so."""
+    name = "partial_rotary_factor"
+    return float(rope_settings(content).get(name, content.get(name, 1.0)))
+
+
+def query_scale(content: Mapping[str, Any], key: str, latent: LatentSizes | None) -> float | None:
+    """Return what multiplies products of queries with keys, in latent attention twice by YaRN's
+    ``mscale_all_dim``, and in others by the inverse root of ``key``; None where there is no key."""
+    if latent is None:
+        return content[key] ** -0.5 if key else None
     settings = rope_settings(content)
     scale: float = yarn_mscale(settings.get("factor"), settings.get("mscale_all_dim") or 0.0) ** 2
-    return scale * head_size**-0.5
+    return scale * latent.head**-0.5
 
 
 def _rope(settings: Mapping[str, Any]) -> Rope | None:

@@ -103,7 +103,6 @@ _LATENT: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "n_shared_experts": 2,
     "moe_intermediate_size": 48,
-    "first_k_dense_replace": 1,
     "routed_scaling_factor": 2.2,
 }
 # By the name of a family's file: the class of its configuration, and what that has beyond _SIZES.
@@ -112,6 +111,7 @@ TINY_MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         DeepseekV3Config,
         {
             **_LATENT,
+            "first_k_dense_replace": 1,
             "n_group": 4,
             "topk_group": 1,
             "num_nextn_predict_layers": 0,

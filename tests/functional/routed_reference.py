@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from nemo_like.algorithms.options import SurrogateLossConfig
@@ -18,7 +19,7 @@ from nemo_like.policy.options import PolicyConfig
 from tests.functional.dense_reference import DenseReference
 from tests.functional.policy_fixtures import GROUP_SIZE, random_batch
 
-NUM_LAYERS, NUM_EXPERTS, NUM_CHOSEN = 2, 4, 2  # of the mixture in policy_fixtures
+NUM_LAYERS, NUM_EXPERTS, NUM_CHOSEN = 2, 4, 2  # of the mixture in policy_fixtures, without dense layers
 COLUMN = Column("routed_experts", "uint8", Layout.per_token, inner_shape=(NUM_LAYERS, NUM_CHOSEN))
 
 
@@ -53,7 +54,8 @@ class RoutedReference(DenseReference):
         self._routes: Tensor | None = None  # [T, layers, k]
         # By layer, of the latest sample: the weights of the experts that were used, and the experts.
         self._used = [(torch.zeros(0), torch.zeros(0))] * NUM_LAYERS
-        routers = [one for one in self.model.modules() if isinstance(one, Qwen3MoeTopKRouter)]
+        kinds = (Qwen3MoeTopKRouter, DeepseekV3TopkRouter)
+        routers = [one for one in self.model.modules() if isinstance(one, kinds)]
         for layer, router in enumerate(routers):
             router.register_forward_hook(self._replay(layer))
 
@@ -93,8 +95,11 @@ class RoutedReference(DenseReference):
             self.num_different += int((differs & has_route).sum())
             self.num_compared += int(has_route.sum())
             chosen = torch.where(has_route[:, None], routes - 1, own)
-            weights = logits.float().softmax(-1).gather(1, chosen)
+            is_sigmoid = isinstance(router, DeepseekV3TopkRouter)
+            scores = logits.float().sigmoid() if is_sigmoid else logits.float().softmax(-1)
+            weights = scores.gather(1, chosen)
             weights = weights / weights.sum(-1, keepdim=True)
+            weights = weights * router.routed_scaling_factor if is_sigmoid else weights
             self._used[layer] = (weights, chosen)
             return logits, weights, chosen
 

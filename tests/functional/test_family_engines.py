@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from nemo_like.generation.engine_args import engine_args
 from nemo_like.generation.options import WeightTransport
 from nemo_like.models.family import FAMILIES, Part
+from nemo_like.policy.options import Device
+from tests.functional.generation_fixtures import engine_kwargs
 from tests.functional.policy_fixtures import make_checkpoint
 from tests.functional.weight_setup import Processes
 
@@ -49,3 +55,17 @@ def test_an_engine_computes_what_transformers_does_before_and_after_an_update(
     stale = setup.logprob_error(setup.generate("stale"))
     setup.push(1)
     assert setup.logprob_error(setup.generate("updated")) < TOLERANCE < 1e-2 < stale
+
+
+def test_an_engine_gets_what_config_json_lacks_and_on_a_cpu_the_arguments_of_the_family(
+    tmp_path: Path,
+) -> None:
+    checkpoint = make_checkpoint(tmp_path, "deepseek_v3", tied=False)
+    spec = engine_kwargs(checkpoint, "engine")["spec"]
+    asked = engine_args(spec)
+    assert asked.hf_overrides == {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
+    assert (asked.attention_backend, asked.block_size) == ("CPU_MLA", 16)
+    content = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps({**content, **asked.hf_overrides}))
+    on_gpu = engine_args(replace(spec, device=Device.cuda))
+    assert not on_gpu.hf_overrides and on_gpu.attention_backend is None

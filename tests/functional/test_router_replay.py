@@ -53,6 +53,14 @@ __all__ = [
     "test_tripwires_measure_a_healthy_step_in_every_layout",
 ]
 
+# Of three layers the first has no experts, so that as many have them as in the other models.
+DENSE_FIRST = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 3,
+    "n_routed_experts": 4,
+    "n_group": 2,
+    **UNTIED,
+}
 RECOMPUTE = {"activation_checkpointing": True}
 
 
@@ -99,6 +107,20 @@ CASES = [
     case("EP4 over TP2 and DP2", {"ep": 4, "dp": 2, **SEQUENCE_PARALLEL}, PACKED, slow=True),
     case("EP2 x PP2", {"ep": 2, "dp": 2, "pp": 2}, {**DYNAMIC, **RECOMPUTE}, slow=True),
     case("CP2 x TP2", {"cp": 2, **SEQUENCE_PARALLEL}, PACKED, loss=GSPO, slow=True),
+    case(
+        "latent attention, a stage of a dense and a mixture layer",
+        {"pp": 2, "end_stages": (None, 1)},
+        {**PACKED, **RECOMPUTE},
+        model=DENSE_FIRST,
+        slow=True,
+    ),
+    case(
+        "latent attention, a stage without experts, TP2",
+        {"pp": 2, "end_stages": (1, None), **SEQUENCE_PARALLEL},
+        SHARED,
+        model=DENSE_FIRST,
+        slow=True,
+    ),
     case("TP2 x PP2", {"pp": 2, **SEQUENCE_PARALLEL}, {**PACKED, **RECOMPUTE}, slow=True),
 ]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from nemo_like.models.rope import Rope, latent_query_scale, latent_rope, two_ropes
+from nemo_like.models.latent_sizes import LatentSizes
+from nemo_like.models.rope import Rope, latent_rope, query_scale, two_ropes
 
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
 AMPLITUDE = 0.1 * math.log(8.0) + 1.0
@@ -59,17 +60,23 @@ def test_another_kind_of_scaling_is_none(scaling: dict[str, Any]) -> None:
     assert two_ropes({"rope_scaling": scaling}) is None
 
 
+def latent(head: int) -> LatentSizes:
+    """Half of a head of this size rotates."""
+    half = head // 2
+    return LatentSizes(query_latent=None, key_value_latent=8, plain=half, rotated=half, value=8)
+
+
 def test_latent_attention_rotates_as_yarn_does_and_scales_by_both_mscales() -> None:
     """0.1 ln(40) + 1 = 1.36889; of queries with keys, twice, where mscale_all_dim is 1."""
     settings = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}
     both = {"rope_theta": 5e4, "rope_scaling": {**settings, "mscale": 1.0, "mscale_all_dim": 1.0}}
     assert latent_rope(both) == Rope(theta=5e4, factor=40.0, trained_length=4096, amplitude=1.0)
-    assert latent_query_scale(both, 64) == pytest.approx(1.36889**2 / 8, rel=1e-5)
+    assert query_scale(both, "", latent(64)) == pytest.approx(1.36889**2 / 8, rel=1e-5)
     without = {"rope_scaling": settings}
     assert latent_rope(without) == Rope(
         theta=1e4, factor=40.0, trained_length=4096, amplitude=pytest.approx(1.36889, rel=1e-5)
     )
-    assert latent_query_scale(without, 64) == 1 / 8
+    assert query_scale(without, "", latent(64)) == 1 / 8
     half = {"rope_scaling": {**settings, "mscale": 0.5, "mscale_all_dim": 1.0}}
     rotation = latent_rope(half)
     assert rotation is not None
@@ -79,7 +86,7 @@ def test_latent_attention_rotates_as_yarn_does_and_scales_by_both_mscales() -> N
 def test_latent_attention_may_rotate_without_scaling() -> None:
     content = {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0}}
     assert latent_rope(content) == Rope(theta=700.0)
-    assert latent_query_scale(content, 16) == 1 / 4
+    assert query_scale(content, "", latent(16)) == 1 / 4
 
 
 @pytest.mark.parametrize(
