@@ -181,6 +181,7 @@ def _model_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> It
     yield from _adapted_expert_problems(name, group, model)
     yield from _fused_layer_problems(name, group, model)
     yield from _window_problems(name, group, model)
+    yield from _fp8_layer_problems(name, group, model)
 
 
 def _stage_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
@@ -316,6 +317,17 @@ def _fused_layer_problems(name: str, group: WorkerGroupConfig, model: ModelInfo)
             rule=f"asks for adapters beside {', '.join(fused)}, and a model of type {model.model_type!r} has "
             f"{', '.join(layers)}",
             remedy=f"set it to [{', '.join(single)}], or set {name}.backend=fsdp",
+        )
+
+
+def _fp8_layer_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+    fp8 = group.megatron_cfg.fp8 if isinstance(group, TrainedGroupConfig) else None
+    if fp8 is not None and model.family.parts:
+        yield Problem(
+            key=f"{name}.megatron_cfg.fp8={fp8.value}",
+            rule="is for Transformer Engine's layers, and those of a model of type "
+            f"{model.model_type!r} have other parts",
+            remedy="set it to null",
         )
 
 

@@ -81,7 +81,7 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         **_pipeline_options(cfg, layout),
         **{
             **model.family.megatron,
-            **_mixture_options(model, cfg, layout),
+            **_mixture_options(model, cfg, layout, is_fused=is_fused),
             **_recompute_options(cfg),
             **_fp8_options(cfg),
             **given,
@@ -136,7 +136,9 @@ def _attention_options(model: ModelInfo, cfg: WorkerGroupConfig) -> dict[str, An
     return options
 
 
-def _mixture_options(model: ModelInfo, cfg: WorkerGroupConfig, layout: ParallelLayout) -> dict[str, Any]:
+def _mixture_options(
+    model: ModelInfo, cfg: WorkerGroupConfig, layout: ParallelLayout, *, is_fused: bool
+) -> dict[str, Any]:
     if model.num_experts is None:
         return {}
     # A list makes Megatron-core store every layer under a name of its own in checkpoints.
@@ -154,7 +156,7 @@ def _mixture_options(model: ModelInfo, cfg: WorkerGroupConfig, layout: ParallelL
         "moe_router_load_balancing_type": "none",
         # Not every dispatcher allows micro-batches of different lengths.
         "moe_token_dispatcher_type": "alltoall",
-        "moe_grouped_gemm": groups_experts(cfg),
+        "moe_grouped_gemm": groups_experts(cfg, is_fused=is_fused),
         "expert_model_parallel_size": layout.ep,
         "expert_tensor_parallel_size": layout.etp,
     }

@@ -304,22 +304,23 @@ def uses_transformer_engine(device: torch.device) -> bool:
     return HAVE_TE and device.type == "cuda"
 
 
-def groups_experts(cfg: WorkerGroupConfig) -> bool:
-    """Return whether a mixture's experts compute in one grouped matrix product.
+def groups_experts(cfg: WorkerGroupConfig, *, is_fused: bool) -> bool:
+    """Return whether a mixture's experts compute in one grouped matrix product. With ``is_fused`` the model
+    has Transformer Engine's layers.
 
     Raises ValueError when the configuration asks for it and there is no kernel for it.
     """
     wanted = cfg.megatron_cfg.moe_grouped_gemm
-    if cfg.megatron_cfg.expert_tensor_parallel_size > 1 and not HAVE_TE:
+    if cfg.megatron_cfg.expert_tensor_parallel_size > 1 and not is_fused:
         return False  # a part of an expert has no kernel without Transformer Engine
     if cfg.device is Device.cpu:
         return bool(wanted)
-    has_kernel = HAVE_TE or cfg.precision is Precision.bfloat16
+    has_kernel = is_fused or cfg.precision is Precision.bfloat16
     if wanted and not has_kernel:
         raise ValueError(
             f"{cfg.label}.megatron_cfg.moe_grouped_gemm=true with {cfg.label}.precision="
-            f"{cfg.precision.value} needs Transformer Engine, which is not installed; set "
-            f"{cfg.label}.precision=bfloat16, or the key to null"
+            f"{cfg.precision.value} needs Transformer Engine, which is not installed, or has not the layers "
+            f"of this model; set {cfg.label}.precision=bfloat16, or the key to null"
         )
     return has_kernel if wanted is None else wanted
 

@@ -11,7 +11,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import functional
 
-from nemo_like.policy.megatron import modules
 from nemo_like.policy.megatron.experts import GroupedExperts
 from nemo_like.policy.megatron.modules import groups_experts
 from nemo_like.policy.options import Device, Precision
@@ -91,21 +90,16 @@ def test_experts_are_grouped_where_there_is_a_kernel_for_it(
     has_te: bool,
     wanted: bool | None,
     groups: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(modules, "HAVE_TE", has_te)
-    assert groups_experts(policy(device, precision, wanted)) is groups
+    assert groups_experts(policy(device, precision, wanted), is_fused=has_te) is groups
 
 
-def test_a_kernel_that_is_asked_for_and_missing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modules, "HAVE_TE", False)
+def test_a_kernel_that_is_asked_for_and_missing_is_an_error() -> None:
     with pytest.raises(ValueError, match=r"moe_grouped_gemm=true .*float32 needs Transformer Engine"):
-        groups_experts(policy(Device.cuda, Precision.float32, True))
+        groups_experts(policy(Device.cuda, Precision.float32, True), is_fused=False)
 
 
 @pytest.mark.parametrize(("has_te", "groups"), [(False, False), (True, True)])
-def test_parts_of_experts_are_grouped_by_transformer_engine_alone(
-    has_te: bool, groups: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(modules, "HAVE_TE", has_te)
-    assert groups_experts(policy(Device.cuda, Precision.bfloat16, None, expert_parts=2)) is groups
+def test_parts_of_experts_are_grouped_by_transformer_engine_alone(has_te: bool, groups: bool) -> None:
+    divided = policy(Device.cuda, Precision.bfloat16, None, expert_parts=2)
+    assert groups_experts(divided, is_fused=has_te) is groups

@@ -112,6 +112,17 @@ def test_weights_in_8_bits_are_refused_where_engines_would_take_them(demo: Demo,
     assert not problems(demo("rollout.replay=recorded"))
 
 
+def test_products_in_8_bits_are_for_layers_of_transformer_engine(demo: Demo, checkpoint: Path) -> None:
+    keys = ("policy.megatron_cfg.fp8=hybrid", "policy.device=cuda", "policy.precision=bfloat16")
+    assert not any("Transformer Engine" in one for one in problems(demo(*keys)))
+    write_checkpoint(checkpoint, **MLA)
+    (problem,) = problems(demo(*keys))
+    assert problem == (
+        "policy.megatron_cfg.fp8=hybrid is for Transformer Engine's layers, and those of a model of type "
+        "'deepseek_v3' have other parts; set it to null"
+    )
+
+
 def test_adapters_of_latent_attention_are_beside_its_output_alone(demo: Demo, checkpoint: Path) -> None:
     write_checkpoint(checkpoint, **MLA)
     told = problems(demo("policy.lora.enabled=true"))
