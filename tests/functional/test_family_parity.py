@@ -76,7 +76,7 @@ def cases_of(family: str) -> list[Case]:
             Case(
                 f"{family}, TP2 with sequence parallelism, activation checkpointing",
                 SEQUENCE_PARALLEL,
-                {"activation_checkpointing": True, **PACKED},
+                {"activation_checkpointing": True, "moe_grouped_gemm": is_mixture or None, **PACKED},
                 model,
                 slow=True,
             ),

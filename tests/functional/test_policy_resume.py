@@ -251,6 +251,12 @@ def dense_first(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def latent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With projections to latents, which tensor-parallel ranks have whole."""
+    return make_checkpoint(tmp_path_factory.mktemp("latent"), "deepseek_v3", tied=False)
+
+
+@pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """``whole(layout, model)``: two rounds in a layout, made once for all tests that go on from them.
 
@@ -408,6 +414,14 @@ def test_a_mixture_whose_first_layer_is_dense_trains_on_under_another_layout(
     saved_by: str, resumed_by: str, dense_first: Path, whole: Whole, tmp_path: Path
 ) -> None:
     check_resumption(whole(saved_by, dense_first), resumed_by, 1e-5, dense_first, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("saved_by", "resumed_by"), [("EP2 x TP2", "PP2"), ("one", "EP2 x TP2")])
+def test_layers_of_which_every_rank_has_a_copy_are_stored_once(
+    saved_by: str, resumed_by: str, latent: Path, whole: Whole, tmp_path: Path
+) -> None:
+    check_resumption(whole(saved_by, latent), resumed_by, 1e-5, latent, tmp_path)
 
 
 def test_an_older_checkpoint_of_experts_is_refused_under_other_expert_parallelism(
