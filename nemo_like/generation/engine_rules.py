@@ -8,6 +8,7 @@ from enum import Enum
 from nemo_like.config.problems import Problem
 from nemo_like.generation.draft_rules import cache_problems
 from nemo_like.generation.options import GenerationConfig, LoraSync, WeightTransport
+from nemo_like.models.adapter_layers import adapted_experts
 from nemo_like.models.division import must_divide, nearest_divisors
 from nemo_like.models.model_info import ModelInfo, has_vision_tower
 from nemo_like.models.quantization import DEQUANTISE
@@ -156,6 +157,24 @@ def adapter_problems(generation: GenerationConfig, policy: PolicyConfig) -> Iter
             "larger adapters",
             remedy="set generation.lora_sync=merged",
         )
+
+
+def mixture_problems(
+    generation: GenerationConfig, policy: PolicyConfig, model: ModelInfo
+) -> Iterator[Problem]:
+    """Yield a problem when engines would compute adapters in a mixture of experts where they cannot."""
+    if model.num_experts is None or not policy.lora.enabled or generation.lora_sync is LoraSync.merged:
+        return
+    key, remedy = "generation.lora_sync=adapter", "set it to merged"
+    if policy.device is Device.cpu:
+        rule = "is impossible for a mixture of experts with policy.device=cpu: an engine with adapters "
+        yield Problem(key=key, rule=f"{rule}computes experts by a kernel for GPUs", remedy=remedy)
+    elif adapted_experts(policy.lora):
+        rule = (
+            f"is not for policy.lora.target_modules=[{', '.join(policy.lora.target_modules)}] in a mixture "
+        )
+        rule += "of experts: vLLM reads the adapters of experts in another order than peft saves them"
+        yield Problem(key=key, rule=rule, remedy=remedy)
 
 
 def cache_size_problems(generation: GenerationConfig, policy: PolicyConfig) -> Iterator[Problem]:

@@ -233,7 +233,11 @@ class LoraConfig:
     ]
     target_modules: Annotated[
         list[str],
-        Key("or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj", ["all-linear"]),
+        Key(
+            "Or some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj. In a mixture the last "
+            "three are of its experts, which get no adapter with all-linear.",
+            ["all-linear"],
+        ),
     ]
     exclude_modules: Annotated[list[str], Key("layers of target_modules that get no adapter", [])]
     use_rslora: Annotated[

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.configuration import Config
-from nemo_like.generation.engine_rules import engine_layout_problems
+from nemo_like.generation.engine_rules import engine_layout_problems, mixture_problems
 from nemo_like.models.checkpoint_files import how_to_get, missing_files
 from nemo_like.models.end_tokens import EndTokenError, stated_end_ids
 from nemo_like.models.model_info import ModelInfo, is_here, planned_shape, read_model_info
@@ -23,7 +23,6 @@ from nemo_like.policy.groups.model_rules import (
 )
 from nemo_like.policy.options import WorkerGroupConfig
 from nemo_like.rollout.tasks import task_environments, training_sampling, validation_sampling
-from nemo_like.rules.weight_rules import mixture_problems
 
 
 def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterator[Problem]:
@@ -35,7 +34,10 @@ def checkpoint_problems(cfg: Config, machine: Machine = Machine.this) -> Iterato
     if model is None:
         return
     yield from image_problems(cfg.policy, cfg.data, model)
-    uneven = [*layout_problems("policy", cfg.policy, model), *mixture_problems(cfg, model)]
+    uneven = [
+        *layout_problems("policy", cfg.policy, model),
+        *mixture_problems(cfg.generation, cfg.policy, model),
+    ]
     uneven += engine_layout_problems(cfg.generation, cfg.policy, model, is_used=cfg.rollout.replay is None)
     yield from uneven
     if not uneven:

@@ -8,8 +8,7 @@ from nemo_like.config.problems import Problem
 from nemo_like.configuration import Config
 from nemo_like.generation.engine_rules import adapter_problems
 from nemo_like.generation.options import WeightTransport
-from nemo_like.models.model_info import ModelInfo
-from nemo_like.plan.derived import engine_adapter, shares_gpus
+from nemo_like.plan.derived import shares_gpus
 from nemo_like.policy.options import Device
 
 
@@ -36,15 +35,3 @@ def weight_problems(cfg: Config) -> Iterator[Problem]:
             remedy="set it to auto",
         )
     yield from adapter_problems(cfg.generation, cfg.policy)
-
-
-def mixture_problems(cfg: Config, model: ModelInfo) -> Iterator[Problem]:
-    """Yield a problem when engines on CPUs would compute adapters in a mixture of experts."""
-    is_mixture = model.num_experts is not None
-    if is_mixture and cfg.policy.device is Device.cpu and engine_adapter(cfg) is not None:
-        yield Problem(
-            key="generation.lora_sync=adapter",
-            rule="is impossible for a mixture of experts with policy.device=cpu: an engine with adapters "
-            "computes experts by a kernel for GPUs",
-            remedy="set it to merged",
-        )

@@ -68,7 +68,12 @@ class DenseReference:
 
     def weights(self) -> dict[str, Tensor]:
         """By name, with the adapters merged."""
-        merged = {f"{name}.weight": layer.get_delta_weight(ADAPTER) for name, layer in self._adapted.items()}
+        merged = {
+            f"{name.replace('.base_layer', '')}.{getattr(layer, 'parameter_name', 'weight')}": (
+                layer.get_delta_weight(ADAPTER)
+            )
+            for name, layer in self._adapted.items()
+        }
         plain = {
             name.replace(".base_layer", ""): weight
             for name, weight in self.model.state_dict().items()
@@ -209,11 +214,25 @@ def with_all_rows(model: Any) -> Any:
 def add_adapters(model: Any, lora: LoraConfig) -> dict[str, Any]:
     """peft's own adapters with the project's first values; the layers that have one, by name."""
     all_linear = lora.target_modules == ["all-linear"]
+    is_mixture = any(parameter.dim() == 3 for parameter in model.parameters())
+    experts = {
+        "gate_proj": "gate_up_proj",
+        "up_proj": "gate_up_proj",
+        "down_proj": "down_proj",
+        "w2": "down_proj",
+    }
+    if is_mixture:
+        named = ["q_proj", "k_proj", "v_proj", "o_proj"] if all_linear else lora.target_modules
+        targets: str | list[str] = [layer for layer in named if layer not in experts]
+        parameters = {f"experts.{experts[layer]}" for layer in named if layer in experts}
+    else:
+        targets, parameters = "all-linear" if all_linear else lora.target_modules, set()
     config = PeftLora(
         task_type="CAUSAL_LM",
         r=lora.rank,
         lora_alpha=lora.alpha,
-        target_modules="all-linear" if all_linear else lora.target_modules,
+        target_modules=targets,
+        target_parameters=sorted(parameters) or None,
         exclude_modules=["score"] if hasattr(model, "score") else None,  # a critic's output layer
     )
     inject_adapter_in_model(config, model, adapter_name=ADAPTER)

@@ -17,6 +17,8 @@ from tests.functional.policy_fixtures import policy_config
 from tests.functional.test_policy_parity import (
     ADAPTERS,
     DYNAMIC,
+    EXPERT_ADAPTERS,
+    MIXTURE,
     PACKED,
     SHARED,
     SOME_ADAPTERS,
@@ -102,6 +104,24 @@ CASES = [
     FsdpCase("adapters, DP2", {"dp": 2}, {**ADAPTERS, **PACKED}),
     FsdpCase("adapters, on the host between phases", {}, {"offloads": True, **ADAPTERS}, slow=True),
     FsdpCase("some adapters, TP2", {"tp": 2}, SOME_ADAPTERS),
+    FsdpCase("adapters of experts", {}, {**EXPERT_ADAPTERS, **PACKED}, MIXTURE),
+    FsdpCase("adapters of experts, DP2", {"dp": 2}, {**EXPERT_ADAPTERS, **PACKED}, MIXTURE, slow=True),
+    FsdpCase(
+        "adapters of experts, DP2, recomputed and offloaded",
+        {"dp": 2},
+        {**EXPERT_ADAPTERS, **DYNAMIC},
+        MIXTURE,
+        fsdp=SAVING,
+        slow=True,
+    ),
+    FsdpCase("adapters beside a mixture's experts", {}, {**ADAPTERS, **PACKED}, MIXTURE, slow=True),
+    FsdpCase(
+        "adapters of some of Mixtral's experts' layers",
+        {},
+        {"adapts": ("k_proj", "w2")},
+        {"model_type": "mixtral"},
+        slow=True,
+    ),
 ]
 
 

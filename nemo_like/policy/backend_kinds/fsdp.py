@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nemo_like.config.problems import Problem
-from nemo_like.models.adapter_layers import num_adapter_parameters
+from nemo_like.models.adapter_layers import DOWN, GATE_AND_UP, adapted_experts, num_adapter_parameters
 from nemo_like.models.division import must_divide
 from nemo_like.models.model_info import ModelInfo
 from nemo_like.models.quantization import refusal_of_quantized
@@ -19,7 +19,7 @@ from nemo_like.policy.backends.backend_kind import (
     Library,
     weight_bytes_of,
 )
-from nemo_like.policy.groups.layout import adapters_of, spared_moments
+from nemo_like.policy.groups.layout import adapters_of, recomputes_layers, spared_moments
 from nemo_like.policy.options import Device, LoraConfig, TrainedGroupConfig, WorkerGroupConfig
 
 _GATHERED_LAYERS = 2  # a layer is gathered while the previous layer computes
@@ -57,6 +57,8 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
     elif lora is not None:
         trained, frozen = num_adapter_parameters(model, lora), model.num_parameters
     whole_layers = (_GATHERED_LAYERS * counts.layer + counts.input_embeddings) * weight_bytes_of(policy) // tp
+    if lora is not None:
+        whole_layers += _merged_experts(policy, model, lora) * weight_bytes_of(policy)
     weights = (trained * FLOAT32 + frozen * weight_bytes_of(policy)) // ranks
     gradients, moments = trained * FLOAT32 // ranks, trained * MOMENTS // ranks
     moments -= spared_moments(policy, counts.layer_matrices) // ranks
@@ -77,6 +79,15 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
         whole_gradients=whole_gradients,
         stored=stored,
     )
+
+
+def _merged_experts(policy: WorkerGroupConfig, model: ModelInfo, lora: LoraConfig) -> int:
+    """Return how many scalars a rank holds of experts' weights with their adapters merged, which peft makes
+    in the forward pass, and which the backward pass of each layer needs."""
+    shares = {GATE_AND_UP: 2, DOWN: 1}  # of the three matrices of an expert
+    adapted = sum(shares[parameter] for parameter in adapted_experts(lora))
+    layers = 1 if recomputes_layers(policy) else model.num_mixture_layers
+    return layers * model.parameters.experts * adapted // 3
 
 
 def _model_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:

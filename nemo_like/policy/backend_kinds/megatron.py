@@ -12,11 +12,12 @@ from nemo_like.config.problems import Problem
 from nemo_like.models.adapter_layers import (
     ADAPTABLE_LAYERS,
     ALL_LINEAR,
-    ATTENTION_LAYERS,
-    FEED_FORWARD_LAYERS,
+    EXPERT_LAYERS,
     adapted_layers,
     adapts_all_linear,
+    named_layers,
     num_adapter_parameters,
+    num_expert_adapter_parameters,
 )
 from nemo_like.models.division import must_divide, nearest_divisors
 from nemo_like.models.family import Mixture, Part, described_types, family_of, nearest_type
@@ -163,7 +164,7 @@ def _adapter_problems(name: str, lora: LoraConfig) -> Iterator[Problem]:
     targets = [] if adapts_all_linear(lora) else lora.target_modules
     named = {"target_modules": targets, "exclude_modules": lora.exclude_modules}
     for leaf, layers in named.items():
-        unknown = [layer for layer in layers if layer not in ADAPTABLE_LAYERS]
+        unknown = [layer for layer in layers if layer not in (*ADAPTABLE_LAYERS, *EXPERT_LAYERS)]
         if not unknown:
             continue
         close = get_close_matches(unknown[0], ADAPTABLE_LAYERS, n=1)
@@ -280,15 +281,16 @@ def _divided_experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> I
 
 
 def _adapted_expert_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
+    """Yield a problem where a dense model is to have adapters beside experts."""
     lora = adapters_of(group)
-    experts = [layer for layer in adapted_layers(lora) if layer in FEED_FORWARD_LAYERS] if lora else []
-    layers = [layer for layer in ATTENTION_LAYERS if layer in model.family.linear_layers]
-    if lora and model.num_experts is not None and experts:
+    of_experts = EXPERT_LAYERS.keys() - {*ADAPTABLE_LAYERS}
+    named = [layer for layer in named_layers(lora) if layer in of_experts] if lora else []
+    if lora and named and model.num_experts is None:
         yield Problem(
             key=f"{name}.lora.target_modules=[{', '.join(lora.target_modules)}]",
-            rule=f"asks for adapters beside {', '.join(experts)}, which are experts in this mixture and get "
-            f"none with {name}.backend=megatron",
-            remedy=f"name layers of the attention: [{', '.join(layers)}]",
+            rule=f"asks for adapters beside {', '.join(named)}, which experts of a mixture have, and this "
+            f"model is of type {model.model_type!r}",
+            remedy=f"name some of {', '.join(ADAPTABLE_LAYERS)}",
         )
 
 
@@ -353,13 +355,15 @@ def _held_memory(policy: WorkerGroupConfig, model: ModelInfo, rank: int) -> Held
         return HeldMemory(weights=weights)
     trained_others, trained_experts, lora = others, experts, adapters_of(policy)
     if lora is not None:
-        trained_others, trained_experts = num_adapter_parameters(model, lora) // (tp * pp), 0
+        of_experts = num_expert_adapter_parameters(model, lora)
+        trained_others = (num_adapter_parameters(model, lora) - of_experts) // (tp * pp)
+        trained_experts = of_experts // (expert_ranks * pp)
     # A parameter that trains in float32, as adapters always do, is its own master.
     is_float32 = policy.precision is Precision.float32 or lora is not None
     per_parameter = MOMENTS + (0 if is_float32 else FLOAT32)
     copies = stage_size(policy) // tp if shards_optimizer(policy) else 1
     expert_copies = stage_size(policy) // expert_ranks if shards_optimizer(policy) else 1
-    adapters = trained_others if lora is not None else 0
+    adapters = trained_others + trained_experts if lora is not None else 0
     gradients = (trained_others + trained_experts) * FLOAT32
     updated = trained_others // copies + trained_experts // expert_copies
     # A sharded optimizer copies the weights into one buffer, while the loaded weights are still there.

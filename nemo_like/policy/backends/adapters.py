@@ -38,6 +38,13 @@ def peft_name(layer: str, part: str) -> str:
     return f"base_model.model.{layer}.{part}.weight"
 
 
+def expert_layer(layer: str, parameter: str, adapted: Sequence[str]) -> str:
+    """Return the name of the layer of peft that adapts the experts' ``parameter`` in a decoder layer, where
+    ``adapted`` are all of these: peft wraps the first of two twice."""
+    experts = f"{layer}.mlp.experts"
+    return f"{experts}.base_layer" if parameter != adapted[-1] else experts
+
+
 def initial_value(name: str, shape: Sequence[int], begun: str | None = None) -> Tensor:
     """Return the first value of the adapter's tensor that peft calls ``name``, ``shape`` float32 on the CPU.
 
@@ -68,8 +75,9 @@ def _saved_value(directory: Path, name: str, shape: Sequence[int]) -> Tensor:
     return found.to(ADAPTER_DTYPE)
 
 
-def peft_config(lora: LoraConfig, target_modules: str | list[str]) -> PeftConfig:
-    """Return peft's configuration object of adapters beside ``target_modules``."""
+def peft_config(lora: LoraConfig, target_modules: str | list[str], experts: Sequence[str] = ()) -> PeftConfig:
+    """Return peft's configuration object of adapters beside ``target_modules``, and beside these parameters
+    of a mixture's experts."""
     from peft import LoraConfig as PeftLora
 
     return PeftLora(
@@ -78,6 +86,7 @@ def peft_config(lora: LoraConfig, target_modules: str | list[str]) -> PeftConfig
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=target_modules,
+        target_parameters=[f"experts.{parameter}" for parameter in experts] or None,
         exclude_modules=lora.exclude_modules or None,
         use_rslora=lora.use_rslora,
     )

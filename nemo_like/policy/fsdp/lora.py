@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from nemo_like.models.adapter_layers import ALL_LINEAR, adapts_all_linear
+from nemo_like.models.adapter_layers import ALL_LINEAR, EXPERT_LAYERS, adapted_experts, adapts_all_linear
 from nemo_like.policy.backends.adapters import LORA_A, LORA_B, initial_value, peft_config, peft_name
+from nemo_like.policy.groups.adapter_rules import adapted_expert_problems
 from nemo_like.policy.options import LoraConfig
 
 if TYPE_CHECKING:
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
 _NAME = "default"  # peft's name of each layer's only adapter
 _BASE = ".base_layer"
+_ROUTERS = ("gate", "router")
 ADAPTER_DROPOUT = ".lora_dropout."  # in the names of peft's modules that drop parts of an adapter's input
 
 
@@ -29,10 +34,18 @@ class Adapters:
     """The adapted layers of a model, by name; empty for a model that trains as a whole.
 
     ``config`` is peft's configuration, which names the adapted layers; None where there are no adapters.
+    ``experts`` has the layers that adapt a parameter of all experts, with its name in a model without
+    adapters.
     """
 
-    def __init__(self, layers: Mapping[str, Any], config: PeftConfig | None = None) -> None:
+    def __init__(
+        self,
+        layers: Mapping[str, Any],
+        config: PeftConfig | None = None,
+        experts: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._layers, self.config = dict(layers), config
+        self._beside = {experts.get(layer, f"{layer}.weight"): layer for layer in layers}
 
     def __bool__(self) -> bool:
         return bool(self._layers)
@@ -55,15 +68,18 @@ class Adapters:
 
     def merged(self, name: str, weight: Tensor, full: Callable[[str], Tensor]) -> Tensor:
         """Return the full parameter ``weight`` with its adapter merged, W + scaling * B @ A in float32; a
-        parameter without an adapter comes back unchanged.
+        parameter without an adapter comes back unchanged. One of all experts has an adapter per expert.
 
         ``full`` gathers a parameter by its name.
         """
-        layer_name, _, leaf = name.rpartition(f"{_BASE}.")
-        if leaf != "weight" or layer_name not in self._layers:
+        layer_name = self._beside.get(checkpoint_name(name) or "")
+        if layer_name is None:
             return weight
         layer = self._layers[layer_name]
         down, up = (full(f"{layer_name}.{part}.{_NAME}.weight") for part in (LORA_A, LORA_B))
+        if weight.dim() == 3:
+            down, up = down.unflatten(0, (len(weight), -1)), up.unflatten(1, (-1, len(weight)))
+            return weight.float() + layer.scaling[_NAME] * torch.einsum("ore,eri->eoi", up, down)
         delta = layer.scaling[_NAME] * (up @ down)
         # Some layers store their weight [in, out].
         return weight.float() + (delta.T if layer.fan_in_fan_out else delta)
@@ -83,45 +99,82 @@ def add_adapters(model: PreTrainedModel, group: str, cfg: LoraConfig) -> Adapter
     """
     _check_targets(model, group, cfg)
     from peft import inject_adapter_in_model
-    from peft.tuners.lora import LoraLayer
+    from peft.tuners.lora import LoraLayer, ParamWrapper
 
-    config = peft_config(cfg, ALL_LINEAR if adapts_all_linear(cfg) else cfg.target_modules)
+    config = _peft_config(model, group, cfg)
     inject_adapter_in_model(config, model, adapter_name=_NAME, low_cpu_mem_usage=True)
     layers = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    experts = {
+        name: f"{name.replace(_BASE, '')}.{layer.parameter_name}"
+        for name, layer in layers.items()
+        if isinstance(layer, ParamWrapper)
+    }
     for name, layer in layers.items():
         if _NAME not in layer.lora_A or layer is model.get_output_embeddings():
             raise ValueError(
                 f"{group}.lora.target_modules names {name!r}, an embedding or the output layer; "
                 "name linear layers inside the model"
             )
-    return Adapters(layers, config)
+    return Adapters(layers, config, experts)
+
+
+def _peft_config(model: PreTrainedModel, group: str, cfg: LoraConfig) -> PeftConfig:
+    """Return peft's configuration of the adapters.
+
+    In a mixture it names the layers outside the experts one by one: from names of experts' layers, and from
+    all-linear, peft makes adapters of another rank, beside routers too. Raises ValueError for adapters that
+    experts cannot have.
+    """
+    if not _stacked_experts(model):
+        return peft_config(cfg, ALL_LINEAR if adapts_all_linear(cfg) else cfg.target_modules)
+    for problem in adapted_expert_problems(group, cfg):
+        raise ValueError(str(problem))
+    targets = sorted(_linear_layers(model)) if adapts_all_linear(cfg) else cfg.target_modules
+    outside = [layer for layer in targets if layer not in (*EXPERT_LAYERS, *_ROUTERS)]
+    excluded = [layer for layer in cfg.exclude_modules if layer not in EXPERT_LAYERS]
+    return peft_config(replace(cfg, exclude_modules=excluded), outside, adapted_experts(cfg))
+
+
+def _linear_layers(model: PreTrainedModel) -> set[str]:
+    """Return the last parts of the names of the model's linear layers, but for the output layer."""
+    output = model.get_output_embeddings()
+    return {
+        name.rpartition(".")[2]
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and layer is not output
+    }
+
+
+def _stacked_experts(model: PreTrainedModel) -> set[str]:
+    """Return the names of the parameters that have all experts of a layer."""
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == 3 and name.rpartition(".")[2] in EXPERT_LAYERS.values()
+    }
 
 
 def _check_targets(model: PreTrainedModel, group: str, cfg: LoraConfig) -> None:
     """Raise ValueError when a configured name fits no layer; peft would accept it if another name fits."""
     targets = [] if adapts_all_linear(cfg) else cfg.target_modules
     names = [name for name, _ in model.named_modules()]
+    experts = EXPERT_LAYERS if _stacked_experts(model) else ()
     for leaf, layers in {"target_modules": targets, "exclude_modules": cfg.exclude_modules}.items():
         unknown = [
             layer
             for layer in layers
-            if not any(name == layer or name.endswith(f".{layer}") for name in names)
+            if layer not in experts and not any(name == layer or name.endswith(f".{layer}") for name in names)
         ]
         if unknown:
-            linear = {
-                name.rpartition(".")[2]
-                for name, layer in model.named_modules()
-                if isinstance(layer, nn.Linear | Conv1D)
-            }
             raise ValueError(
                 f"{group}.lora.{leaf}={layers}: no layer of the model is called "
-                f"{', '.join(unknown)}; its linear layers are {', '.join(sorted(linear))}"
+                f"{', '.join(unknown)}; its linear layers are {', '.join(sorted(_linear_layers(model)))}"
             )
 
 
 def checkpoint_name(name: str) -> str | None:
     """Return a parameter's name in a model without adapters; None for an adapter's own parameter."""
-    return None if ".lora_" in name else name.replace(f"{_BASE}.", ".")
+    return None if ".lora_" in name else name.replace(_BASE, "")
 
 
 def initial_values(parameters: Mapping[str, nn.Parameter], begun: str | None) -> dict[str, Tensor]:

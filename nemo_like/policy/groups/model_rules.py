@@ -11,6 +11,8 @@ from nemo_like.data.sources import data_sources
 from nemo_like.models.division import must_divide
 from nemo_like.models.model_info import IMAGE_TEXT_MODEL_TYPES, ModelInfo
 from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of
+from nemo_like.policy.groups.adapter_rules import adapted_expert_problems
+from nemo_like.policy.groups.layout import adapters_of
 from nemo_like.policy.options import PolicyConfig, WorkerGroupConfig
 
 
@@ -35,6 +37,8 @@ def layout_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> It
         parts["columns of shared experts"] = model.shared_ffn_size
     if "tp" in kind.axes:
         yield from must_divide(f"{name}.{kind.axes['tp']}", axis_size(group, "tp"), parts)
+    if model.num_experts is not None and (lora := adapters_of(group)) is not None:
+        yield from adapted_expert_problems(name, lora)
     if kind.model_problems is not None:
         yield from kind.model_problems(name, group, model)
 

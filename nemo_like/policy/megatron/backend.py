@@ -25,7 +25,7 @@ from nemo_like.checkpoint.options import ResumeParts
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.compat.cpu_shim import cuda_means_cpu
 from nemo_like.compat.foreach import use_torch_kernels
-from nemo_like.models.adapter_layers import adapted_layers
+from nemo_like.models.adapter_layers import adapted_experts, adapted_layers
 from nemo_like.models.model_info import read_model_info
 from nemo_like.models.weight_names import OUTPUT_LAYER, Cut, Rule
 from nemo_like.observability.metrics import Metric
@@ -59,6 +59,7 @@ from nemo_like.policy.groups.parallelism import FIRST_REPLICA, is_beside_sender,
 from nemo_like.policy.loss.objective import LossFunction, Objective
 from nemo_like.policy.loss.train_metrics import TrainMetrics
 from nemo_like.policy.loss.update_watch import BackendState
+from nemo_like.policy.megatron.adapter_parts import AdapterSettings
 from nemo_like.policy.megatron.checkpoint import (
     load_checkpoint,
     load_reference,
@@ -66,7 +67,7 @@ from nemo_like.policy.megatron.checkpoint import (
     save_checkpoint,
 )
 from nemo_like.policy.megatron.expert_load import ExpertLoad, freeze_routers
-from nemo_like.policy.megatron.lora import AdapterSettings, MegatronAdapters, add_adapters
+from nemo_like.policy.megatron.lora import MegatronAdapters, add_adapters
 from nemo_like.policy.megatron.matrix_updates import layer_matrices
 from nemo_like.policy.megatron.model import ScoringGPTModel, transformer_config
 from nemo_like.policy.megatron.model_chunks import ModelChunks, without_sync
@@ -85,7 +86,6 @@ from nemo_like.policy.megatron.weight_conversion import (
     ModelPart,
     full_shape,
     hf_tensors,
-    join,
     load_weights,
     router_biases,
     rules_of_all_ranks,
@@ -359,16 +359,15 @@ class MegatronBackend(UpdatingBackend):
         lora = adapters_of(self.cfg)
         if lora is None:
             return None
-        return adapter_config(peft_config(lora, list(adapted_layers(lora))), self._source)
+        layers = list(adapted_layers(lora, self._model_info.num_experts))
+        experts = () if self._model_info.num_experts is None else adapted_experts(lora)
+        return adapter_config(peft_config(lora, layers, experts), self._source)
 
     def adapter_metadata(self) -> list[TensorSpec]:
         """Describe the tensors that ``stage_adapters`` will yield, in its order, without communication;
         return an empty list when the whole model trains."""
         dtype = str(ADAPTER_DTYPE).removeprefix("torch.")
-        return [
-            TensorSpec(part.name, dtype, full_shape(part.rule, part.parameter.shape, self._part.tp_size))
-            for part in self._adapters.parts()
-        ]
+        return [TensorSpec(part.name, dtype, part.full_shape) for part in self._adapters.parts()]
 
     def stage_adapters(self, replicas: Sequence[int] = FIRST_REPLICA) -> Iterator[tuple[str, Tensor]]:
         """Yield (name as peft saves it, full tensor in float32) for every adapter of this pipeline stage, A
@@ -379,7 +378,7 @@ class MegatronBackend(UpdatingBackend):
         with self._weights_in_use():
             for adapter in self._adapters.parts():
                 if parts := self._gather(adapter.rule, adapter.parameter.detach(), replicas):
-                    yield adapter.name, join(adapter.rule, parts)
+                    yield adapter.name, adapter.joined(parts)
 
     def export_hf(self, path: Path) -> None:
         """Write a checkpoint directory that transformers loads, and inside it a directory with the adapters

@@ -6,6 +6,7 @@ is compiled at installation.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,15 +49,23 @@ class GroupedExperts(MegatronModule):
             # Megatron-core's mark: whether every data-parallel rank has a copy.
             parameter.allreduce = self._expert_parallel.size() == 1
             self.register_parameter(name, parameter)
+        # What adds adapters' outputs to those of a linear layer, by its name in Megatron-core's other
+        # experts. It takes the layer's input, the ends of the experts' tokens, and the layer's output.
+        self.additions: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {}
         self.register_load_state_dict_post_hook(_ignore_extra_states)
 
     def forward(self, hidden: Tensor, tokens_per_expert: Tensor, weights: Tensor) -> tuple[Tensor, None]:
         """Compute the experts. hidden: [tokens, hidden], expert by expert; tokens_per_expert: [E] int64;
         weights: [tokens], from the router. Returns [tokens, hidden], and None in place of a bias."""
         ends = tokens_per_expert.cumsum(0).to(hidden.device, torch.int32)
-        activated = SwiGLUFunction.apply(_products(hidden, self.weight1, ends))
+        activated = SwiGLUFunction.apply(self._linear("weight1", hidden, ends))
         activated = (activated * weights[:, None]).to(hidden.dtype)
-        return _products(activated, self.weight2, ends), None
+        return self._linear("weight2", activated, ends), None
+
+    def _linear(self, name: str, tokens: Tensor, ends: Tensor) -> Tensor:
+        output = grouped_products(tokens, getattr(self, name), ends)
+        add = self.additions.get(_LAYERS[name])
+        return output if add is None else add(tokens, ends, output)
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
@@ -85,7 +94,7 @@ class GroupedExperts(MegatronModule):
         return state
 
 
-def _products(tokens: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+def grouped_products(tokens: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     """Multiply each expert's tokens by its matrix. tokens: [tokens, in]; weight: [E, out, in]; ends: [E]
     int32, one past each expert's last token. Returns [tokens, out]."""
     if not len(tokens):  # the kernel takes no empty input; here all experts' gradients are 0

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -30,27 +30,28 @@ from megatron.core.tensor_parallel.mappings import (
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
 )
+from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
-from megatron.core.utils import make_sharded_tensor_for_checkpoint, make_tp_sharded_tensor_for_checkpoint
+from megatron.core.utils import make_sharded_tensor_for_checkpoint
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nemo_like.models.adapter_layers import adapted_layers, adapter_scale
+from nemo_like.models.adapter_layers import adapted_experts, adapted_layers, adapter_scale
 from nemo_like.models.weight_names import OUTPUT_LAYER, Cut, Rule
 from nemo_like.policy.backends.adapters import ADAPTER_DTYPE, LORA_A, LORA_B, initial_value, peft_name
+from nemo_like.policy.megatron.adapter_parts import AXES, AdapterPart, AdapterSettings
+from nemo_like.policy.megatron.expert_adapters import PARAMETERS, ExpertAdapters, place_beside
 from nemo_like.policy.megatron.model_chunks import first_layer
 from nemo_like.policy.megatron.weight_conversion import (
-    Geometry,
-    ModelPart,
     cut,
+    expert_of,
     full_shape,
-    in_whole_model,
     merge,
     rule_for,
+    single_experts,
     split,
 )
-from nemo_like.policy.options import LoraConfig
 
 _LINEAR_LAYERS = (
     "self_attention.linear_qkv",
@@ -58,8 +59,6 @@ _LINEAR_LAYERS = (
     "mlp.linear_fc1",
     "mlp.linear_fc2",
 )
-# The axis along which a tensor of each kind is cut, for Megatron-core.
-_AXES = {Cut.rows: 0, Cut.columns: 1}
 # How ranks exchange x @ A.T, by whether the weight is cut by columns and tokens are divided over ranks.
 _EXCHANGES: dict[tuple[bool, bool], Callable[[Tensor], Tensor]] = {
     (False, False): copy_to_tensor_model_parallel_region,
@@ -67,28 +66,6 @@ _EXCHANGES: dict[tuple[bool, bool], Callable[[Tensor], Tensor]] = {
     (True, False): reduce_from_tensor_model_parallel_region,
     (True, True): reduce_scatter_to_sequence_parallel_region,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterSettings:
-    """The settings that the adapters of all layers share."""
-
-    lora: LoraConfig
-    geometry: Geometry
-    part: ModelPart
-    sequence_parallel: bool
-
-
-@dataclass(frozen=True, slots=True)
-class AdapterPart:
-    """One rank's part of an A or a B; ``rule`` has peft's name of the full tensor."""
-
-    rule: Rule
-    parameter: nn.Parameter
-
-    @property
-    def name(self) -> str:
-        return self.rule.hf_names[0]
 
 
 class LayerAdapters(nn.Module):
@@ -137,9 +114,9 @@ class LayerAdapters(nn.Module):
             parameter.sequence_parallel = self._settings.sequence_parallel
         else:
             parameter.tensor_model_parallel = True
-            parameter.partition_dim, parameter.partition_stride = _AXES[rule.cut], 1
+            parameter.partition_dim, parameter.partition_stride = AXES[rule.cut], 1
         self.register_parameter(f"part_{len(self.parts)}", parameter)
-        self.parts.append(AdapterPart(rule, parameter))
+        self.parts.append(AdapterPart(rule, parameter, part))
         return parameter
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -170,7 +147,9 @@ class MegatronAdapters(nn.Module):
     """The adapters of one rank's part of a model, by the name of the linear layer beside them; empty for a
     model that trains as a whole. ``head`` is a critic's output layer, which trains with them."""
 
-    def __init__(self, layers: Mapping[str, LayerAdapters], head: nn.Linear | None = None) -> None:
+    def __init__(
+        self, layers: Mapping[str, LayerAdapters | ExpertAdapters], head: nn.Linear | None = None
+    ) -> None:
         super().__init__()
         self._names = {name: index for index, name in enumerate(layers)}
         self._layers = nn.ModuleList(layers.values())
@@ -195,12 +174,13 @@ class MegatronAdapters(nn.Module):
     def merged(self, name: str, weight: Tensor) -> Tensor:
         """Return the parameter called ``name`` with its adapters merged into it, in ``weight``'s dtype; a
         parameter without adapters comes back unchanged."""
-        layer, _, leaf = name.rpartition(".")
+        expert = expert_of(name)
+        layer, leaf = (expert[0], "weight") if expert else name.rpartition(".")[::2]
         if leaf != "weight" or layer not in self._names:
             return weight
-        beside = self._layers[self._names[layer]]
-        assert isinstance(beside, LayerAdapters)
-        return beside.merged(weight).to(weight.dtype)
+        beside: Any = self._layers[self._names[layer]]
+        merged: Tensor = beside.merged(expert[1], weight) if expert else beside.merged(weight)
+        return merged.to(weight.dtype)
 
     def parts(self) -> Iterator[AdapterPart]:
         """Yield this rank's part of every A and B of its pipeline stage."""
@@ -217,13 +197,13 @@ class MegatronAdapters(nn.Module):
             found[name] = (
                 make_sharded_tensor_for_checkpoint(parameter, OUTPUT_LAYER)
                 if part is None
-                else _sharded(part)
+                else part.sharded()
             )
         return found
 
-    def _of_layers(self) -> Iterator[LayerAdapters]:
+    def _of_layers(self) -> Iterator[LayerAdapters | ExpertAdapters]:
         for layer in self._layers:
-            assert isinstance(layer, LayerAdapters)
+            assert isinstance(layer, LayerAdapters | ExpertAdapters)
             yield layer
 
 
@@ -233,25 +213,51 @@ def add_adapters(
     """Put adapters beside the target layers of this rank's chunks of a model, and freeze all other
     parameters but those of ``head``, which is in the last chunk and gets the adapters' dtype. The adapters
     of a chunk become its submodule ``adapters``."""
-    targets = adapted_layers(settings.lora)
-    layers: dict[str, LayerAdapters] = {}
+    layers: dict[str, LayerAdapters | ExpertAdapters] = {}
     for chunk in chunks:
         chunk.requires_grad_(False)
-        own = {}
-        for index in range(len(chunk.decoder.layers)):
-            for suffix in _LINEAR_LAYERS:
-                place = f"decoder.layers.{index}.{suffix}"
-                name = in_whole_model(place, first_layer(chunk))
-                rule = rule_for(f"{name}.weight", settings.part)
-                if any(hf_name.split(".")[-2] in targets for hf_name in rule.hf_names):
-                    linear = chunk.get_submodule(place)
-                    own[name] = LayerAdapters(rule, linear.weight, settings)
-                    linear.register_forward_hook(partial(_add_output, own[name]))
+        own: dict[str, LayerAdapters | ExpertAdapters] = {}
+        for index, layer in enumerate(chunk.decoder.layers):
+            number = index + first_layer(chunk)
+            own |= _beside_linear_layers(layer, number, settings)
+            if isinstance(layer.mlp, MoELayer):
+                own |= _beside_experts(layer.mlp.experts, number, settings)
         chunk.adapters = MegatronAdapters(own, head if chunk is chunks[-1] else None)
         layers |= own
     if head is not None:
         head.to(ADAPTER_DTYPE).requires_grad_(True)
     return MegatronAdapters(layers, head)
+
+
+def _beside_linear_layers(
+    layer: nn.Module, number: int, settings: AdapterSettings
+) -> dict[str, LayerAdapters]:
+    """Put adapters beside a layer's own linear layers; in a mixture these are of its attention."""
+    targets = adapted_layers(settings.lora, settings.part.num_local_experts or None)
+    found = {}
+    for suffix in _LINEAR_LAYERS:
+        name = f"decoder.layers.{number}.{suffix}"
+        rule = rule_for(f"{name}.weight", settings.part)
+        if any(hf_name.split(".")[-2] in targets for hf_name in rule.hf_names):
+            linear = layer.get_submodule(suffix)
+            found[name] = LayerAdapters(rule, linear.weight, settings)
+            linear.register_forward_hook(partial(_add_output, found[name]))
+    return found
+
+
+def _beside_experts(experts: nn.Module, number: int, settings: AdapterSettings) -> dict[str, ExpertAdapters]:
+    """Put adapters beside the experts of a layer."""
+    found: dict[str, ExpertAdapters] = {}
+    prefix, adapted = f"decoder.layers.{number}.mlp.experts", adapted_experts(settings.lora)
+    for name, parameter in single_experts(experts.named_parameters(prefix)):
+        place = expert_of(name)
+        assert place is not None
+        linear_layer = place[0].rpartition(".")[2]
+        if place[1] == 0 and PARAMETERS[linear_layer][0] in adapted:
+            rule = rule_for(name, settings.part)
+            found[place[0]] = ExpertAdapters(rule, parameter, (number, linear_layer), settings)
+            place_beside(experts, linear_layer, found[place[0]])
+    return found
 
 
 def _add_output(
@@ -260,12 +266,6 @@ def _add_output(
     """Add the adapters' output to their layer's output, which comes with a bias or None."""
     output, bias = outputs
     return (output + adapters(inputs[0]), bias) if adapters.is_enabled else outputs
-
-
-def _sharded(part: AdapterPart) -> ShardedTensor:
-    if part.rule.cut is Cut.replicated:
-        return make_sharded_tensor_for_checkpoint(part.parameter, part.name)
-    return make_tp_sharded_tensor_for_checkpoint(part.parameter, part.name, _AXES[part.rule.cut])
 
 
 def without_fused_norms(spec: ModuleSpec | TransformerBlockSubmodules) -> None:

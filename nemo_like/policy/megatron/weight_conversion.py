@@ -120,6 +120,16 @@ def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
     return replace(rule, hf_names=tuple(prefix + hf_name for hf_name in rule.hf_names))
 
 
+def expert_of(name: str) -> tuple[str, int] | None:
+    """Return the linear layer of all experts, such as decoder.layers.0.mlp.experts.linear_fc1, to which the
+    weight of one expert of a rank belongs, and that expert's index; None for another parameter."""
+    match = _LAYER.fullmatch(name)
+    expert = match and (_EXPERT.fullmatch(match[2]) or _TE_EXPERT.fullmatch(match[2]))
+    if not match or not expert:
+        return None
+    return f"decoder.layers.{match[1]}.mlp.experts.{expert['layer']}", int(expert["index"])
+
+
 def router_biases(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the biases by which routers choose experts, which are buffers, by name."""
     return (named for named in model.named_buffers() if named[0].endswith(".router.expert_bias"))

@@ -190,6 +190,37 @@ def test_under_adapters_fsdp_keeps_the_frozen_weights_in_the_policys_precision(m
     assert (one.gradients, one.optimizer) == (4 * adapters, 8 * adapters)
 
 
+EXPERT_ADAPTERS = (
+    *("policy.lora.enabled=true", "policy.lora.rank=2", "policy.precision=bfloat16"),
+    "policy.lora.target_modules=[q_proj,gate_proj,up_proj,down_proj]",
+)
+
+
+def test_experts_adapters_are_divided_over_the_ranks_that_share_the_experts(memory: Memory) -> None:
+    attention = 2 * 2 * (8 + 8)  # layers x rank x (inputs + outputs)
+    experts = 2 * 4 * 2 * (8 + 2 * 16 + 16 + 8)  # layers x experts x rank x (gate and up, down)
+    one = memory(*EXPERT_ADAPTERS, shape=MIXTURE)
+    assert (one.gradients, one.optimizer) == (4 * (attention + experts), 8 * (attention + experts))
+    half = ("policy.data_parallel_size=2", f"{MEGATRON}.expert_model_parallel_size=2")
+    two = memory(*EXPERT_ADAPTERS, *half, shape=MIXTURE)
+    assert two.gradients == 4 * (attention + experts // 2)
+
+
+def test_fsdp_holds_experts_merged_with_their_adapters_until_the_backward_pass(memory: Memory) -> None:
+    fsdp, attention_alone = "policy.backend=fsdp", "policy.lora.target_modules=[q_proj]"
+    own, beside = (
+        memory(*EXPERT_ADAPTERS, fsdp, *more, shape=MIXTURE).training_activations
+        for more in ((), (attention_alone,))
+    )
+    assert own - beside == 2 * 2 * 4 * 3 * 8 * 16  # bytes, layers, experts, matrices
+    recomputed = (fsdp, "policy.fsdp_cfg.activation_checkpointing=true")
+    own, beside = (
+        memory(*EXPERT_ADAPTERS, *recomputed, *more, shape=MIXTURE).training_activations
+        for more in (("policy.lora.target_modules=[down_proj]",), (attention_alone,))
+    )
+    assert own - beside == 2 * 4 * 8 * 16  # of one layer, and of the three matrices one
+
+
 @pytest.mark.parametrize("is_tied", [False, True])
 def test_a_critic_has_a_head_in_the_place_of_the_output_layer_and_no_logits(
     tmp_path: Path, is_tied: bool

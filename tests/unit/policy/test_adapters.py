@@ -10,11 +10,12 @@ import torch
 from peft import PeftConfig
 from safetensors.torch import load_file
 
-from nemo_like.models.adapter_layers import adapted_layers, adapter_scale, named_layers
+from nemo_like.models.adapter_layers import adapted_experts, adapted_layers, adapter_scale, named_layers
 from nemo_like.policy.backends.adapters import (
     LORA_A,
     LORA_B,
     adapter_config,
+    expert_layer,
     initial_value,
     peft_config,
     peft_name,
@@ -75,6 +76,9 @@ def test_excluded_layers_get_no_adapter() -> None:
     )
     assert adapted_layers(without) == ("q_proj", "k_proj", "v_proj", "o_proj")
     assert named_layers(replace(LORA, exclude_modules=["v_proj"])) == ("q_proj",)
+    assert adapted_layers(replace(without, exclude_modules=[]), num_experts=4) == adapted_layers(without)
+    assert adapted_experts(replace(LORA, target_modules=["up_proj", "gate_proj"])) == ("gate_up_proj",)
+    assert adapted_experts(replace(without, exclude_modules=[])) == ()
     (problem,) = adapter_problems("policy", replace(LORA, exclude_modules=["v_proj", "q_proj"]))
     assert str(problem).startswith("policy.lora.target_modules=[q_proj, v_proj] leaves no layer")
 
@@ -108,6 +112,36 @@ def test_adapters_begin_from_those_of_a_directory(tmp_path: Path) -> None:
 def test_adapters_of_another_shape_are_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
     (problem,) = adapter_problems("policy", replace(LORA, adapter_path=saved(tmp_path, **changes)))
     assert told in str(problem)
+
+
+def test_adapters_of_experts_begin_from_those_beside_their_stacked_parameters(tmp_path: Path) -> None:
+    named = replace(LORA, target_modules=["q_proj", "w1", "w3", "w2"])
+    config = adapter_config(peft_config(named, ["q_proj"], adapted_experts(named)), Path("base"))
+    assert config["target_parameters"] == ["experts.gate_up_proj", "experts.down_proj"]
+    write_adapters(tmp_path, config, {})
+    told = [
+        [
+            str(one)
+            for one in adapter_problems("policy", replace(LORA, target_modules=names, adapter_path=path))
+        ]
+        for path in [str(tmp_path)]
+        for names in (
+            ["q_proj", "w1", "w3", "w2"],
+            ["q_proj", "gate_proj", "up_proj", "down_proj"],
+            ["q_proj", "down_proj"],
+            ["all-linear"],
+        )
+    ]
+    remedy = "set policy.lora.target_modules=[down_proj,gate_proj,q_proj,up_proj]"
+    assert [remedy in " ".join(one) for one in told] == [False, False, True, True]
+    assert [len(one) for one in told] == [0, 0, 1, 1]
+
+
+def test_peft_wraps_the_first_of_two_parameters_of_experts_twice() -> None:
+    both = ("gate_up_proj", "down_proj")
+    assert expert_layer("model.layers.3", "gate_up_proj", both) == "model.layers.3.mlp.experts.base_layer"
+    assert expert_layer("model.layers.3", "down_proj", both) == "model.layers.3.mlp.experts"
+    assert expert_layer("model.layers.3", "gate_up_proj", both[:1]) == "model.layers.3.mlp.experts"
 
 
 def test_a_directory_without_adapters_is_refused(tmp_path: Path) -> None:

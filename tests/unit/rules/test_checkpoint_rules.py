@@ -272,17 +272,29 @@ def test_tensor_parallel_ranks_share_experts_all_of_them_or_none(demo: Demo, che
     assert problem.startswith(f"{group}.{key}=2 needs GPUs with {group}.expert_model_parallel_size=3: ")
 
 
-def test_experts_get_no_adapters_but_attention_beside_them_does(demo: Demo, checkpoint: Path) -> None:
-    write_checkpoint(checkpoint, **EXPERTS)
-    lora = ("policy.lora.enabled=true", "policy.lora.target_modules=[q_proj,o_proj]")
-    assert not problems(demo(*lora))
-    assert not problems(demo("policy.lora.enabled=true", "policy.backend=fsdp"))
-    (problem,) = problems(demo("policy.lora.enabled=true"))
+def test_each_expert_has_one_adapter_for_gate_and_up_and_none_with_dropout(
+    demo: Demo, checkpoint: Path
+) -> None:
+    targets, dropout = "policy.lora.target_modules", "policy.lora.dropout=0.1"
+    lora = "policy.lora.enabled=true"
+    (problem,) = problems(demo(lora, f"{targets}=[q_proj,w2]"))
     assert problem == (
-        "policy.lora.target_modules=[all-linear] asks for adapters beside gate_proj, up_proj, down_proj, "
-        "which are experts in this mixture and get none with policy.backend=megatron; name layers of the "
-        "attention: [q_proj, k_proj, v_proj, o_proj]"
+        f"{targets}=[q_proj, w2] asks for adapters beside w2, which experts of a mixture have, and this "
+        "model is of type 'qwen3'; name some of q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj"
     )
+    write_checkpoint(checkpoint, **EXPERTS)
+    for backend in ("policy.backend=megatron", "policy.backend=fsdp"):
+        assert not problems(demo(lora, backend, dropout))  # all linear layers, which experts are not
+        assert not problems(demo(lora, backend, f"{targets}=[q_proj,o_proj]", dropout))
+        assert not problems(demo(lora, backend, f"{targets}=[q_proj,gate_proj,up_proj,down_proj]"))
+        assert problems(demo(lora, backend, f"{targets}=[q_proj,gate_proj]")) == [
+            f"{targets}=[q_proj, gate_proj] has gate_proj without up_proj, and in a mixture each expert has "
+            "one adapter for both; name both or neither"
+        ]
+        assert problems(demo(lora, backend, f"{targets}=[w1,w3,w2]", dropout)) == [
+            f"{dropout} must be 0 with adapters beside experts, which {targets}=[w1, w3, w2] asks for: peft "
+            "has none with dropout; set it to 0"
+        ]
 
 
 def test_fused_layers_of_a_checkpoint_get_no_adapters_but_the_others_do(demo: Demo, checkpoint: Path) -> None:

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
+from nemo_like.generation.engine_rules import mixture_problems
 from nemo_like.generation.engine_spec import EngineAdapter
+from nemo_like.generation.options import LoraSync
 from nemo_like.models.model_info import ModelInfo
 from nemo_like.plan.derived import engine_adapter
 from nemo_like.rules.rules import validate
-from nemo_like.rules.weight_rules import mixture_problems
 
 Demo = Callable[..., Config]
 
@@ -59,14 +61,29 @@ def test_engines_know_of_adapters_only_when_they_get_them(demo: Demo) -> None:
     assert engine_adapter(demo(*LORA, ATTENTION)) == EngineAdapter(16, ("q_proj", "v_proj"))
 
 
-@pytest.mark.parametrize(("overrides", "num_problems"), [((), 1), ((ATTENTION,), 1), (ON_GPU, 0)])
-def test_on_cpus_engines_compute_no_adapters_in_a_mixture_of_experts(
-    demo: Demo, overrides: tuple[str, ...], num_problems: int
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        ((), "is impossible for a mixture of experts with policy.device=cpu"),
+        ((ATTENTION,), "is impossible for a mixture of experts with policy.device=cpu"),
+        (ON_GPU, None),
+        ((*ON_GPU, ATTENTION), None),
+        (
+            (*ON_GPU, "policy.lora.target_modules=[down_proj]"),
+            "is not for policy.lora.target_modules=[down_proj] in a mixture of experts",
+        ),
+    ],
+)
+def test_engines_compute_adapters_in_a_mixture_on_gpus_and_outside_the_experts_alone(
+    demo: Demo, overrides: tuple[str, ...], reason: str | None
 ) -> None:
     def model(num_experts: int | None) -> ModelInfo:
         sizes = {name: 8 for name in ModelInfo.__slots__ if name not in ("model_type", "num_experts")}
         return ModelInfo(**{**sizes, "model_type": "qwen3_moe", "num_experts": num_experts})  # type: ignore[arg-type]
 
     cfg = demo(*LORA, *overrides)
-    assert len(list(mixture_problems(cfg, model(4)))) == num_problems
-    assert list(mixture_problems(cfg, model(None))) == []
+    told = [str(one) for one in mixture_problems(cfg.generation, cfg.policy, model(4))]
+    assert [f"generation.lora_sync=adapter {reason}" in one for one in told] == [True] * (reason is not None)
+    assert list(mixture_problems(cfg.generation, cfg.policy, model(None))) == []
+    merged = replace(cfg.generation, lora_sync=LoraSync.merged)
+    assert list(mixture_problems(merged, cfg.policy, model(4))) == []
