@@ -31,6 +31,7 @@ from tests.functional.worlds import run_world
 NUM_SAMPLES, NUM_PHASES = 8, 4
 TEMPERATURE = 0.8
 TARGETS = ("q_proj", "down_proj")
+MIXTURE = {"model_type": "qwen3_moe", "targets": ("q_proj", "gate_proj", "up_proj", "down_proj")}
 FSDP = {"backend": "fsdp"}
 
 
@@ -55,12 +56,9 @@ def train_adapters(
 ) -> LoraReport:
     """One rank: a few phases of training on the same samples."""
     from nemo_like.policy.batch.policy_batch import PolicyBatch
-    from nemo_like.policy.fsdp.backend import FSDPBackend
     from nemo_like.policy.loss.objective import PolicyObjective
-    from nemo_like.policy.megatron.backend import MegatronBackend
 
-    backend = FSDPBackend if cfg.backend == "fsdp" else MegatronBackend
-    policy = backend(cfg, PolicyObjective(loss, TEMPERATURE), coordinates)
+    policy = backend_of(cfg)(cfg, PolicyObjective(loss, TEMPERATURE), coordinates)
     positions = list(range(coordinates.dp, NUM_SAMPLES, coordinates.layout.dp))
     columns = {
         name: torch.cat([torch.from_numpy(values).split(batch["lengths"])[row] for row in positions])
@@ -99,11 +97,19 @@ def train_adapters(
     )
 
 
+def backend_of(cfg: PolicyConfig) -> Any:
+    from nemo_like.policy.fsdp.backend import FSDPBackend
+    from nemo_like.policy.megatron.backend import MegatronBackend
+
+    return FSDPBackend if cfg.backend == "fsdp" else MegatronBackend
+
+
 @dataclass(frozen=True)
 class Outcome:
     """A world's reports beside the checkpoint it started from and the one it exported."""
 
     path: Path  # of model and export
+    cfg: PolicyConfig
     leaders: list[LoraReport]
     batch: dict[str, Any]
     checkpoint: dict[str, torch.Tensor]
@@ -123,13 +129,26 @@ class Outcome:
         pytest.param({"tp": 2, **FSDP}, id="FSDP, TP2"),
         pytest.param({"tp": 2, "precision": Precision.bfloat16}, id="TP2 in bfloat16"),
         pytest.param({"tp": 2, "dropout": 0.2}, marks=pytest.mark.slow, id="TP2 with dropout"),
+        pytest.param(MIXTURE, id="experts"),
+        pytest.param({"ep": 2, "dp": 2, **MIXTURE}, marks=pytest.mark.slow, id="experts, EP2"),
+        pytest.param({**FSDP, **MIXTURE}, id="FSDP, experts"),
+        pytest.param(
+            {"dp": 2, **FSDP, **MIXTURE},
+            marks=pytest.mark.slow,
+            id="FSDP, experts, DP2",
+        ),
+        pytest.param(
+            {"ep": 2, "dp": 2, "model_type": "mixtral", "targets": ("w1", "w3", "w2")},
+            marks=pytest.mark.slow,
+            id="experts of Mixtral alone, EP2",
+        ),
     ],
 )
 def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     path = tmp_path_factory.mktemp("lora")
-    options = {"dropout": 0.0, **request.param}
-    dropout = options.pop("dropout")
-    cfg = policy_config(make_checkpoint(path / "model"), adapts=TARGETS, **options)
+    options = {"dropout": 0.0, "model_type": "qwen3", "targets": TARGETS, **request.param}
+    dropout, model_type, targets = (options.pop(name) for name in ("dropout", "model_type", "targets"))
+    cfg = policy_config(make_checkpoint(path / "model", model_type), adapts=targets, **options)
     cfg = replace(
         cfg,
         lora=replace(cfg.lora, dropout=dropout),
@@ -143,13 +162,17 @@ def outcome(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     exported = DenseReference(replace(cfg, model_name=str(path / "export")), loss, TEMPERATURE)
     with torch.no_grad():
         logprobs = exported.logprobs(batch)
-    dtype = getattr(torch, cfg.precision.value)
-    checkpoint, merged = (
-        AutoModelForCausalLM.from_pretrained(path / name, dtype=dtype).state_dict()
-        for name in ("model", "export")
-    )
+    checkpoint, merged = (stored(path / name, cfg.precision) for name in ("model", "export"))
     tolerance = 1e-5 if cfg.precision is Precision.float32 else 0.15
-    return Outcome(path, leaders, batch, checkpoint, merged, logprobs, tolerance)
+    return Outcome(path, cfg, leaders, batch, checkpoint, merged, logprobs, tolerance)
+
+
+def stored(path: Path, precision: Precision) -> dict[str, torch.Tensor]:
+    return {
+        name: tensor.to(getattr(torch, precision.value))
+        for file in path.glob("*.safetensors")
+        for name, tensor in load_file(file).items()
+    }
 
 
 def test_the_loss_falls(outcome: Outcome) -> None:
@@ -161,7 +184,7 @@ def test_the_loss_falls(outcome: Outcome) -> None:
 def test_only_the_layers_with_an_adapter_change(outcome: Outcome) -> None:
     for name, weight in outcome.exported.items():
         changed = not torch.equal(weight, outcome.checkpoint[name])
-        assert changed is any(f".{target}." in name for target in TARGETS), name
+        assert changed is any(f".{target}." in name for target in outcome.cfg.lora.target_modules), name
 
 
 def test_the_reference_policy_is_the_model_without_adapters(outcome: Outcome) -> None:
@@ -202,10 +225,10 @@ def test_engines_are_sent_the_merged_weights_as_announced(outcome: Outcome) -> N
 
 
 def test_what_is_sent_of_the_adapters_is_what_peft_finds_in_the_export(outcome: Outcome) -> None:
-    for report in outcome.leaders:
-        assert described(report.adapters) == report.announced_adapters
+    sender = outcome.leaders[0]
+    assert described(sender.adapters) == sender.announced_adapters
     exported = load_file(outcome.path / "export" / "adapter" / "adapter_model.safetensors")
-    torch.testing.assert_close(outcome.leaders[0].adapters, exported, rtol=0, atol=0)
+    torch.testing.assert_close(sender.adapters, exported, rtol=0, atol=0)
 
 
 def described(tensors: dict[str, torch.Tensor]) -> list[tuple[str, str, tuple[int, ...]]]:
@@ -213,3 +236,29 @@ def described(tensors: dict[str, torch.Tensor]) -> list[tuple[str, str, tuple[in
         (name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
         for name, tensor in tensors.items()
     ]
+
+
+def logprobs_of(
+    coordinates: Coordinates, cfg: PolicyConfig, loss: LossConfig, batch: dict[str, Any]
+) -> torch.Tensor:
+    """Of all samples, before any update."""
+    from nemo_like.policy.batch.policy_batch import PolicyBatch
+    from nemo_like.policy.loss.objective import PolicyObjective
+
+    policy = backend_of(cfg)(cfg, PolicyObjective(loss, TEMPERATURE), coordinates)
+    rows = [*range(NUM_SAMPLES)]
+    schedule = make_schedule(batch["lengths"], batch["tags"]["sample_mask"], [[rows]], [rows])
+    columns = {name: torch.from_numpy(values) for name, values in batch["columns"].items()}
+    return policy.logprobs(PolicyBatch(columns, batch["lengths"], batch["tags"], policy.device), schedule)
+
+
+@pytest.mark.parametrize("backend", ["megatron", "fsdp"])
+def test_adapters_of_a_directory_are_those_that_were_exported(outcome: Outcome, backend: str) -> None:
+    """With either backend, whichever of the two exported them."""
+    begun = replace(outcome.cfg.lora, adapter_path=str(outcome.path / "export" / "adapter"))
+    cfg = replace(policy_config(outcome.path / "model", backend=backend), lora=begun)
+    (found,) = run_world(logprobs_of, parallel_layout(cfg), cfg, loss_config(), outcome.batch)
+    if outcome.cfg.precision is Precision.float32:
+        torch.testing.assert_close(found, torch.cat(outcome.exported_logprobs), rtol=0, atol=1e-5)
+    else:
+        assert (found - torch.cat(outcome.exported_logprobs)).abs().max() < outcome.tolerance

@@ -48,6 +48,7 @@ REPLICATED = {"use_distributed_optimizer": False}
 FSDP = {"backend": "fsdp"}
 ADAPTERS = {"adapts": ("all-linear",)}
 MUON = {"optimizer_kind": OptimizerKind.muon, **REPLICATED}
+EXPERT_ADAPTERS = {"adapts": ("o_proj", "gate_proj", "up_proj", "down_proj")}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
     "DP2 with sharded optimizer": {"dp": 2},
@@ -78,6 +79,19 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "EP2 x TP2": {"ep": 2, "tp": 2, "sequence_parallel": True},
     "EP2 x TP2 with replicated optimizer": {"ep": 2, "tp": 2, "sequence_parallel": True, **REPLICATED},
     "EP4 x TP2": {"ep": 4, "tp": 2, "dp": 2, "sequence_parallel": True},
+    "adapters of experts": EXPERT_ADAPTERS,
+    "adapters of experts, TP2": {"tp": 2, "sequence_parallel": True, **EXPERT_ADAPTERS},
+    "adapters of experts, PP2": {"pp": 2, **EXPERT_ADAPTERS},
+    "adapters of experts, EP2": {"ep": 2, "dp": 2, **EXPERT_ADAPTERS},
+    "adapters of experts, EP2 with replicated optimizer": {"ep": 2, "dp": 2, **EXPERT_ADAPTERS, **REPLICATED},
+    "adapters of experts, divided over TP2": {
+        "etp": 2,
+        "tp": 2,
+        "sequence_parallel": True,
+        **EXPERT_ADAPTERS,
+    },
+    "FSDP, adapters of experts": {**EXPERT_ADAPTERS, **FSDP},
+    "FSDP, adapters of experts, DP2": {"dp": 2, **EXPERT_ADAPTERS, **FSDP},
     "one with replicated optimizer": REPLICATED,
     "EP2 with experts in one matrix product": {"ep": 2, "dp": 2, "moe_grouped_gemm": True},
     "experts in one matrix product": {"moe_grouped_gemm": True},
@@ -400,6 +414,37 @@ def test_a_mixture_trains_on_under_other_expert_parallelism(
     saved_by: str, resumed_by: str, mixture: Path, whole: Whole, tmp_path: Path
 ) -> None:
     check_resumption(whole(saved_by, mixture), resumed_by, 1e-5, mixture, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("saved_by", "resumed_by", "tolerance"),
+    [
+        ("adapters of experts", "adapters of experts", 0.0),
+        ("FSDP, adapters of experts", "FSDP, adapters of experts", 0.0),
+        *(
+            pytest.param(
+                *(f"adapters of experts, {layout}" for layout in (saved, resumed)),
+                tolerance,
+                marks=pytest.mark.slow,
+            )
+            for saved, resumed, tolerance in [
+                ("EP2", "EP2", 0.0),
+                ("TP2", "TP2", 0.0),
+                ("divided over TP2", "divided over TP2", 0.0),
+                ("EP2 with replicated optimizer", "EP2 with replicated optimizer", 0.0),
+                ("EP2", "divided over TP2", 1e-5),
+                ("divided over TP2", "PP2", 1e-5),
+                ("PP2", "TP2", 1e-5),
+                ("TP2", "EP2", 1e-5),
+            ]
+        ),
+        pytest.param(*["FSDP, adapters of experts, DP2"] * 2, 0.0, marks=pytest.mark.slow),
+    ],
+)
+def test_adapters_of_experts_train_on_as_if_never_stopped(
+    saved_by: str, resumed_by: str, tolerance: float, mixture: Path, whole: Whole, tmp_path: Path
+) -> None:
+    check_resumption(whole(saved_by, mixture), resumed_by, tolerance, mixture, tmp_path)
 
 
 @pytest.mark.parametrize(

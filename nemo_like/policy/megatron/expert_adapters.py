@@ -137,7 +137,6 @@ class ExpertAdapters(nn.Module):
         elif is_cut:
             parameter.tensor_model_parallel = True
             parameter.partition_dim, parameter.partition_stride = _CUT_AXIS, 1
-        self.register_parameter(f"part_{len(self.parts)}", parameter)
         rule = Rule((name,), cut if part.etp_size > 1 else Cut.replicated, is_expert=True)
         self.parts.append(ExpertAdapterPart(rule, parameter, part))
         return parameter
