@@ -59,6 +59,22 @@ def test_an_adapter_whose_scale_differs_is_named(tmp_path: Path) -> None:
         assert points(pair.find()) == ["layers.1.self_attn.q_proj"]
 
 
+@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+def test_an_adapter_of_experts_whose_scale_differs_is_named(backend: str, tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", tied=True, num_experts=4, expert_size=64)
+    named = "policy.lora.target_modules=[q_proj, gate_proj, up_proj, down_proj]"
+    own = [f"policy={backend}_lora", f"policy.model_name='{model}'", "policy.optimizer.lr=1e-2", named]
+    cfg = config(model, *own)
+    with parties_of(cfg, tmp_path) as parties:
+        pair = Pair(cfg, parties)
+        pair.train()
+        pair.push()
+        assert pair.find().sentences == [NOTHING]
+        if backend == "fsdp":
+            pair.parties.ask_trainer("double_scaling", "model.layers.1.mlp.experts")
+            assert points(pair.find()) == ["layers.1.mlp.experts"]
+
+
 _MEGATRON = "policy.megatron_cfg"
 
 
