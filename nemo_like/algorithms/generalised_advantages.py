@@ -4,9 +4,10 @@
     A_i     = delta_i + gamma lambda A_{i+1}
     R_i     = A_i + V_i                            the target of token i's value in training
 
-i counts the n response tokens of a sample alone: prompts and tokens of environments between turns are
-skipped, as if the next response token followed at once. V_i is the value of all tokens before response token
-i. V_{n+1} is 0, or, for a sample that was cut off at a limit, the value of the whole sample.
+i counts the n response tokens of a sample alone, or of one token run of an agent's session: prompts and
+tokens of environments between turns are skipped, as if the next response token followed at once. V_i is the
+value of all tokens before response token i. V_{n+1} is 0, or, for a sample that was cut off at a limit, the
+value of all its tokens.
 """
 
 from __future__ import annotations
@@ -44,13 +45,12 @@ def generalised_advantages(
     gamma: float,
     gae_lambda: float | Tensor,
 ) -> TokenEstimates:
-    """Compute advantages and returns of all tokens of N samples, in float64.
+    """Compute advantages and returns of all tokens of N sequences (samples, or token runs), in float64.
 
-    ``values`` and ``rewards`` are packed [sum of lengths], samples one after the other; entries where
-    ``mask`` is 0 are ignored. ``lengths`` [N] int64 are the samples' lengths, ``end_values`` [N] the values
-    after their last tokens. ``gae_lambda`` is one
-    for all samples, or [N]. All are on one device. A sample with a value that is not finite gets nan, and no
-    other sample does.
+    ``values`` and ``rewards`` are packed [sum of lengths], sequences one after the other; entries where
+    ``mask`` is 0 are ignored. ``lengths`` [N] int64 are the sequences' lengths, ``end_values`` [N] the values
+    after their last tokens. ``gae_lambda`` is one for all sequences, or [N]. All are on one device. A
+    sequence with a value that is not finite gets nan, and no other sequence does.
     """
     positions = mask.nonzero().squeeze(1)
     owner = torch.repeat_interleave(torch.arange(len(lengths), device=lengths.device), lengths)[positions]

@@ -207,12 +207,12 @@ MESSAGES = Column(
     "the sample's conversation: a list of mappings with role and content, as in records",
 )
 
-BRANCH_STARTS = Column(
-    "branch_starts",
-    "uint8",
+PARENT_GAPS = Column(
+    "parent_gaps",
+    "int32",
     Layout.per_token,
-    "with agents: 1 on the first token of each further branch of a session, which attends to nothing before "
-    "it and whose positions begin anew",
+    "with agents: how many tokens lie between a token and the one that it follows in its session; all that "
+    "come before it where it follows none",
 )
 
 MESSAGE_FLAGS = Column(

@@ -6,7 +6,7 @@ Standard library only, since the driver imports no tensor library.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from itertools import chain, islice
@@ -34,14 +34,6 @@ class MicroBatchLayout(Enum):
 
     padded = "padded"  # [samples, padded_length], right-padded
     packed = "packed"  # [padded_length]: the samples end to end
-    shared = "shared"  # [padded_length]: each prompt once, then its samples' later tokens end to end
-
-
-class PromptRun(NamedTuple):
-    """Neighbouring rows of a micro-batch that begin with the same prompt."""
-
-    num_rows: int
-    num_tokens: int  # of the prompt
 
 
 class MicroBatch(NamedTuple):
@@ -52,7 +44,9 @@ class MicroBatch(NamedTuple):
 
     rows: tuple[int, ...]  # positions within the shard's meta
     padded_length: int  # tokens: of each row, or of all rows end to end; the same on every rank
-    runs: tuple[PromptRun, ...] = ()  # layout shared: every row is in one run, in the order of ``rows``
+    # Layout packed: how many tokens each row begins with that the row before it begins with too, and that are
+    # there once for both; () where none does.
+    shared: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +99,13 @@ class Schedule:
         padded_lengths = array("i", [one.padded_length for one in micro_batches]).tobytes()
         sizes = array("i", [len(one.rows) for one in micro_batches]).tobytes()
         rows = array("i", chain.from_iterable([one.rows for one in micro_batches])).tobytes()
-        runs = array("i", [number for one in micro_batches for run in one.runs for number in run]).tobytes()
+        shared = array("i", chain.from_iterable([one.shared for one in micro_batches])).tobytes()
         return _restored_schedule, (
             counts,
             padded_lengths,
             sizes,
             rows,
-            runs,
+            shared,
             self.layout,
             self.length_multiple,
             self.with_ends,
@@ -364,17 +358,16 @@ def _restored_schedule(
     padded_lengths: bytes,
     sizes: bytes,
     rows: bytes,
-    runs: bytes,
+    shared: bytes,
     layout: MicroBatchLayout,
     length_multiple: int,
     with_ends: bool,
 ) -> Schedule:
     numbers = iter(_integers(rows))
-    run_numbers = iter(_integers(runs))
-    all_runs = map(PromptRun, run_numbers, run_numbers)
+    of_shared = iter(_integers(shared))
     micro_batches = iter(
         [
-            MicroBatch(tuple(islice(numbers, size)), padded_length, _runs_of(size, all_runs))
+            MicroBatch(tuple(islice(numbers, size)), padded_length, tuple(islice(of_shared, size)))
             for size, padded_length in zip(_integers(sizes), _integers(padded_lengths), strict=True)
         ]
     )
@@ -383,16 +376,6 @@ def _restored_schedule(
         for num_samples, num_tokens, count in counts
     ]
     return Schedule(tuple(batches), layout, length_multiple, with_ends)
-
-
-def _runs_of(num_rows: int, runs: Iterator[PromptRun]) -> tuple[PromptRun, ...]:
-    """Take prompt runs (neighbouring samples that share one stored prompt) from the iterator until they cover
-    ``num_rows`` rows; () where the batch stores a prompt for each sample."""
-    taken: list[PromptRun] = []
-    while num_rows and (run := next(runs, None)):
-        taken.append(run)
-        num_rows -= run.num_rows
-    return tuple(taken)
 
 
 def _integers(data: bytes) -> array[int]:

@@ -26,7 +26,8 @@ from nemo_like.batch.tags import TagValue
 
 
 class Prompt(NamedTuple):
-    """The prompt of a sample, as far as micro-batches depend on it: samples of one group share it."""
+    """What a sample begins with, as far as micro-batches depend on it: samples of one group have it in
+    common."""
 
     group: TagValue
     num_tokens: int
@@ -53,10 +54,13 @@ class MicroBatching(Protocol):
     @property
     def length_multiple(self) -> int: ...
 
+    @property
+    def shares_prompts(self) -> bool: ...
+
     def micro_batches(self, lengths: Lengths, prompts: Prompts) -> list[list[MicroBatch]]:
         """Return each rank's micro-batches, [rank][number]; rows are indices into the rank's samples.
 
-        ``prompts`` are read only in layout shared.
+        ``prompts`` are read only where the strategy shares them.
         """
 
 
@@ -71,6 +75,10 @@ class Strategy:
     cut: Callable[[Lengths], MicroBatches]
     layout: MicroBatchLayout = MicroBatchLayout.padded
     length_multiple: int = 1
+
+    @property
+    def shares_prompts(self) -> bool:
+        return False
 
     def micro_batches(self, lengths: Lengths, prompts: Prompts = ()) -> list[list[MicroBatch]]:
         """Return each rank's micro-batches, [rank][number]; rows are indices into the rank's samples."""

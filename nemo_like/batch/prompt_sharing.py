@@ -1,19 +1,19 @@
 """Micro-batches that hold each prompt once for all its samples. Standard library only.
 
-    [prompt 1][prompt 2]  [after 1][after 1][after 1]  [after 2][after 2]  [unused]
+    [prompt 1][after][after][after]  [prompt 2][after][after]  [unused]
 
 A group of G samples then enters the model as one prompt and G responses instead of G prompts and G
-responses. The tokens after the prompt attend to the prompt and to their own sample, so every output is the
-same as without sharing (as in Prefix Grouper, arXiv 2506.05433).
+responses. The row is a forest (``nemo_like.batch.forest``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
-from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun
+from nemo_like.batch.meta import MicroBatch, MicroBatchLayout
 from nemo_like.batch.micro_batches import Lengths, Prompt, Prompts, pack, round_up, split_to
 
 
@@ -30,7 +30,11 @@ class PromptSharing:
 
     @property
     def layout(self) -> MicroBatchLayout:
-        return MicroBatchLayout.shared
+        return MicroBatchLayout.packed
+
+    @property
+    def shares_prompts(self) -> bool:
+        return True
 
     def micro_batches(self, lengths: Lengths, prompts: Prompts) -> list[list[MicroBatch]]:
         """Return each rank's micro-batches, [rank][number]; rows are indices into the rank's samples.
@@ -48,7 +52,7 @@ class PromptSharing:
                 MicroBatch(
                     tuple([index for piece in pieces for index in piece.indices]),
                     round_up(tokens, self.length_multiple),
-                    tuple([PromptRun(len(piece.indices), piece.prompt_tokens) for piece in pieces]),
+                    tuple([shared for piece in pieces for shared in piece.shared]),
                 )
                 for pieces, tokens in zip(bins, needed, strict=True)
             ]
@@ -75,7 +79,7 @@ class _Piece(NamedTuple):
     """The samples of one prompt that are in one micro-batch."""
 
     indices: list[int]
-    after: list[int]  # for each sample, the number of its tokens after the prompt that enter the model
+    lengths: list[int]  # of each sample, how many of its tokens enter the model
     prompt_tokens: int
 
     @classmethod
@@ -86,34 +90,43 @@ class _Piece(NamedTuple):
 
         Raises ValueError when one sample alone is over the capacity.
         """
-        # ``lengths`` leave out a sample's last token, which does not enter the model: a sample without a
-        # response is thus one token shorter than its prompt.
-        after = [max(0, lengths[index] - prompt.num_tokens) for index in indices]
-        if prompt.num_tokens + max(after) > capacity:
-            needed = prompt.num_tokens + max(after)
+        whole = cls(indices, [lengths[index] for index in indices], prompt.num_tokens)
+        longest = max(whole.lengths)
+        if longest > capacity:
             raise ValueError(
-                f"a sample of {needed} tokens is over the micro-batch's budget of {capacity} tokens; "
-                f"raise the budget to at least {needed}"
+                f"a sample of {longest} tokens is over the micro-batch's budget of {capacity} tokens; "
+                f"raise the budget to at least {longest}"
             )
-        start, room = 0, capacity - prompt.num_tokens
-        for position, size in enumerate(after):
-            if size > room:
-                yield cls(indices[start:position], after[start:position], prompt.num_tokens)
-                start, room = position, capacity - prompt.num_tokens
-            room -= size
-        yield cls(indices[start:], after[start:], prompt.num_tokens)
+        start, room = 0, capacity
+        for position, (length, shared) in enumerate(zip(whole.lengths, whole.shared, strict=True)):
+            if length - shared > room:
+                yield whole.cut(start, position)
+                start, room = position, capacity - length
+            else:
+                room -= length - shared
+        yield whole.cut(start, len(indices))
+
+    @property
+    def shared(self) -> list[int]:
+        """How many tokens each sample has in common with the one before it.
+
+        A sample without a response enters the model without the last token of its prompt.
+        """
+        prompt = self.prompt_tokens
+        return [0, *(min(prompt, one, next_one) for one, next_one in pairwise(self.lengths))]
 
     @property
     def num_tokens(self) -> int:
-        return self.prompt_tokens + sum(self.after)
+        return sum(self.lengths) - sum(self.shared)
+
+    def cut(self, start: int, stop: int) -> _Piece:
+        """Return samples [start, stop)."""
+        return _Piece(self.indices[start:stop], self.lengths[start:stop], self.prompt_tokens)
 
     def halves(self) -> tuple[_Piece, _Piece]:
         """Divide the samples into two pieces, each with the prompt."""
         middle = len(self.indices) // 2
-        return (
-            _Piece(self.indices[:middle], self.after[:middle], self.prompt_tokens),
-            _Piece(self.indices[middle:], self.after[middle:], self.prompt_tokens),
-        )
+        return self.cut(0, middle), self.cut(middle, len(self.indices))
 
 
 def _num_tokens(pieces: Sequence[_Piece]) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain
 
-from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, MicroBatchLayout, Schedule
+from nemo_like.batch.meta import GlobalBatch, KVBatchMeta, MicroBatch, Schedule
 from nemo_like.batch.micro_batches import (
     MicroBatching,
     Prompt,
@@ -61,7 +61,7 @@ def shard_for_training(
     if is_idle is not None:
         # The longest idle samples are left out first. Where prompts are shared, samples are left out in the
         # batch's order, so that neighbours, which share a prompt, go together.
-        order = [0] * len(meta) if _shares_prompts(strategy) else [-length for length in meta.lengths]
+        order = [0] * len(meta) if strategy.shares_prompts else [-length for length in meta.lengths]
         working = [_without_idle(ranks, is_idle, order) for ranks in placement]
     return _assemble(meta, placement, working, strategy)
 
@@ -97,8 +97,8 @@ def shard_for_values(
     """Return one meta per data-parallel rank, with one schedule entry for all its samples, ends included.
 
     Every rank has the same samples in the same order as in ``shard_for_training`` with ``train_strategy``;
-    ``strategy``, which must not share prompts, makes the micro-batches. Raises ValueError when samples do not
-    divide into updates, or updates into shards.
+    ``strategy`` makes the micro-batches. Raises ValueError when samples do not divide into updates, or
+    updates into shards.
     """
     placement = _deal_updates(meta, num_shards, global_batch_size, train_strategy)
     together = [[[row for update in placement for row in update[rank]] for rank in range(num_shards)]]
@@ -121,7 +121,7 @@ def add_whole_groups(
     others = [group for group in groups.values() if not is_own[group[0]]]
     taken = [group for group in groups.values() if is_own[group[0]]]
     for group in sorted(others, key=lambda group: sum([lengths[position] for position in group])):
-        count = len(taken) if _shares_prompts(strategy) else sum(map(len, taken))
+        count = len(taken) if strategy.shares_prompts else sum(map(len, taken))
         if count % num_shards == 0:
             break
         taken.append(group)
@@ -165,10 +165,6 @@ def _strategy(
     return strategy or fixed_size(micro_batch_size or 0, length_multiple)
 
 
-def _shares_prompts(strategy: MicroBatching) -> bool:
-    return strategy.layout is MicroBatchLayout.shared
-
-
 def _deal_updates(
     meta: KVBatchMeta, num_shards: int, global_batch_size: int, strategy: MicroBatching
 ) -> RowsByRank:
@@ -194,7 +190,7 @@ def _deal_updates(
     lengths = meta.lengths
     homes = _whole_chunks(meta, lengths, range(len(meta)), num_shards)
     # A chunk is a group: samples on different ranks could not share their prompt.
-    keeps_chunks = _shares_prompts(strategy)
+    keeps_chunks = strategy.shares_prompts
     updates = [range(start, start + global_batch_size) for start in range(0, len(meta), global_batch_size)]
     by_home = _by_update(homes, updates) if homes else [None] * len(updates)
     return [
@@ -330,7 +326,7 @@ def _assemble(
     where = [dict(zip(rows, range(len(rows)), strict=True)) for rows in shards]
     lengths = meta.lengths if with_ends else [model_length(length) for length in meta.lengths]
     valid, tokens = meta.tag(SAMPLE_MASK), meta.tag(NUM_RESPONSE_TOKENS)
-    shares = _shares_prompts(strategy)
+    shares = strategy.shares_prompts
     prompts = list(map(Prompt, meta.tag(GROUP_ID), meta.tag(NUM_PROMPT_TOKENS))) if shares else None
     batches: list[list[GlobalBatch]] = [[] for _ in range(num_shards)]
     for everyone, ranks in zip(counted, scheduled, strict=True):
@@ -344,8 +340,8 @@ def _assemble(
             positions = [where[rank][row] for row in rows]
             placed = tuple(
                 [
-                    MicroBatch(tuple([positions[index] for index in indices]), padded_length, runs)
-                    for indices, padded_length, runs in micro_batches[rank]
+                    MicroBatch(tuple([positions[index] for index in indices]), padded_length, shared)
+                    for indices, padded_length, shared in micro_batches[rank]
                 ]
             )
             batches[rank].append(GlobalBatch(len(rows_of_all), num_tokens, placed))

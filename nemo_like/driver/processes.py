@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nemo_like.batch.columns import BRANCH_STARTS, TOKEN_ADVANTAGES
+from nemo_like.batch.columns import PARENT_GAPS, TOKEN_ADVANTAGES
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster, OnWait
 from nemo_like.cluster.coordinates import MeetingPlace
@@ -354,7 +354,7 @@ class Starter:
             "tripwires": cfg.debug.tripwires,
             "further": FurtherColumns(
                 reads=() if cfg.value is None else (TOKEN_ADVANTAGES,),
-                inputs=(BRANCH_STARTS,) if has_agents(cfg) else (),
+                inputs=(PARENT_GAPS,) if has_agents(cfg) else (),
                 writes=dumped_columns(cfg.loss_fn, cfg.rollout),
             ),
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, chain, pairwise, repeat, takewhile
 from typing import Any
 
 import numpy as np
@@ -48,7 +48,8 @@ def flatten(
 
     Columns: input_ids int32; response_mask uint8, 1 on tokens that the policy chose; generation_logprobs
     float32, nats, 0 elsewhere. Tags: group_id, is_judged (false where the environment failed), reward (0
-    there), num_prompt_tokens, num_response_tokens (generated ones), num_turns, is_truncated, policy_version.
+    there), num_prompt_tokens (that a group has in common), num_response_tokens (generated ones), num_turns,
+    is_truncated, policy_version.
     Raises ColumnMismatch for a value that does not fit its column.
     """
     samples = list(chain.from_iterable(groups))
@@ -86,7 +87,9 @@ def flatten(
                 GROUP_ID: [first_group + sample.position for sample in samples],
                 REWARD: [sample.reward or 0.0 for sample in samples],
                 IS_JUDGED: [sample.failure is None for sample in samples],
-                NUM_PROMPT_TOKENS: [len(sample.prompt_ids) for sample in samples],
+                NUM_PROMPT_TOKENS: [
+                    count for group in groups for count in repeat(_num_common(group), len(group))
+                ],
                 NUM_RESPONSE_TOKENS: [sample.num_response_tokens for sample in samples],
                 NUM_TURNS: [sample.num_turns for sample in samples],
                 IS_TRUNCATED: [sample.is_truncated for sample in samples],
@@ -94,6 +97,14 @@ def flatten(
             }
         ),
     )
+
+
+def _num_common(group: Sequence[Conversation]) -> int:
+    """Return with how many tokens the prompts of all samples begin; those of agents may differ."""
+    distinct = list({id(one.prompt_ids): one.prompt_ids for one in group}.values())
+    if len(distinct) == 1:
+        return len(distinct[0])
+    return sum(1 for _ in takewhile(lambda ids: len(set(ids)) == 1, zip(*distinct, strict=False)))
 
 
 def sample_value(column: Column, passages: Sequence[Passage]) -> Any:

@@ -10,12 +10,12 @@ from typing import Any
 
 from nemo_like.algorithms.loss_traits import punishes_messages
 from nemo_like.batch.columns import (
-    BRANCH_STARTS,
     GENERATION_LOGPROBS,
     IMAGE_COLUMNS,
     INPUT_IDS,
     MESSAGE_FLAGS,
     MESSAGES,
+    PARENT_GAPS,
     POLICY_VERSIONS,
     RESPONSE_MASK,
     ROLLOUT_COLUMNS,
@@ -49,7 +49,7 @@ def rollout_declarations(
         Declaration("rollout", writes=(INPUT_IDS, RESPONSE_MASK, *_of_messages(cfg))),
         Declaration("generation", writes=engine_columns(cfg)),
         *_of_images(cfg),
-        *([Declaration("agents", writes=(BRANCH_STARTS,))] if has_agents(cfg) else []),
+        *([Declaration("agents", writes=(PARENT_GAPS,))] if has_agents(cfg) else []),
         *([Declaration("rollout.keep_messages", writes=(MESSAGES,))] if cfg.rollout.keep_messages else []),
         *_of_records(cfg),
         *(

@@ -7,6 +7,8 @@ objective, the shares of the global mean, and the function that ``loss_fn.kind``
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ from nemo_like.algorithms.estimators import AdvantageInputs, build_estimator
 from nemo_like.algorithms.logprobs import TokenScores
 from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.batch.columns import ENTROPIES, MESSAGE_FLAGS, Column
-from nemo_like.batch.meta import GlobalBatch, MicroBatch, MicroBatchLayout, PromptRun, Schedule
+from nemo_like.batch.meta import GlobalBatch, MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.batch.tags import ENTROPY_COEF, LIKELIHOOD_WEIGHT
 from nemo_like.batch.tags import KL_SCALE as KL_SCALE_TAG
 from nemo_like.policy.batch.policy_batch import PolicyBatch
@@ -49,7 +51,19 @@ def packed_columns(samples: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
     return columns
 
 
-def run(one: dict[str, Any], case: dict[str, Any], split: str, layout: MicroBatchLayout) -> dict[str, Any]:
+class RowLayout(Enum):
+    """How samples lie in rows."""
+
+    padded = "padded"
+    packed = "packed"
+    shared = "packed, with what neighbours begin with once"
+
+    @property
+    def of_schedule(self) -> MicroBatchLayout:
+        return MicroBatchLayout.padded if self is RowLayout.padded else MicroBatchLayout.packed
+
+
+def run(one: dict[str, Any], case: dict[str, Any], split: str, layout: RowLayout) -> dict[str, Any]:
     """Return what ``reference.evaluate`` returns, by one split and layout of micro-batches."""
     cfg, samples = loss_config(case), one["samples"]
     table = torch.tensor(one["table"], dtype=torch.float32, requires_grad=True)
@@ -60,7 +74,7 @@ def run(one: dict[str, Any], case: dict[str, Any], split: str, layout: MicroBatc
         update = _update(samples, rank, mine, layout)
         objective = PolicyObjective(cfg, 1.0).loss_of_update(batch, update, TrainMetrics(CPU, num_replicas=1))
         for spec in update.micro_batches:
-            inputs = batch.micro_batch(spec, Schedule((update,), layout))
+            inputs = batch.micro_batch(spec, Schedule((update,), layout.of_schedule))
             scores = _scores(table, batch, inputs.packed_index, with_entropy=bool(case["entropy"]))
             loss = objective(scores, inputs)
             (gradient,) = torch.autograd.grad(loss, scores.logprobs, retain_graph=True)
@@ -126,19 +140,18 @@ def _policy_batch(
 
 
 def _update(
-    samples: Sequence[dict[str, Any]], rank: list[list[int]], mine: list[int], layout: MicroBatchLayout
+    samples: Sequence[dict[str, Any]], rank: list[list[int]], mine: list[int], layout: RowLayout
 ) -> GlobalBatch:
     """Return one update with these micro-batches; its counts are over all ranks."""
     micro_batches = []
     for rows in rank:
-        lengths = [len(samples[row]["ids"]) for row in rows]
-        runs: tuple[PromptRun, ...] = ()
-        padded = max(lengths)
-        if layout is MicroBatchLayout.packed:
-            padded = sum(lengths)
-        if layout is MicroBatchLayout.shared:
-            runs, padded = tuple(PromptRun(1, PROMPT) for _ in rows), sum(lengths)
-        micro_batches.append(MicroBatch(tuple(mine.index(row) for row in rows), padded, runs))
+        ids = [samples[row]["ids"] for row in rows]
+        shared: tuple[int, ...] = ()
+        if layout is RowLayout.shared:
+            pairs = pairwise([one[:PROMPT] for one in ids])
+            shared = (0, *(PROMPT if one == before else 0 for before, one in pairs))
+        padded = (max if layout is RowLayout.padded else sum)(map(len, ids))
+        micro_batches.append(MicroBatch(tuple(mine.index(row) for row in rows), padded, shared))
     trained = [sample for sample in samples if sample["trains"]]
     num_tokens = sum(sum(sample["generated"]) for sample in trained)
     return GlobalBatch(num_samples=len(trained), num_tokens=num_tokens, micro_batches=tuple(micro_batches))

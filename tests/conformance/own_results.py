@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from nemo_like.batch.meta import MicroBatchLayout
 from tests.conformance import ours
 from tests.conformance.ask import deviation_of
 from tests.conformance.generate import load
@@ -27,7 +26,7 @@ def own_results() -> dict[str, Any]:
         for case in cases:
             expected = evaluate(table, one["samples"], case)
             for number, split in enumerate(one["splits"]):
-                layout = [*MicroBatchLayout][number % len(MicroBatchLayout)]
+                layout = [*ours.RowLayout][number % len(ours.RowLayout)]
                 deviation = deviation_of(ours.run(one, case, split, layout), expected)
                 worst, total = max(worst, deviation), total + 1
                 passed += deviation <= TOLERANCE

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from nemo_like.algorithms.options import ESTIMATOR_KINDS, LOSS_KINDS
-from nemo_like.batch.meta import MicroBatchLayout
 from nemo_like.configuration import load_config
 from tests.conformance import generate, ours
 from tests.conformance.loss_configs import loss_config
@@ -18,7 +17,7 @@ BATCHES = {one["name"]: one for one in generate.load("batches")}
 CASES = {case["name"]: case for case in generate.load("cases")}
 EXPECTED = generate.load("expected")
 # Layouts take turns over the splits, so that each is met by every case.
-LAYOUTS = dict(zip(BATCHES["ragged"]["splits"], 2 * [*MicroBatchLayout], strict=True))
+LAYOUTS = dict(zip(BATCHES["ragged"]["splits"], 2 * [*ours.RowLayout], strict=True))
 # Of each kind of split one is quick, on a batch that is hard for it.
 QUICK = {"ragged": "two ranks", "masked": "two ranks", "all": "four ranks"}
 ESTIMATORS = {

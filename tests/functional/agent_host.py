@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import psutil
 
-from nemo_like.batch.columns import BRANCH_STARTS
+from nemo_like.batch.columns import PARENT_GAPS
+from nemo_like.batch.forest import Forest
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.data.interface import TaskPrompt
 from nemo_like.data.tokenizer import Tokenizer
@@ -97,13 +98,24 @@ def _told(conversation: Conversation) -> dict[str, Any]:
 
 
 def _branches(conversation: Conversation) -> list[dict[str, Any]]:
-    branches: list[dict[str, Any]] = []
-    for passage in [conversation.prompt_passage, *conversation.passages]:
-        if not branches or BRANCH_STARTS.name in passage.columns:
-            branches.append({"ids": [], "mask": [], "logprobs": []})
-        trains = passage.logprobs is not None
-        logprobs = passage.logprobs if trains else np.zeros(len(passage.token_ids))
-        branches[-1]["ids"] += passage.token_ids.tolist()
-        branches[-1]["mask"] += [trains] * len(passage.token_ids)
-        branches[-1]["logprobs"] += np.asarray(logprobs).tolist()
+    """By token run: the tokens of its path, and which of them train in this run, with their log-probs."""
+    passages = [conversation.prompt_passage, *conversation.passages]
+    none = [np.zeros(len(one.token_ids)) for one in passages]
+    ids = np.concatenate([one.token_ids for one in passages])
+    gaps = [one.columns.get(PARENT_GAPS.name, zero) for one, zero in zip(passages, none, strict=True)]
+    given = [zero if one.logprobs is None else one.logprobs for one, zero in zip(passages, none, strict=True)]
+    trains = np.concatenate([one.trains for one in passages]) > 0
+    logprobs = np.where(trains, np.concatenate(given), 0.0)
+    parents = (np.arange(len(ids)) - 1 - np.concatenate(gaps)).astype(int).tolist()
+    branches = []
+    for path in Forest.of_parents(parents).paths():
+        places = [token for piece in path for token in range(*piece)]
+        is_own = np.array(places) >= path[-1].start
+        branches.append(
+            {
+                "ids": ids[places].tolist(),
+                "mask": (trains[places] & is_own).tolist(),
+                "logprobs": np.where(is_own, logprobs[places], 0.0).tolist(),
+            }
+        )
     return branches

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -82,20 +83,15 @@ class BatchImages:
             return None
         return cls(prompt_index, {column: values[column.name] for column in IMAGE_COLUMNS})
 
-    def of_samples(self, rows: Iterable[int]) -> ImageInputs | None:
-        """Return the images of rows of whole samples, in the order of the samples ``rows``."""
+    def of_rows(self, rows: Sequence[int], shared: Sequence[int]) -> ImageInputs | None:
+        """Return the images of the samples ``rows``, one after the other, without the prompts of samples that
+        share ``shared[i]`` tokens with the sample before; an empty ``shared`` means that none does."""
         return ImageInputs.of(
             image
-            for row in rows
-            for images in (self._of_prompt, self._of_observations)
+            for row, common in zip(rows, shared or repeat(0, len(rows)), strict=True)
+            for images in ((self._of_observations,) if common else (self._of_prompt, self._of_observations))
             for image in images(row)
         )
-
-    def of_shared(self, first_rows: Iterable[int], rows: Iterable[int]) -> ImageInputs | None:
-        """Return the images of one row that holds the prompts of ``first_rows``, then the rest of each sample
-        in ``rows``."""
-        prompts = (image for row in first_rows for image in self._of_prompt(row))
-        return ImageInputs.of([*prompts, *(image for row in rows for image in self._of_observations(row))])
 
     def rope_positions(self, token_ids: Tensor, lengths: Tensor, rope_index: RopeIndex) -> Tensor:
         """Return the positions of packed tokens, [sum of lengths, 3] int64: time, height and width.

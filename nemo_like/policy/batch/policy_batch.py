@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,50 +20,29 @@ from torch.nn import functional
 
 from nemo_like.algorithms.logprobs import LogprobSettings
 from nemo_like.batch.columns import (
-    BRANCH_STARTS,
     ENTROPIES,
     INPUT_IDS,
+    PARENT_GAPS,
     RESPONSE_MASK,
     TEACHER_TOPK_IDS,
     Column,
     Layout,
 )
+from nemo_like.batch.forest import Forest, ForestRow
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.batch.micro_batches import model_length
 from nemo_like.batch.recordings import ROUTED_EXPERTS
 from nemo_like.policy.backends.devices import on_device
 from nemo_like.policy.backends.varlen import Sequences
+from nemo_like.policy.batch.context_parts import WHOLE_CONTEXT, ContextRank, context_positions
 from nemo_like.policy.batch.image_inputs import BatchImages, ImageInputs, RopeIndex
-from nemo_like.policy.batch.shared_prompts import SharedPrompts, SharedRow, piece_indexes
+from nemo_like.policy.batch.token_runs import TokenRuns, piece_indexes
 
 # Columns on the host, where micro-batches are laid out.
 _PLANNING_COLUMNS = frozenset(
-    {INPUT_IDS.name, RESPONSE_MASK.name, BRANCH_STARTS.name, ROUTED_EXPERTS, TEACHER_TOPK_IDS}
+    {INPUT_IDS.name, RESPONSE_MASK.name, PARENT_GAPS.name, ROUTED_EXPERTS, TEACHER_TOPK_IDS}
 )
 PAD_TOKEN_ID = 0  # any valid id: padding follows a sample's tokens, and causal attention only looks back
-
-
-@dataclass(frozen=True, slots=True)
-class ContextRank:
-    """A worker's rank among the context-parallel ranks, which divide the tokens of every sample."""
-
-    rank: int
-    size: int
-
-
-WHOLE_CONTEXT = ContextRank(0, 1)
-
-
-def context_positions(length: int, rank: int, num_ranks: int) -> Tensor:
-    """Return the positions that one context-parallel rank computes, [length / num_ranks] int64.
-
-    A sample of ``length`` tokens is cut into 2 x ``num_ranks`` equal pieces. Each rank gets piece ``rank``
-    from the front and piece ``rank`` from the back, so that causal attention costs every rank the same.
-    """
-    if num_ranks == 1:
-        return torch.arange(length)
-    pieces = torch.arange(length).view(2 * num_ranks, -1)
-    return torch.cat((pieces[rank], pieces[2 * num_ranks - 1 - rank]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +50,7 @@ class Packing:
     """Where packed samples lie in a row of T tokens.
 
     Sample i has the tokens from ``cu_seqlens[i]`` to ``cu_seqlens[i + 1]``. Unused tokens at the end of the
-    row count as one more sample, and each branch of a sample with several branches counts as a sample.
+    row count as one more sample.
     """
 
     cu_seqlens: Tensor  # [k + 1] int32, from 0 to T
@@ -91,22 +70,22 @@ class Packing:
 class ModelInputs:
     """The input of one forward pass on a micro-batch: B rows of T tokens, and which M tokens to score.
 
-    In layout padded each sample is a row. In layouts packed and shared all samples are in one row (B = 1):
-    ``packing`` says where they lie, or ``sharing`` where each prompt lies once for its samples. The model's
-    output at a token scores the next token, so a sample's last token is not among the inputs. A schedule with
-    ends includes it, and the output at it counts as the output for the sample's first token, which is never
-    scored.
+    In layout padded each sample is a row. In layout packed all samples are in one row (B = 1): ``packing``
+    says where they lie, or ``forest`` which tokens follow which, where samples or parts of one have tokens in
+    common. The model's output at a token scores the tokens that follow it, so a sample's last token is not
+    among the inputs. A schedule with ends includes it, and scores the end of every token run too, behind all
+    tokens of the batch: the end of run r counts as token ``num_tokens`` + r.
     """
 
     input_ids: Tensor  # [B, T] int64, right-padded
-    position_ids: Tensor  # [B, T] int64, from 0 in each sample; [3, B, T] in a batch placed among images
+    position_ids: Tensor  # [B, T] int64, from 0 on each path; [3, B, T] in a batch placed among images
     token_ids: Tensor  # [M] int64, the scored tokens, by sample, then by position
     output_index: Tensor  # [M] int64, where the model predicts each token: t * B + row, an index into [T, B]
     sample_index: Tensor  # [M] int64, each token's sample within the micro-batch
     packed_index: Tensor  # [M] int64, each token's position in the batch's packed columns
     rows: Tensor  # [n] int64, the samples' positions in the worker's batch
     packing: Packing | None = None
-    sharing: SharedPrompts | None = None
+    forest: Forest | None = None
     images: ImageInputs | None = None
     routes: Tensor | None = None  # [B, T, layers, k], experts to replay from 1; 0 where the router chooses
     topk_ids: Tensor | None = None  # [M, k] int64, a teacher's most likely tokens, which training scores too
@@ -117,13 +96,11 @@ class ModelInputs:
     def part(self, context: ContextRank) -> ModelInputs:
         """Return one context-parallel rank's part: two pieces of every sample, as Megatron-core cuts them.
 
-        ``sample_index`` and ``packed_index`` still have all M tokens. Raises ValueError when samples share
-        their prompts.
+        A row that is a forest is cut as one sample. ``sample_index`` and ``packed_index`` still have all M
+        tokens.
         """
         if context.size == 1:
             return self
-        if self.sharing is not None:
-            raise ValueError("samples that share their prompt cannot be cut over context-parallel ranks")
         num_rows, num_tokens = self.input_ids.shape
         lengths = (num_tokens,) if self.packing is None else self.packing.lengths
         starts = np.cumsum((0, *lengths[:-1])).tolist()
@@ -163,7 +140,7 @@ class PolicyBatch:
 
     ``columns`` are per token, [sum(lengths), *inner_shape] in the samples' order; ``sample_values`` hold one
     float per sample and name. ``response_lengths`` [N] float32 counts each sample's scored tokens. All of
-    these are on ``device``, except token ids, response mask, branch starts and routed experts, which stay on
+    these are on ``device``, except token ids, response mask, parent gaps and routed experts, which stay on
     the host because micro-batches are laid out there. ``add`` takes further columns of any layout.
 
     Raises ValueError when a column's size does not match the lengths, or when a sample's first token is
@@ -260,6 +237,15 @@ class PolicyBatch:
         on_host = name in _PLANNING_COLUMNS
         self.columns[name] = _tensor(values, torch.device("cpu") if on_host else self.device)
 
+    @cached_property
+    def runs(self) -> TokenRuns:
+        """The samples' token runs."""
+        return TokenRuns(self.lengths, self.columns.get(PARENT_GAPS.name))
+
+    def num_outputs(self, schedule: Schedule) -> int:
+        """The number of tokens, and with ends of token runs, for which a model can have an output."""
+        return self.num_tokens + (len(self.runs) if schedule.with_ends else 0)
+
     def sum_per_sample(self, values: Tensor) -> Tensor:
         """Return the sum over each sample, [N], of a packed [sum of lengths] tensor on the host."""
         owner = torch.repeat_interleave(torch.arange(len(self)), self.lengths)
@@ -275,20 +261,14 @@ class PolicyBatch:
         samples do not fit into ``spec.padded_length`` tokens, or do not begin with the prompt that they
         should share.
         """
-        if schedule.layout is MicroBatchLayout.packed:
-            inputs = self._packed(spec, schedule)
-        elif schedule.layout is MicroBatchLayout.shared:
-            inputs = self._shared(spec)
-        else:
+        if schedule.layout is MicroBatchLayout.padded:
             inputs = self._padded(spec, schedule)
+        elif any(spec.shared) or PARENT_GAPS in self:
+            inputs = self._forest(spec, schedule)
+        else:
+            inputs = self._packed(spec, schedule)
         if (images := self._images()) is not None:
-            ends = accumulate(run.num_rows for run in spec.runs)
-            of_rows = (
-                images.of_shared([spec.rows[end - 1] for end in ends], spec.rows)
-                if spec.runs
-                else images.of_samples(spec.rows)
-            )
-            inputs = replace(inputs, images=of_rows)
+            inputs = replace(inputs, images=images.of_rows(spec.rows, spec.shared))
         if (of_teacher := self.columns.get(TEACHER_TOPK_IDS)) is not None:
             inputs = replace(inputs, topk_ids=of_teacher[inputs.packed_index].to(torch.int64))
         return inputs.part(context).to(self.device)
@@ -335,7 +315,7 @@ class PolicyBatch:
         positions = torch.arange(spec.padded_length)
         is_token = positions < lengths[:, None]
         indexes = (self.offsets[rows, None] + positions).masked_fill_(~is_token, 0)
-        predicted, is_scored = self._outputs_of(indexes, self.offsets[rows, None], schedule)
+        predicted, is_scored = self._outputs_of(indexes, rows[:, None], schedule)
         is_scored &= is_token
         sample_index, position = is_scored.nonzero(as_tuple=True)
         packed_index = predicted[sample_index, position]
@@ -344,7 +324,7 @@ class PolicyBatch:
         return ModelInputs(
             input_ids=self._token_ids(indexes).masked_fill_(~is_token, PAD_TOKEN_ID),
             position_ids=self._positions(indexes, positions.expand(len(rows), -1)),
-            token_ids=self._token_ids(packed_index),
+            token_ids=self._scored_ids(packed_index),
             output_index=position * len(rows) + sample_index,
             sample_index=sample_index,
             packed_index=packed_index,
@@ -368,19 +348,18 @@ class PolicyBatch:
         slots = starts[sample] + position
         input_ids = torch.full((spec.padded_length,), PAD_TOKEN_ID)
         input_ids.index_copy_(0, slots, self._token_ids(indexes))
-        starts, room = self._with_branches(starts, indexes, slots, spec.padded_length)
         positions = torch.arange(spec.padded_length) - torch.repeat_interleave(starts, room)
         if self._rope_positions is not None:
             positions = positions.repeat(3, 1)
             positions[:, slots] = self._positions(indexes, position)
-        predicted, is_scored = self._outputs_of(indexes, self.offsets[rows][sample], schedule)
+        predicted, is_scored = self._outputs_of(indexes, rows[sample], schedule)
         packed_index = predicted[is_scored]
         routes = self._routes(indexes, slots, spec.padded_length)
         return ModelInputs(
             input_ids=input_ids[None],
             routes=None if routes is None else routes[None],
             position_ids=positions.unsqueeze(-2),
-            token_ids=self._token_ids(packed_index),
+            token_ids=self._scored_ids(packed_index),
             output_index=slots[is_scored],
             sample_index=sample[is_scored],
             packed_index=packed_index,
@@ -391,93 +370,96 @@ class PolicyBatch:
             ),
         )
 
-    def _with_branches(
-        self, starts: Tensor, indexes: Tensor, slots: Tensor, num_slots: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return where samples and their further branches start in a row of ``num_slots`` slots, and how many
-        slots each has.
-
-        The tokens at ``indexes`` are at ``slots``; samples start at ``starts``.
-        """
-        if (is_start := self.columns.get(BRANCH_STARTS.name)) is not None:
-            starts = torch.cat((starts, slots[is_start[indexes] > 0])).unique()
-        return starts, torch.diff(starts, append=torch.tensor([num_slots]))
-
-    def _shared(self, spec: MicroBatch) -> ModelInputs:
+    def _forest(self, spec: MicroBatch, schedule: Schedule) -> ModelInputs:
         rows = torch.tensor(spec.rows, dtype=torch.int64)
-        num_rows, prompt_lengths = torch.tensor(spec.runs, dtype=torch.int64).unbind(1)
-        run = torch.repeat_interleave(torch.arange(len(num_rows)), num_rows)
-        first, of_sample = num_rows.cumsum(0) - num_rows, prompt_lengths[run]
-        starts, num_after = self.offsets[rows], self.lengths[rows] - of_sample
-        self._check_prompts(starts, of_sample, num_after, first[run])
-        after_lengths = (self._model_lengths[rows] - of_sample).clamp_(min=0)
-        row = SharedRow(prompt_lengths, run, after_lengths, spec.padded_length)
-        lengths = torch.cat((prompt_lengths, after_lengths))
-        positions = piece_indexes(torch.cat((torch.zeros_like(prompt_lengths), of_sample)), lengths)
-        indexes = positions + torch.repeat_interleave(torch.cat((starts[first], starts)), lengths)
-        unused = (0, spec.padded_length - len(indexes))
-        # A sample's first response token is predicted by its prompt's last, every other by the one before.
-        predicted = piece_indexes(starts + of_sample, num_after)
-        sample = torch.repeat_interleave(torch.arange(len(rows)), num_after)
-        number = predicted - (starts + of_sample)[sample]
-        before = torch.where(number > 0, row.after_starts[sample] + number, row.prompt_ends[run][sample]) - 1
-        is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool)
-        packed_index = predicted[is_scored]
+        shared = spec.shared or (0,) * len(rows)
+        self._check_shared(rows, torch.tensor(shared))
+        num_entering = (self.lengths if schedule.with_ends else self._model_lengths)[rows].tolist()
+        row = ForestRow.of([self.runs.forest(number) for number in spec.rows], shared, num_entering)
+        unused = spec.padded_length - row.forest.num_tokens
+        if unused < 0:
+            raise ValueError(
+                f"samples of {row.forest.num_tokens} tokens do not fit into {spec.padded_length}"
+            )
+        run_lengths = torch.tensor([run.length for run in row.forest.runs])
+        sample, first_token = torch.tensor(row.origins).unbind(1)
+        indexes = piece_indexes(self.offsets[rows][sample] + first_token, run_lengths)
+        positions = self._positions(indexes, piece_indexes(torch.tensor(row.forest.depths()), run_lengths))
+        packed_index, output_index, sample_index = self._forest_outputs(rows, row, schedule)
         routes = self._routes(indexes, torch.arange(len(indexes)), spec.padded_length)
         return ModelInputs(
             routes=None if routes is None else routes[None],
-            input_ids=functional.pad(self._token_ids(indexes), unused, value=PAD_TOKEN_ID)[None],
-            position_ids=functional.pad(self._positions(indexes, positions), unused).unsqueeze(-2),
-            token_ids=self._token_ids(packed_index),
-            output_index=before[is_scored],
-            sample_index=sample[is_scored],
+            input_ids=functional.pad(self._token_ids(indexes), (0, unused), value=PAD_TOKEN_ID)[None],
+            position_ids=functional.pad(positions, (0, unused)).unsqueeze(-2),
+            token_ids=self._scored_ids(packed_index),
+            output_index=output_index,
+            sample_index=sample_index,
             packed_index=packed_index,
             rows=rows,
-            sharing=SharedPrompts.of(row, self.device),
+            forest=row.forest,
         )
 
-    def _check_prompts(self, starts: Tensor, lengths: Tensor, num_after: Tensor, first: Tensor) -> None:
-        """Raise ValueError unless every sample of a run begins with the same prompt, no token of which is
-        scored.
+    def _forest_outputs(
+        self, rows: Tensor, row: ForestRow, schedule: Schedule
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return for each scored token its place in the packed columns, the slot of the output that predicts
+        it, and its sample within the micro-batch, [M] int64 each; with ends, for each end of a run too."""
+        outputs = torch.tensor(row.outputs)
+        sample, first_token, num_tokens, first_slot, slot = outputs.unbind(1)
+        predicted = piece_indexes(self.offsets[rows][sample] + first_token, num_tokens)
+        before = piece_indexes(slot - 1, num_tokens)
+        before[num_tokens.cumsum(0) - num_tokens] = first_slot
+        is_scored = self.columns[RESPONSE_MASK.name][predicted].to(torch.bool)
+        sample = torch.repeat_interleave(sample, num_tokens)
+        scored = predicted[is_scored], before[is_scored], sample[is_scored]
+        if not schedule.with_ends:
+            return scored
+        counts = self.runs.counts[rows]
+        ends = (
+            self.num_tokens + piece_indexes(self.runs.firsts[rows], counts),
+            torch.tensor(row.end_slots),
+            torch.repeat_interleave(torch.arange(len(rows)), counts),
+        )
+        tokens, slots, samples = (torch.cat(both) for both in zip(scored, ends, strict=True))
+        return tokens, slots, samples
 
-        All arguments are [n]: sample i starts at ``starts[i]`` in the packed columns with a prompt of
-        ``lengths[i]`` tokens, and ``num_after[i]`` tokens follow; ``first[i]`` is the number of its run's
-        first sample.
-        """
-        if int(num_after.min()) < 0:
-            raise ValueError("a sample is shorter than the prompt that its group shares")
-        position = torch.arange(int(lengths.max()))
-        is_prompt = position < lengths[:, None]
-        indexes = (starts[:, None] + position).masked_fill_(~is_prompt, 0)
-        ids, mask = self.columns[INPUT_IDS.name][indexes], self.columns[RESPONSE_MASK.name][indexes]
-        if not torch.equal(ids, ids[first]):
-            raise ValueError("samples of one group begin with different prompts, so cannot share one")
-        # Place 0, which stands for padding, is the first token of a sample, which is never scored.
-        if bool(mask.any()):
-            raise ValueError(f"{RESPONSE_MASK.name} marks a token of a prompt that samples share")
+    def _check_shared(self, rows: Tensor, shared: Tensor) -> None:
+        """Raise ValueError unless each of the samples ``rows`` begins with as many tokens of the sample
+        before it as it should share, ``shared``, none of which is scored. Both are [n] int64."""
+        starts = self.offsets[rows]
+        own, before = piece_indexes(starts, shared), piece_indexes(starts.roll(1), shared)
+        ids, mask = self.columns[INPUT_IDS.name], self.columns[RESPONSE_MASK.name]
+        if not torch.equal(ids[own], ids[before]):
+            raise ValueError("samples of one group begin with different tokens, so cannot share them")
+        if bool(mask[own].any()) or bool(mask[before].any()):
+            raise ValueError(f"{RESPONSE_MASK.name} marks a token that samples share")
 
     def _token_ids(self, indexes: Tensor) -> Tensor:
         return self.columns[INPUT_IDS.name][indexes].to(torch.int64)
 
-    def _outputs_of(self, indexes: Tensor, firsts: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor]:
-        """Return for each token at ``indexes`` in the packed columns the token that the model's output there
-        is for, as an index in these columns, and whether this output is used.
+    def _scored_ids(self, packed_index: Tensor) -> Tensor:
+        """Return the ids of scored tokens; ends, which are none, get any."""
+        return self._token_ids(packed_index.clamp(max=self.num_tokens - 1))
+
+    def _outputs_of(self, indexes: Tensor, rows: Tensor, schedule: Schedule) -> tuple[Tensor, Tensor]:
+        """Return for each token at ``indexes`` in the packed columns, of the samples ``rows``, which token
+        the model's output there is for, as an index in these columns, and whether this output is used.
 
         The output is for the next token. A sample's last token has no next token; a schedule with ends uses
-        the output there for the sample's first token, which is at ``firsts``.
+        the output there for the end of the sample.
         """
         following = indexes + 1
+        is_end = following == (self.offsets + self.lengths)[rows]
+        following = following.clamp(max=self.num_tokens - 1)
+        is_scored = self.columns[RESPONSE_MASK.name][following].to(torch.bool)
         if not schedule.with_ends:
-            following.clamp_(max=self.num_tokens - 1)
-            return following, self.columns[RESPONSE_MASK.name][following].to(torch.bool)
-        is_end = torch.isin(following, torch.cat((self.offsets, torch.tensor([self.num_tokens]))))
-        output = torch.where(is_end, firsts, following)
-        return output, is_end | self.columns[RESPONSE_MASK.name][output].to(torch.bool)
+            return following, is_scored
+        return torch.where(is_end, self.num_tokens + rows, following), is_end | is_scored
 
 
 def empty_outputs(scoring: LogprobSettings | None, num_tokens: int, device: torch.device) -> list[Tensor]:
-    """Return tensors of 0 for the model's outputs on a batch of T packed tokens: a value per token, [T]
-    float32.
+    """Return tensors of 0 for the model's outputs on a batch of T packed tokens and ends of runs: a value for
+    each, [T] float32.
 
     With ``scoring.with_entropy`` a second such tensor follows; with ``scoring.top_k`` = k the most likely
     tokens' log-probs, [T, k] float32, and ids, [T, k] int32.

@@ -14,8 +14,8 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from nemo_like.policy.backends.varlen import attend_varlen, has_varlen_kernel
+from nemo_like.policy.batch.forest_attention import PaddedAttention, VarlenAttention
 from nemo_like.policy.batch.policy_batch import Packing
-from nemo_like.policy.batch.shared_prompts import SharedPrompts
 from nemo_like.policy.fsdp.context_parallel import ContextExchange
 
 ATTENTION_NAME = "nemo_like_causal"
@@ -52,27 +52,28 @@ def causal_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     packing: Packing | None = None,
-    sharing: SharedPrompts | None = None,
+    forest: PaddedAttention | VarlenAttention | None = None,
     context: ContextExchange | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Compute causal attention. query: [n, heads, T, d]; key, value: [n, KV heads, T, d].
 
     Returns [n, T, heads, d], and None in place of attention weights. With ``packing`` n is 1 and the T tokens
-    are the samples end to end. With ``sharing`` n is 1 and the T tokens are each prompt once, then the rest
-    of each sample. With ``context`` T is this rank's share of the tokens, which are exchanged for heads.
-    Raises ValueError for an option that plain causal attention does not support.
+    are the samples end to end. With ``forest`` n is 1 and each token attends to its path. With ``context`` T
+    is this rank's share of the tokens, which are exchanged for heads. Raises ValueError for an option that
+    plain causal attention does not support.
     """
     unsupported = [name for name in _UNSUPPORTED_OPTIONS if options.get(name) is not None]
     if unsupported:
         raise ValueError(f"{type(module).__name__} asks for {', '.join(unsupported)}: not plain attention")
     if context is not None:
         query, key, value = (context.to_heads(tensor) for tensor in (query, key, value))
-        return context.to_tokens(_attend_apart(query, key, value, scaling, packing)), None
-    if sharing is not None:
+    if forest is not None:
         query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-        return sharing.attention.attend(query, key, value, scaling)[None], None
-    return _attend_apart(query, key, value, scaling, packing), None
+        attended = forest.attend(query, key, value, scaling)[None]
+    else:
+        attended = _attend_apart(query, key, value, scaling, packing)
+    return attended if context is None else context.to_tokens(attended), None
 
 
 def _attend_apart(

@@ -39,7 +39,8 @@ from nemo_like.policy.backends.loss_scaling import loss_scaler
 from nemo_like.policy.backends.parking import HostParking, stays_on_device
 from nemo_like.policy.backends.scoring_backend import scoring_entropy
 from nemo_like.policy.backends.updating_backend import UpdatingBackend
-from nemo_like.policy.batch.policy_batch import ContextRank, PolicyBatch, empty_outputs, keep_outputs
+from nemo_like.policy.batch.context_parts import ContextRank
+from nemo_like.policy.batch.policy_batch import PolicyBatch, empty_outputs, keep_outputs
 from nemo_like.policy.fsdp.checkpoint import (
     checkpoint_state,
     load_checkpoint,
@@ -155,7 +156,7 @@ class FSDPBackend(UpdatingBackend):
     ) -> list[Tensor]:
         self._place_images(batch)
         scoring = self.objective.scoring and replace(self.objective.scoring, with_entropy=with_entropy)
-        packed = empty_outputs(scoring, batch.num_tokens, self.device)
+        packed = empty_outputs(scoring, batch.num_outputs(schedule), self.device)
         with self._weights_in_use(), scoring_entropy(self._model, is_wanted=with_entropy):
             self._model.eval()
             for update in schedule.global_batches:

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nemo_like.policy.batch.policy_batch import ModelInputs, context_positions
+from nemo_like.policy.batch.context_parts import context_positions
+from nemo_like.policy.batch.policy_batch import ModelInputs
 
 
 class ContextExchange:

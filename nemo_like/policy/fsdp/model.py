@@ -40,6 +40,7 @@ from nemo_like.algorithms.logprobs import (
 )
 from nemo_like.models.remote_code import loading_arguments
 from nemo_like.policy.backends.context_scores import of_all_context_ranks
+from nemo_like.policy.batch.forest_attention import PaddedAttention, VarlenAttention, forest_attention
 from nemo_like.policy.batch.policy_batch import ModelInputs
 from nemo_like.policy.fsdp.attention import has_plain_attention, use_causal_attention
 from nemo_like.policy.fsdp.context_parallel import ContextExchange
@@ -154,15 +155,21 @@ class ScoringCausalLM(nn.Module):
         """
         group = self._context_group
         if group is not None:
-            return {"packing": inputs.packing, "context": ContextExchange(inputs, group)}
-        if inputs.packing is None and inputs.sharing is None:
+            exchange = ContextExchange(inputs, group)
+            return {
+                "packing": inputs.packing,
+                "forest": _attention(inputs, group.size()),
+                "context": exchange,
+            }
+        if inputs.packing is None and inputs.forest is None:
             return {}
         if self._has_plain_attention:
-            return {"packing": inputs.packing, "sharing": inputs.sharing}
-        if inputs.sharing is not None:
+            return {"packing": inputs.packing, "forest": _attention(inputs)}
+        if inputs.forest is not None:
             raise ValueError(
-                f"the attention of {type(self.causal_lm).__name__} is not plain and causal, so cannot share "
-                "prompts; set sequence_packing.share_prompts=false of its worker group"
+                f"the attention of {type(self.causal_lm).__name__} is not plain and causal, so samples "
+                "cannot have tokens in common; set sequence_packing.share_prompts=false of its worker group, "
+                "and use environments that are no agents"
             )
         if not self.causal_lm.is_backend_compatible():
             raise ValueError(
@@ -170,6 +177,14 @@ class ScoringCausalLM(nn.Module):
                 "sequence_packing.enabled=false of its worker group"
             )
         return {}
+
+
+def _attention(inputs: ModelInputs, num_ranks: int = 1) -> PaddedAttention | VarlenAttention | None:
+    """Return the attention of a row that is a forest and that ``num_ranks`` ranks divide; None for others."""
+    if inputs.forest is None:
+        return None
+    num_slots = inputs.input_ids.shape[1] * num_ranks
+    return forest_attention(inputs.forest, num_slots, inputs.input_ids.device)
 
 
 # The arguments that transformers takes besides a configuration; all others belong to the configuration.

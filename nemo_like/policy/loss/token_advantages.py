@@ -62,7 +62,8 @@ class TokenAdvantages:
 
 
 def reward_kl(batch: PolicyBatch, kind: KLType) -> Tensor:
-    """Compute K_t: KL(prev || reference) summed over response token t and the response tokens after it.
+    """Compute K_t: KL(prev || reference) summed over response token t and the response tokens after it in its
+    token run.
 
     The result is packed [sum of lengths] float32, in nats, 0 where no response token follows; it is on the
     batch's device and has no gradient.
@@ -70,7 +71,7 @@ def reward_kl(batch: PolicyBatch, kind: KLType) -> Tensor:
     prev, reference = batch.columns[PREV_LOGPROBS.name], batch.columns[REFERENCE_LOGPROBS.name]
     mask = batch.columns[RESPONSE_MASK.name].to(prev.device)
     kl = kl_to_reference(prev, reference, kind)
-    return kl_to_go(kl.masked_fill(mask == 0, 0.0), batch.lengths.to(prev.device))
+    return kl_to_go(kl.masked_fill(mask == 0, 0.0), batch.runs.lengths.to(prev.device))
 
 
 def reward_kl_tags(batch: PolicyBatch, kind: KLType) -> dict[str, list[float]]:

@@ -156,7 +156,6 @@ class MegatronBackend(UpdatingBackend):
                     self.objective.scoring,
                     self._part,
                     chunk,
-                    shares_prompts=self.cfg.sequence_packing.share_prompts,
                     has_adapters=adapters_of(self.cfg) is not None,
                 )
                 for chunk in (range(count) if count > 1 else (None,))
@@ -196,7 +195,7 @@ class MegatronBackend(UpdatingBackend):
     ) -> list[Tensor]:
         specs = [spec for update in schedule.global_batches for spec in update.micro_batches]
         scoring = self.objective.scoring and replace(self.objective.scoring, with_entropy=with_entropy)
-        packed = empty_outputs(scoring, batch.num_tokens, self.device)
+        packed = empty_outputs(scoring, batch.num_outputs(schedule), self.device)
 
         def keep(outputs: TokenScores | TokenValues, inputs: ModelInputs) -> None:
             keep_outputs(packed, outputs.tensors, inputs)

@@ -200,11 +200,10 @@ class ScoringGPTModel(GPTModel):
         part: ModelPart,
         chunk: int | None = None,
         *,
-        shares_prompts: bool,
         has_adapters: bool,
     ) -> None:
         tp, num_chunks = config.tensor_model_parallel_size, config.virtual_pipeline_model_parallel_size
-        spec = layer_spec(config, chunk, shares_prompts=shares_prompts)
+        spec = layer_spec(config, chunk)
         if model.family.parts:
             add_parts(spec, model, config)
         if has_adapters:
@@ -285,7 +284,8 @@ class ScoringGPTModel(GPTModel):
             decoder_input.requires_grad_(True)
         packed = options.get("packed_seq_params")
         if packed is not None and packed.qkv_format == "sbhd" and rotations is not None:
-            rotations = rotations[position_ids[0]]  # [T, 1, 1, d]
+            whole = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)
+            rotations = whole[position_ids[0]]  # [T, 1, 1, d]
         return (decoder_input, rotations, *rest)
 
     def _postprocess(

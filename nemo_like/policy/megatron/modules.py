@@ -1,7 +1,7 @@
 """Norm, activation and attention in plain PyTorch, and the layer specs that use them.
 
 They run on the CPU, and on a GPU where Transformer Engine is not installed; the attention also runs where
-samples share prompts. Megatron-core takes them through its own ModuleSpec mechanism.
+rows are forests. Megatron-core takes them through its own ModuleSpec mechanism.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 from torch.nn import functional
 
+from nemo_like.batch.micro_batches import round_up
 from nemo_like.policy.backends.devices import on_device
 from nemo_like.policy.backends.varlen import Sequences, attend_varlen, has_varlen_kernel
-from nemo_like.policy.batch.policy_batch import ModelInputs, context_positions
-from nemo_like.policy.batch.shared_prompts import SharedPrompts
+from nemo_like.policy.batch.context_parts import ContextRank, context_positions
+from nemo_like.policy.batch.forest_attention import PaddedAttention, VarlenAttention, forest_attention
+from nemo_like.policy.batch.policy_batch import ModelInputs
 from nemo_like.policy.megatron.experts import GroupedExperts
 from nemo_like.policy.megatron.functions import RMSNormFunction, SwiGLUFunction
 from nemo_like.policy.options import Device, Precision, WorkerGroupConfig
@@ -108,8 +110,8 @@ class TorchCoreAttention(MegatronModule):
         """Compute the attention. query: [T, n, heads, d]; key: [T, n, groups, d]; value: [T, n, groups, e].
         Returns [T, n, heads x e]. T counts this rank's tokens.
 
-        In a row of packed samples n is 1, and each sample attends to itself alone. In the format "thd" the
-        arguments are without n, and the result is [T, heads, e].
+        In a row of packed samples n is 1, and each sample attends to itself alone, or each token to its path.
+        In the format "thd" the arguments are without n, and the result is [T, heads, e].
         """
         if packed_seq_params is not None:
             if packed_seq_params.qkv_format == "thd":
@@ -122,11 +124,12 @@ class TorchCoreAttention(MegatronModule):
         return context.permute(2, 0, 1, 3).reshape(num_positions, num_samples, num_heads * head_size)
 
     def _in_row(
-        self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences | PromptSharingRow
+        self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSequences | ForestSequences
     ) -> Tensor:
-        if isinstance(packed, PromptSharingRow):
-            assert packed.prompts is not None
-            return packed.prompts.attention.attend(query, key, value, self.softmax_scale)
+        if isinstance(packed, ForestSequences):
+            assert packed.attention is not None
+            keys, values = self._of_all_ranks(key), self._of_all_ranks(value)
+            return packed.attention.attend(query, keys, values, self.softmax_scale, self._window)
         if has_varlen_kernel(query):
             return self._packed_in_one_kernel(query, key, value, packed)
         return self._packed(query, key, value, packed.lengths)
@@ -201,6 +204,22 @@ class TorchCoreAttention(MegatronModule):
         return context[:, :, num_earlier:]
 
 
+class FusedCoreAttention(MegatronModule):
+    """Transformer Engine's attention, and TorchCoreAttention for rows that are forests, which it has none
+    for."""
+
+    def __init__(self, config: TransformerConfig, **options: Any) -> None:
+        super().__init__(config=config)
+        self.fused = TESpecProvider().core_attention()(config=config, **options)
+        self.of_forests = TorchCoreAttention(config=config, **options)
+
+    def forward(self, *args: Any, packed_seq_params: Any = None, **options: Any) -> Tensor:
+        """Compute the attention, as ``TorchCoreAttention`` does."""
+        chosen = self.of_forests if isinstance(packed_seq_params, ForestSequences) else self.fused
+        context: Tensor = chosen(*args, packed_seq_params=packed_seq_params, **options)
+        return context
+
+
 def _window_mask(query: Tensor, key: Tensor, window: int) -> Tensor:
     """Return which keys each query attends to, [queries, keys] bool; the last query stands at the last
     key."""
@@ -266,28 +285,34 @@ class PackedSequences(PackedSeqParams):
 
 
 @dataclass
-class PromptSharingRow(PackedSeqParams):
-    """A row in which samples share prompts. Megatron-core takes it for one long sample and passes it through
-    to ``TorchCoreAttention``."""
+class ForestSequences(PackedSeqParams):
+    """A row that is a forest. Megatron-core takes it for one long sample and passes it through to
+    ``TorchCoreAttention``."""
 
-    prompts: SharedPrompts | None = None
+    attention: PaddedAttention | VarlenAttention | None = None
 
 
 def packed_parameters(
-    inputs: ModelInputs, *, rotates_by_length: bool
-) -> PackedSequences | PromptSharingRow | None:
-    """Return what Megatron-core and Transformer Engine need to know of a row that is packed or shares
-    prompts; None for padded samples.
+    inputs: ModelInputs, context: ContextRank, *, rotates_by_length: bool
+) -> PackedSequences | ForestSequences | None:
+    """Return what Megatron-core and Transformer Engine need to know of a row that is packed or a forest; None
+    for padded samples.
 
     With ``rotates_by_length`` queries and keys are rotated by the samples' lengths (format "thd"). Where no
     fused kernel does that, Megatron-core would read the lengths from the device in every layer. So without
-    ``rotates_by_length`` the row is one sample to Megatron-core, and its tokens get the rotations of their
-    positions.
+    ``rotates_by_length``, and in a forest, the row is one sample to Megatron-core, and its tokens get the
+    rotations of their positions.
     """
-    sharing, packing = inputs.sharing, inputs.packing
-    if sharing is not None:
-        length = sharing.max_length
-        return PromptSharingRow(qkv_format="sbhd", max_seqlen_q=length, max_seqlen_kv=length, prompts=sharing)
+    forest, packing = inputs.forest, inputs.packing
+    if forest is not None:
+        num_slots, device = inputs.input_ids.shape[1] * context.size, inputs.input_ids.device
+        longest = round_up(forest.longest_path, 2 * context.size)  # Megatron-core cuts it into equal pieces
+        return ForestSequences(
+            qkv_format="sbhd",
+            max_seqlen_q=longest,
+            max_seqlen_kv=longest,
+            attention=forest_attention(forest, num_slots, device, context),
+        )
     if packing is None:
         return None
     return PackedSequences(
@@ -331,24 +356,16 @@ def has_fused_layers(config: TransformerConfig) -> bool:
     return fused
 
 
-def layer_spec(
-    config: TransformerConfig, chunk: int | None, *, shares_prompts: bool
-) -> ModuleSpec | TransformerBlockSubmodules:
+def layer_spec(config: TransformerConfig, chunk: int | None) -> ModuleSpec | TransformerBlockSubmodules:
     """Return Transformer Engine's layers where the model has them, else Megatron-core's layers with the parts
-    of this module, for one ``chunk`` of a stage, or for the whole of it.
-
-    Transformer Engine's attention cannot share prompts, so TorchCoreAttention replaces it with
-    ``shares_prompts``.
-    """
+    of this module, for one ``chunk`` of a stage, or for the whole of it."""
     first = get_transformer_layer_offset(config, chunk)
     num_layers = get_num_layers_to_build(config, chunk)
     have_experts = [bool(one) for one in mixture_layers(config)[first : first + num_layers]]
     if not has_fused_layers(config):
         layers = {one: _plain_layer(config, has_experts=one) for one in set(have_experts)}
         return TransformerBlockSubmodules([layers[one] for one in have_experts], TorchRMSNorm)
-    layers = {
-        one: _fused_layer(config, has_experts=one, shares_prompts=shares_prompts) for one in set(have_experts)
-    }
+    layers = {one: _fused_layer(config, has_experts=one) for one in set(have_experts)}
     if len(layers) == 1:
         return layers[have_experts[0]]
     return TransformerBlockSubmodules([layers[one] for one in have_experts], TESpecProvider().layer_norm())
@@ -361,14 +378,13 @@ def mixture_layers(config: TransformerConfig) -> list[int]:
     return list(config.moe_layer_freq)
 
 
-def _fused_layer(config: TransformerConfig, *, has_experts: bool, shares_prompts: bool) -> ModuleSpec:
+def _fused_layer(config: TransformerConfig, *, has_experts: bool) -> ModuleSpec:
     spec = get_gpt_layer_with_transformer_engine_spec(
         num_experts=config.num_moe_experts if has_experts else None,
         moe_grouped_gemm=config.moe_grouped_gemm,
         qk_layernorm=config.qk_layernorm,
     )
-    if shares_prompts:
-        spec.submodules.self_attention.submodules.core_attention = TorchCoreAttention
+    spec.submodules.self_attention.submodules.core_attention = FusedCoreAttention
     return spec
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.compat.cpu_shim import plain_torch
-from nemo_like.policy.batch.policy_batch import ContextRank, ModelInputs, PolicyBatch
+from nemo_like.policy.batch.context_parts import ContextRank
+from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch
 from nemo_like.policy.loss.objective import LossFunction
 from nemo_like.policy.megatron.model_chunks import NeighbourCommunicator, without_sync
 from nemo_like.policy.megatron.modules import has_fused_layers, packed_parameters
@@ -119,7 +120,9 @@ class Pipeline:
                         inputs.position_ids,
                         None,
                         labels=inputs,
-                        packed_seq_params=packed_parameters(inputs, rotates_by_length=by_length),
+                        packed_seq_params=packed_parameters(
+                            inputs, self._context, rotates_by_length=by_length
+                        ),
                     )
             if isinstance(output, Tensor):
                 return output, score  # an earlier stage scores nothing

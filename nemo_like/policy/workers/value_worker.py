@@ -83,7 +83,8 @@ class ValueWorker(TrainingWorker):
         """
         batch = self._batches.batch(meta, (INPUT_IDS, RESPONSE_MASK, *self._of_kl))
         with span("compute"), Stopwatch() as compute:
-            columns = self._advantages_and_returns(batch, self._backend.values(batch, schedule_of(meta)))
+            values = self._backend.values(batch, schedule_of(meta))
+            columns = self._advantages_and_returns(batch, *values.split((batch.num_tokens, len(batch.runs))))
         batch.add(columns)
         if not self.coordinates.is_leader:
             return None
@@ -92,27 +93,24 @@ class ValueWorker(TrainingWorker):
             _advantage_sums(batch, columns), _explained_variance_sums(batch, columns), compute.seconds
         )
 
-    def _advantages_and_returns(self, batch: PolicyBatch, values: Tensor) -> dict[Column, Tensor]:
-        cfg, firsts = self._value, batch.offsets
-        ends = values[firsts]
-        is_cut_off = batch.sample_values[IS_TRUNCATED.name].cpu() > 0
+    def _advantages_and_returns(
+        self, batch: PolicyBatch, values: Tensor, ends: Tensor
+    ) -> dict[Column, Tensor]:
+        """Estimate along each token run; ``ends`` [runs] has the values after their last tokens."""
+        cfg, runs = self._value, batch.runs
+        mask = batch.columns[RESPONSE_MASK.name]
+        is_cut_off = runs.of_samples(batch.sample_values[IS_TRUNCATED.name].cpu() > 0)
         rewards = self._rewards(batch)
         end_values = torch.where(is_cut_off & cfg.bootstrap_truncated, ends, 0.0)
 
         def estimated(gae_lambda: float | Tensor) -> TokenEstimates:
             return generalised_advantages(
-                values,
-                rewards,
-                batch.columns[RESPONSE_MASK.name],
-                batch.lengths,
-                end_values,
-                gamma=cfg.gae_gamma,
-                gae_lambda=gae_lambda,
+                values, rewards, mask, runs.lengths, end_values, gamma=cfg.gae_gamma, gae_lambda=gae_lambda
             )
 
         of_critic = of_policy = estimated(cfg.gae_lambda)
         if cfg.gae_length_adaptive_alpha is not None:
-            num_tokens = batch.response_lengths.cpu()
+            num_tokens = runs.sums(mask)
             of_policy = estimated(length_adaptive_lambda(num_tokens, cfg.gae_length_adaptive_alpha))
         elif cfg.gae_lambda_policy is not None:
             of_policy = estimated(cfg.gae_lambda_policy)
@@ -121,21 +119,20 @@ class ValueWorker(TrainingWorker):
     def _rewards(self, batch: PolicyBatch) -> Tensor:
         """Return each token's reward, packed [sum of lengths] float64 on the host.
 
-        The last response token gets the sample's reward. Where the reward has a KL term, every response token
-        also gets its own part of the term.
+        The last response token of each token run gets the sample's reward. Where the reward has a KL term,
+        every response token also gets its own part of the term.
         """
-        mask = batch.columns[RESPONSE_MASK.name]
+        mask, runs = batch.columns[RESPONSE_MASK.name], batch.runs
         rewards = torch.zeros(batch.num_tokens, dtype=torch.float64)
         if self._of_kl:
             prev, reference = (batch.columns[column.name].cpu() for column in self._of_kl)
             kl = kl_to_reference(prev, reference, self._loss.reference_policy_kl_type)
             rewards -= self._loss.reference_policy_kl_penalty * kl.masked_fill(mask == 0, 0.0).double()
-        positions = mask.nonzero().squeeze(1)
-        owner = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)[positions]
-        counts = torch.bincount(owner, minlength=len(batch))
+        counts = runs.sums(mask)
         has_response = counts > 0
-        last = positions[counts.cumsum(0)[has_response] - 1]
-        rewards[last] += batch.sample_values[SHAPED_REWARD.name].cpu().double()[has_response]
+        last = mask.nonzero().squeeze(1)[counts.cumsum(0)[has_response] - 1]
+        of_runs = runs.of_samples(batch.sample_values[SHAPED_REWARD.name].cpu().double())
+        rewards[last] += of_runs[has_response]
         return rewards
 
 

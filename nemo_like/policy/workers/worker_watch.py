@@ -13,9 +13,9 @@ from torch import Tensor
 
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
-    BRANCH_STARTS,
     GENERATION_LOGPROBS,
     INPUT_IDS,
+    PARENT_GAPS,
     PREV_LOGPROBS,
     REFERENCE_LOGPROBS,
     RESPONSE_MASK,
@@ -218,7 +218,7 @@ def _num_wrong(meta: KVBatchMeta, batch: PolicyBatch) -> int:
         num_prompt_tokens=meta.tag(NUM_PROMPT_TOKENS),
         num_response_tokens=meta.tag(NUM_RESPONSE_TOKENS),
         digests=meta.tag(SAMPLE_DIGEST) if meta.has_tag(SAMPLE_DIGEST) else None,
-        are_sessions=BRANCH_STARTS in batch,
+        are_sessions=PARENT_GAPS in batch,
     )
     columns = batch.columns
     generation = columns[GENERATION_LOGPROBS.name].cpu().numpy() if GENERATION_LOGPROBS in batch else None

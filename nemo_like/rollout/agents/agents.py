@@ -9,14 +9,12 @@ the agent's calls into tokens of the conversation.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Protocol
 
-import numpy as np
-
-from nemo_like.batch.columns import BRANCH_STARTS, MESSAGE_FLAGS
+from nemo_like.batch.columns import PARENT_GAPS
 from nemo_like.data.tokenizer import Tokenizer
 from nemo_like.environments.interface import (
     UNSAID_SHARE,
@@ -28,7 +26,7 @@ from nemo_like.environments.interface import (
     Turn,
 )
 from nemo_like.environments.shared_options import AgentOptions, Credit
-from nemo_like.generation.interface import FORCED, TOP_LOGPROBS, TOP_TOKEN_IDS, GroupResult
+from nemo_like.generation.interface import GroupResult
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.rollout.agents.agent_calls import AgentSession, CallAnswerer
 from nemo_like.rollout.agents.agent_endpoint import AgentEndpoint
@@ -37,12 +35,10 @@ from nemo_like.rollout.agents.agent_prompts import AgentPrompts
 from nemo_like.rollout.agents.agent_session import Step
 from nemo_like.rollout.agents.agent_tools import AgentTools
 from nemo_like.rollout.agents.agent_work import RequestWork
-from nemo_like.rollout.conversation import Conversation, EndReason, Passage
+from nemo_like.rollout.agents.session_tokens import laid_out
+from nemo_like.rollout.conversation import Conversation, EndReason
 from nemo_like.rollout.response_form import ResponseForm
 from nemo_like.rollout.turn_loop import Engine
-
-# Columns of a response that are for the agent, and not for the trainer.
-_OF_CALLS = (FORCED, TOP_TOKEN_IDS, TOP_LOGPROBS)
 
 
 class AgentRunner(Protocol):
@@ -192,8 +188,8 @@ def _end(session: AgentSession, feedback: Feedback, credit: Credit, max_tokens: 
     if failure is None and conversation.num_tokens > max_tokens:
         failure = Failure(
             FailureKind.flooded,
-            f"the session has {conversation.num_tokens} tokens in {len(branches)} branches, and a micro-batch"
-            f" holds {max_tokens}",
+            f"the session has {conversation.num_tokens} distinct tokens in {len(branches)} branches, and a "
+            f"micro-batch holds {max_tokens}",
         )
     if failure is not None:
         _keep_one_branch(conversation)
@@ -206,8 +202,8 @@ def _end(session: AgentSession, feedback: Feedback, credit: Credit, max_tokens: 
 
 
 def _keep_one_branch(conversation: Conversation) -> None:
-    """Drop all branches but the first from a sample that will not train."""
-    is_start = [BRANCH_STARTS.name in passage.columns for passage in conversation.passages]
+    """Drop all tokens after the first branch from a sample that will not train."""
+    is_start = [PARENT_GAPS.name in passage.columns for passage in conversation.passages]
     if any(is_start):
         conversation.passages = conversation.passages[: is_start.index(True)]
 
@@ -248,17 +244,10 @@ def _last(branches: Sequence[Sequence[Step]]) -> Sequence[Step]:
 
 
 def _take_branches(session: AgentSession, branches: Sequence[Sequence[Step]]) -> None:
-    """Set the conversation's tokens to those of the branches, one after the other."""
+    """Set the conversation's tokens to those of the branches, each token once."""
     conversation, calls = session.conversation, session.calls.calls
     conversation.prompt_ids = branches[0][0].call.new_ids
-    conversation.passages = []
-    for number, branch in enumerate(branches):
-        if number:
-            conversation.passages.append(_start_of(branch))
-        for step in branch:
-            if step.call is not branch[0].call:
-                conversation.passages.append(Passage(np.asarray(step.call.new_ids, np.int32), None))
-            conversation.passages += _passages(step)
+    conversation.passages = laid_out(branches)[1:]
     conversation.num_turns = len(calls)
     conversation.latest_response = calls[-1].text
     conversation.latest_is_truncated = calls[-1].response.is_truncated
@@ -267,30 +256,3 @@ def _take_branches(session: AgentSession, branches: Sequence[Sequence[Step]]) ->
         for call, after in pairwise(calls)
     ]
     conversation.observed_images = [()] * len(conversation.history)
-
-
-def _start_of(branch: Sequence[Step]) -> Passage:
-    """Return the prompt of a second or later branch, with its first token marked in the column of branch
-    starts."""
-    ids = np.asarray(branch[0].call.new_ids, np.int32)
-    starts = np.zeros(len(ids), np.uint8)
-    starts[0] = 1
-    return Passage(ids, None, {BRANCH_STARTS.name: starts})
-
-
-def _passages(step: Step) -> Iterator[Passage]:
-    """Yield the tokens of a response as passages. Tokens that a mask forced are passages of their own without
-    log-probs, so they are context, not trained."""
-    response = step.call.response
-    forced = response.columns.get(FORCED, np.zeros(len(response.token_ids), np.uint8))
-    columns = {name: values for name, values in response.columns.items() if name not in _OF_CALLS}
-    if step.call.flags:
-        columns[MESSAGE_FLAGS.name] = np.full(len(forced), step.call.flags, np.uint8)
-    ends = [*(np.flatnonzero(np.diff(forced)) + 1).tolist(), len(forced)]
-    for start, end in pairwise([0, *ends]):
-        trains = step.trains and not forced[start]
-        yield Passage(
-            response.token_ids[start:end],
-            response.logprobs[start:end] if trains else None,
-            {name: values[start:end] for name, values in columns.items()} if step.trains else {},
-        )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_like.batch.meta import Chunk, KVBatchMeta, MicroBatch, MicroBatchLayout, PromptRun
+from nemo_like.batch.meta import Chunk, KVBatchMeta, MicroBatch, MicroBatchLayout
 from nemo_like.batch.micro_batches import Prompt, round_up
 from nemo_like.batch.prompt_sharing import PromptSharing
 from nemo_like.batch.sharding import shard_for_logprobs, shard_for_training
@@ -34,9 +34,8 @@ def ranks(draw: st.DrawFn) -> Ranks:
 
 
 def tokens(micro_batch: MicroBatch, lengths: list[int], prompts: list[Prompt]) -> int:
-    """Counted sample by sample: a prompt when a run begins, then what is behind it."""
-    after = sum(max(0, lengths[row] - prompts[row].num_tokens) for row in micro_batch.rows)
-    return after + sum(run.num_tokens for run in micro_batch.runs)
+    """Counted sample by sample: all of it, less what is there already."""
+    return sum(lengths[row] for row in micro_batch.rows) - sum(micro_batch.shared)
 
 
 @settings(max_examples=300)
@@ -60,15 +59,16 @@ def test_every_sample_is_in_one_micro_batch_within_the_budget(of_ranks: Ranks, m
 
 @settings(max_examples=300)
 @given(ranks())
-def test_runs_are_neighbours_of_one_prompt(of_ranks: Ranks) -> None:
+def test_neighbours_of_one_prompt_share_what_they_have_of_it(of_ranks: Ranks) -> None:
     lengths, prompts = of_ranks
-    for of_rank, starts in zip(PromptSharing(BUDGET).micro_batches(lengths, prompts), prompts, strict=True):
-        for micro_batch in of_rank:
-            rows = iter(micro_batch.rows)
-            for run in micro_batch.runs:
-                (prompt,) = {starts[row] for row in itertools.islice(rows, run.num_rows)}
-                assert run.num_tokens == prompt.num_tokens
-            assert next(rows, None) is None
+    planned = PromptSharing(BUDGET).micro_batches(lengths, prompts)
+    for of_rank, mine, starts in zip(planned, lengths, prompts, strict=True):
+        for rows, _, shared in of_rank:
+            assert shared[0] == 0
+            for before, row, count in zip(rows, rows[1:], shared[1:], strict=False):
+                common = min(starts[row].num_tokens, mine[row], mine[before])
+                # Parts of a group that is over the budget may be neighbours too, each with its prompt.
+                assert count in ((common, 0) if starts[row] == starts[before] else (0,))
 
 
 @settings(max_examples=100)
@@ -78,7 +78,9 @@ def test_one_rank_divides_only_groups_that_are_over_the_budget(of_ranks: Ranks) 
     (planned,) = PromptSharing(BUDGET).micro_batches(lengths, prompts)
     for prompt in set(prompts[0]):
         rows = {row for row, other in enumerate(prompts[0]) if other == prompt}
-        size = prompt.num_tokens + sum(max(0, lengths[0][row] - prompt.num_tokens) for row in rows)
+        in_turn = [lengths[0][row] for row in sorted(rows)]
+        shared = sum(min(prompt.num_tokens, *both) for both in itertools.pairwise(in_turn))
+        size = sum(in_turn) - shared
         holding = [one for one in planned if rows & set(one.rows)]
         assert (len(holding) == 1) == (size <= BUDGET)
 
@@ -88,11 +90,9 @@ def test_groups_by_hand() -> None:
     is not among its ``lengths``."""
     lengths = [[7, 4, 5, 4]]
     prompts = [[Prompt("a", 4), Prompt("b", 2), Prompt("a", 4), Prompt("b", 2)]]
-    assert PromptSharing(14).micro_batches(lengths, prompts) == [
-        [MicroBatch((0, 2, 1, 3), 14, (PromptRun(2, 4), PromptRun(2, 2)))]
-    ]
+    assert PromptSharing(14).micro_batches(lengths, prompts) == [[MicroBatch((0, 2, 1, 3), 14, (0, 4, 0, 2))]]
     assert PromptSharing(13).micro_batches(lengths, prompts) == [
-        [MicroBatch((0, 2), 8, (PromptRun(2, 4),)), MicroBatch((1, 3), 6, (PromptRun(2, 2),))]
+        [MicroBatch((0, 2), 8, (0, 4)), MicroBatch((1, 3), 6, (0, 2))]
     ]
 
 
@@ -101,10 +101,7 @@ def test_a_rank_with_too_few_micro_batches_divides_its_fullest() -> None:
     prompts = [[Prompt(0, 1), Prompt(1, 1)], [Prompt(2, 2), Prompt(2, 2)]]
     first, second = PromptSharing(10).micro_batches(lengths, prompts)
     assert [one.rows for one in first] == [(0,), (1,)]
-    assert [(one.rows, one.runs) for one in second] == [
-        ((1,), (PromptRun(1, 2),)),
-        ((0,), (PromptRun(1, 2),)),
-    ]
+    assert [(one.rows, one.shared) for one in second] == [((1,), (0,)), ((0,), (0,))]
 
 
 def test_what_cannot_be_placed_is_refused() -> None:
@@ -143,10 +140,12 @@ def test_whole_groups_stay_on_one_rank_though_others_then_have_less(shard: objec
     for mine in shards:
         groups = [mine.tag(GROUP_ID).count(group) for group in set(mine.tag(GROUP_ID))]
         assert groups == [GROUP_SIZE] * (GROUPS // 2)
-        assert mine.schedule.layout is MicroBatchLayout.shared
+        assert mine.schedule.layout is MicroBatchLayout.packed
         for update in mine.schedule.global_batches:
             for micro_batch in update.micro_batches:
-                assert {run.num_rows for run in micro_batch.runs} == {GROUP_SIZE}
+                assert micro_batch.shared == (0, *[5] * (GROUP_SIZE - 1)) * (
+                    len(micro_batch.rows) // GROUP_SIZE
+                )
 
 
 def test_idle_groups_leave_whole() -> None:
@@ -156,14 +155,14 @@ def test_idle_groups_leave_whole() -> None:
         batch, num_shards=1, global_batch_size=32, strategy=PromptSharing(400), is_idle=is_idle
     )
     (update,) = shards[0].schedule.global_batches
-    assert [run for one in update.micro_batches for run in one.runs] == [PromptRun(GROUP_SIZE, 5)] * 4
+    shared = [count for one in update.micro_batches for count in one.shared]
+    assert shared == [0, *[5] * (GROUP_SIZE - 1)] * 4
 
 
-def test_a_schedule_with_runs_travels_whole() -> None:
+def test_a_schedule_with_shared_prompts_travels_whole() -> None:
     (shard,) = shard_for_training(
         grouped_batch(), num_shards=1, global_batch_size=16, strategy=PromptSharing(100)
     )
     assert pickle.loads(pickle.dumps(shard.schedule)) == shard.schedule
-    assert (
-        sum(len(one.runs) for batch in shard.schedule.global_batches for one in batch.micro_batches) >= GROUPS
-    )
+    micro_batches = [one for batch in shard.schedule.global_batches for one in batch.micro_batches]
+    assert sum(one.shared.count(0) for one in micro_batches) >= GROUPS

@@ -12,14 +12,10 @@ from hypothesis import strategies as st
 
 from nemo_like.algorithms.logprobs import LogprobSettings
 from nemo_like.batch.columns import Column, Layout
-from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
-from nemo_like.policy.batch.policy_batch import (
-    ContextRank,
-    PolicyBatch,
-    context_positions,
-    empty_outputs,
-    keep_outputs,
-)
+from nemo_like.batch.forest import TokenRun
+from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
+from nemo_like.policy.batch.context_parts import ContextRank, context_positions
+from nemo_like.policy.batch.policy_batch import PolicyBatch, empty_outputs, keep_outputs
 
 CPU = torch.device("cpu")
 PADDED = Schedule(())
@@ -208,9 +204,6 @@ def test_packed_samples_are_cut_over_context_ranks_one_by_one() -> None:
     assert (second.token_ids.tolist(), second.output_index.tolist()) == ([23, 12, 13], [1, 2, 3])
 
 
-SHARED = Schedule((), MicroBatchLayout.shared)
-
-
 def three_samples() -> PolicyBatch:
     """Samples 0 and 2: prompt 10 11, responses 12 13 and 14. Sample 1: prompt 20, response 21, tool 22,
     response 23."""
@@ -222,50 +215,93 @@ def three_samples() -> PolicyBatch:
 
 
 def test_a_shared_prompt_enters_the_model_once_and_predicts_every_first_response_token() -> None:
-    spec = MicroBatch((1, 0, 2), 8, (PromptRun(1, 1), PromptRun(2, 2)))
-    inputs = three_samples().micro_batch(spec, SHARED)
-    # Prompts 20 and 10 11, then 21 22 after the first and 12 after the second; 14 only comes out.
-    assert inputs.input_ids.tolist() == [[20, 10, 11, 21, 22, 12, 0, 0]]
-    assert inputs.position_ids.tolist() == [[0, 0, 1, 1, 2, 2, 0, 0]]
+    spec = MicroBatch((1, 0, 2), 8, (0, 0, 2))
+    inputs = three_samples().micro_batch(spec, PACKED)
+    # 20 21 22, then 10 11 and 12 after it; 14 only comes out.
+    assert inputs.input_ids.tolist() == [[20, 21, 22, 10, 11, 12, 0, 0]]
+    assert inputs.position_ids.tolist() == [[0, 1, 2, 0, 1, 2, 0, 0]]
     assert inputs.token_ids.tolist() == [21, 23, 12, 13, 14]
-    assert inputs.output_index.tolist() == [0, 4, 2, 5, 2]
+    assert inputs.output_index.tolist() == [0, 2, 4, 5, 4]
     assert inputs.sample_index.tolist() == [0, 0, 1, 1, 2]
     assert inputs.packed_index.tolist() == [5, 7, 2, 3, 10]
     assert inputs.rows.tolist() == [1, 0, 2]
-    assert inputs.sharing is not None
-    assert inputs.sharing.max_length == 3
+    assert inputs.packing is None
+    assert inputs.forest is not None
+    assert inputs.forest.runs == (TokenRun(3), TokenRun(3))
+
+
+def session() -> PolicyBatch:
+    """A prompt 10 11 with the response 12 13; after 11 also the response 14, which is read, and 15; a second
+    tree 16, and 17."""
+    columns = {
+        "input_ids": np.array([10, 11, 12, 13, 14, 15, 16, 17], np.int32),
+        "response_mask": np.array([0, 0, 1, 1, 0, 1, 0, 1], np.uint8),
+        "parent_gaps": np.array([0, 0, 0, 0, 2, 0, 6, 0], np.int32),
+    }
+    return PolicyBatch(columns, [8], {}, CPU)
+
+
+def test_a_session_enters_the_model_with_each_token_once() -> None:
+    inputs = session().micro_batch(MicroBatch((0,), 8), PACKED)
+    assert inputs.input_ids.tolist() == [[10, 11, 12, 13, 14, 15, 16, 0]]
+    assert inputs.position_ids.tolist() == [[0, 1, 2, 3, 2, 3, 0, 0]]
+    assert inputs.forest is not None
+    assert inputs.forest.runs == (TokenRun(4), TokenRun(2, 1), TokenRun(1))
+    assert inputs.token_ids.tolist() == [12, 13, 15, 17]
+    assert inputs.output_index.tolist() == [1, 2, 4, 6]
+
+
+def test_with_ends_each_run_of_a_session_has_one() -> None:
+    batch, schedule = session(), replace(PACKED, with_ends=True)
+    inputs = batch.micro_batch(MicroBatch((0,), 8), schedule)
+    assert inputs.packed_index.tolist() == [2, 3, 5, 7, 8, 9, 10]
+    assert inputs.output_index.tolist() == [1, 2, 4, 6, 3, 5, 7]
+    assert inputs.sample_index.tolist() == [0] * 7
+    assert batch.num_outputs(schedule) == 11
+    assert batch.num_outputs(PACKED) == 8
+
+
+def test_a_forest_is_cut_over_context_ranks_as_one_sample() -> None:
+    spec = MicroBatch((0,), 8)
+    first, second = (session().micro_batch(spec, PACKED, ContextRank(rank, 2)) for rank in (0, 1))
+    assert first.input_ids.tolist() == [[10, 11, 16, 0]]
+    assert first.position_ids.tolist() == [[0, 1, 0, 0]]
+    assert (first.token_ids.tolist(), first.output_index.tolist()) == ([12, 17], [1, 2])
+    assert second.input_ids.tolist() == [[12, 13, 14, 15]]
+    assert (second.token_ids.tolist(), second.output_index.tolist()) == ([13, 15], [0, 2])
 
 
 def test_samples_without_a_response_share_a_prompt_that_nothing_reads() -> None:
     columns = {"input_ids": np.array([1, 2, 1, 2], np.int32), "response_mask": np.zeros(4, np.uint8)}
     batch = PolicyBatch(columns, [2, 2], {}, CPU)
-    inputs = batch.micro_batch(MicroBatch((0, 1), 2, (PromptRun(2, 2),)), SHARED)
-    assert inputs.input_ids.tolist() == [[1, 2]]
+    inputs = batch.micro_batch(MicroBatch((0, 1), 1, (0, 1)), PACKED)
+    assert inputs.input_ids.tolist() == [[1]]
     assert len(inputs.token_ids) == len(inputs.output_index) == 0
 
 
 @pytest.mark.parametrize(
-    ("run", "why"),
+    ("rows", "shared", "why"),
     [
-        (PromptRun(3, 2), "begin with different prompts"),
-        (PromptRun(3, 4), "shorter than the prompt"),
+        ((1, 0), 2, "begin with different tokens, so cannot share them"),
+        ((0, 2), 3, "3 tokens are shared with the sample before, of which 3 tokens"),
+        ((2, 0), 3, "begin with different tokens"),
     ],
 )
-def test_samples_that_do_not_begin_alike_are_not_made_to(run: PromptRun, why: str) -> None:
+def test_samples_that_do_not_begin_alike_are_not_made_to(
+    rows: tuple[int, int], shared: int, why: str
+) -> None:
+    batch = three_samples()
+    batch.columns["response_mask"][:] = 0
+    batch.columns["input_ids"][2] = 12 if rows[0] == 2 else 14
     with pytest.raises(ValueError, match=why):
-        three_samples().micro_batch(MicroBatch((1, 0, 2), 12, (run,)), SHARED)
+        batch.micro_batch(MicroBatch(rows, 12, (0, shared)), PACKED)
 
 
-def test_generated_tokens_are_no_part_of_a_prompt() -> None:
-    spec = MicroBatch((0,), 4, (PromptRun(1, 3),))
-    with pytest.raises(ValueError, match="response_mask marks a token of a prompt that samples share"):
-        three_samples().micro_batch(spec, SHARED)
-
-
-def test_a_shared_prompt_is_not_cut_over_ranks() -> None:
-    spec = MicroBatch((0, 2), 4, (PromptRun(2, 2),))
-    with pytest.raises(ValueError, match="cannot be cut over context-parallel ranks"):
-        three_samples().micro_batch(spec, SHARED, ContextRank(0, 2))
+def test_generated_tokens_are_not_shared() -> None:
+    batch = three_samples()
+    batch.columns["input_ids"][2] = 14
+    with pytest.raises(ValueError, match="response_mask marks a token that samples share"):
+        batch.micro_batch(MicroBatch((0, 2), 8, (0, 3)), PACKED)
 
 
 def routed_samples() -> PolicyBatch:
@@ -305,20 +341,20 @@ def test_context_parallel_ranks_have_the_routes_of_their_own_tokens() -> None:
 PADDED_WITH_ENDS, PACKED_WITH_ENDS = (replace(schedule, with_ends=True) for schedule in (PADDED, PACKED))
 
 
-def test_with_ends_padded_samples_enter_whole_and_their_last_outputs_count_as_of_their_first_tokens() -> None:
+def test_with_ends_padded_samples_enter_whole_and_their_last_outputs_are_for_their_ends() -> None:
     inputs = two_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=6), PADDED_WITH_ENDS)
     assert inputs.input_ids.tolist() == [[20, 21, 22, 23, 0, 0], [10, 11, 12, 13, 0, 0]]
-    assert inputs.packed_index.tolist() == [5, 7, 4, 2, 3, 0]
+    assert inputs.packed_index.tolist() == [5, 7, 9, 2, 3, 8]  # 8 and 9 are the ends
     assert inputs.sample_index.tolist() == [0, 0, 0, 1, 1, 1]
     # Outputs are [positions, samples]: those at 0, 2, 3 of the first row and at 1, 2, 3 of the second.
     assert inputs.output_index.tolist() == [0, 4, 6, 3, 5, 7]
 
 
-def test_with_ends_packed_samples_enter_whole_and_their_last_outputs_count_as_of_their_first_tokens() -> None:
+def test_with_ends_packed_samples_enter_whole_and_their_last_outputs_are_for_their_ends() -> None:
     schedule = replace(PACKED_WITH_ENDS, length_multiple=3)
     inputs = two_samples().micro_batch(MicroBatch(rows=(1, 0), padded_length=15), schedule)
     assert inputs.input_ids.tolist() == [[20, 21, 22, 23, 0, 0, 10, 11, 12, 13, 0, 0, 0, 0, 0]]
-    assert inputs.packed_index.tolist() == [5, 7, 4, 2, 3, 0]
+    assert inputs.packed_index.tolist() == [5, 7, 9, 2, 3, 8]  # 8 and 9 are the ends
     assert inputs.output_index.tolist() == [0, 2, 3, 7, 8, 9]
     assert inputs.packing is not None
     assert inputs.packing.lengths == (6, 6, 3)
@@ -380,7 +416,10 @@ def test_with_ends_every_response_token_and_every_end_has_the_output_at_the_toke
         for place, is_response in enumerate(mask)
         if is_response
     }
-    ends = {start: start + length for start, length in zip(starts, lengths, strict=True)}
+    ends = {
+        sum(lengths) + number: start + length
+        for number, (start, length) in enumerate(zip(starts, lengths, strict=True))
+    }
     assert found == {**expected, **ends}
 
 

@@ -14,7 +14,7 @@ from nemo_like.batch.columns import (
     OBSERVED_PIXEL_VALUES,
     PIXEL_VALUES,
 )
-from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
+from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.policy.batch.image_inputs import BatchImages
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 
@@ -48,23 +48,23 @@ def images_of(
 
 def test_the_tower_sees_each_image_once_and_the_rows_have_them_in_their_order() -> None:
     of_batch = images_of([2, 0, 1, 2], [[1], [], [2, 3]])
-    images = of_batch.of_samples([0, 1, 2, 3])
+    images = of_batch.of_rows([0, 1, 2, 3], ())
     assert images is not None
     assert images.pixel_values.flatten().tolist() == [2, 3, 1]
     assert images.grids.tolist() == [[1, 2, 2], [1, 3, 2], [1, 1, 2]]
     assert images.order == (0, 1, 2, 0, 1)
-    assert of_batch.of_samples([2, 2]) is None
+    assert of_batch.of_rows([2, 2], ()) is None
 
 
 def test_images_of_observations_follow_those_of_the_prompt_in_each_sample() -> None:
     of_batch = images_of([0, 0, 1], [[1], [2]], [[5], [], [6, 5]])
-    images = of_batch.of_samples([0, 1, 2])
+    images = of_batch.of_rows([0, 1, 2], ())
     assert images is not None
     assert images.pixel_values.flatten().tolist() == [1, 5, 2, 6, 5]
     assert images.order == (0, 1, 0, 2, 3, 4)
-    shared = of_batch.of_shared([0, 2], [0, 1, 2])
+    shared = of_batch.of_rows([0, 1, 2], (0, 4, 0))
     assert shared is not None
-    assert [shared.pixel_values.flatten().tolist()[number] for number in shared.order] == [1, 2, 5, 6, 5]
+    assert [shared.pixel_values.flatten().tolist()[number] for number in shared.order] == [1, 5, 2, 6, 5]
 
 
 def rope_index(input_ids: Tensor, image_grids: Tensor) -> tuple[Tensor, Tensor]:
@@ -130,7 +130,7 @@ def test_every_layout_places_its_tokens_and_images() -> None:
     assert packed.images.order == (0, 0)
     assert packed.images.pixel_values.tolist() == [[1]]
 
-    shared = inputs(MicroBatchLayout.shared, MicroBatch((0, 1), 9, (PromptRun(2, 5),)))
+    shared = inputs(MicroBatchLayout.packed, MicroBatch((0, 1), 9, (0, 5)))
     (row,) = shared.position_ids.movedim(0, -1).tolist()
     assert row[:7] == [*PLACES, [3] * 3, [4] * 3]
     assert shared.images.order == (0,)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import varlen
 
 from nemo_like.policy.backends.varlen import attend_varlen
-from nemo_like.policy.batch.policy_batch import context_positions
+from nemo_like.policy.batch.context_parts import context_positions
 from nemo_like.policy.megatron import modules
 from nemo_like.policy.megatron.modules import PackedSequences, TorchCoreAttention
 from tests.unit.policy.largest_tensor import largest

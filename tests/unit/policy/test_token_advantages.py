@@ -11,7 +11,7 @@ import torch
 
 from nemo_like.algorithms.options import KLType, LossConfig
 from nemo_like.batch.columns import MESSAGE_FLAGS, TOKEN_ADVANTAGES
-from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, PromptRun, Schedule
+from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.loss.token_advantages import TokenAdvantages
 from tests.unit.algorithms.loss_cases import CONFIG
@@ -44,7 +44,7 @@ def batch(own: list[float] | None = None) -> PolicyBatch:
 
 PADDED = Schedule(()), MicroBatch((1, 0), 2)
 PACKED = Schedule((), MicroBatchLayout.packed), MicroBatch((1, 0), 3)
-SHARED = Schedule((), MicroBatchLayout.shared), MicroBatch((1, 0), 3, (PromptRun(2, 1),))
+SHARED = Schedule((), MicroBatchLayout.packed), MicroBatch((1, 0), 3, (0, 1))
 
 
 @pytest.mark.parametrize(("schedule", "spec"), [PADDED, PACKED, SHARED])

@@ -45,6 +45,9 @@ def worker(loss: LossConfig = CONFIG, **changes: Any) -> ValueWorker:
     )
 
 
+ENDS = torch.tensor([7.0, 7.0, 4.0, 7.0])
+
+
 def batch() -> PolicyBatch:
     """With R for a response token: .RR, then ..., then .R.R. of two turns, then .R, which does not train."""
     columns = {
@@ -76,13 +79,29 @@ def test_a_kl_in_the_reward_is_lost_at_every_response_token() -> None:
     assert rewards[12].isnan()
 
 
+def test_every_run_of_a_session_ends_with_the_reward_and_is_estimated_by_itself() -> None:
+    """Tokens .RR, then R after the first again, then another tree .R; the session was cut off."""
+    columns = {
+        "input_ids": np.arange(6, dtype=np.int32),
+        "response_mask": np.array([0, 1, 1, 1, 0, 1], np.uint8),
+        "parent_gaps": np.array([0, 0, 0, 2, 4, 0], np.int32),
+    }
+    tags = {"shaped_reward": [2.0], "is_truncated": [1.0], "sample_mask": [1.0]}
+    session = PolicyBatch(columns, [6], tags, torch.device("cpu"))
+    assert worker()._rewards(session).tolist() == [0, 0, 2, 2, 0, 2]
+    values, ends = torch.tensor([0, 1.0, 3.0, 1.0, 0, 5.0]), torch.tensor([10.0, 20.0, 30.0])
+    of = worker(gae_gamma=1.0, gae_lambda=0.0, bootstrap_truncated=True)
+    columns_of = of._advantages_and_returns(session, values, ends)
+    expected = [0, 3 - 1, 2 + 10 - 3, 2 + 20 - 1, 0, 2 + 30 - 5]
+    assert columns_of[TOKEN_ADVANTAGES].tolist() == expected
+
+
 @pytest.mark.parametrize("bootstraps", [True, False])
 def test_only_a_sample_that_was_cut_off_goes_on_with_the_value_of_its_end(bootstraps: bool) -> None:
-    # lambda 0: an advantage is the reward and the next value, less the own value. Of a sample's first token
-    # the value is that of its end.
+    # lambda 0: an advantage is the reward and the next value, less the own value.
     cfg = {"gae_gamma": 1.0, "gae_lambda": 0.0, "bootstrap_truncated": bootstraps}
-    values = torch.tensor([7.0, 0.5, 0.25, 7.0, 0, 0, 4.0, 1.0, 0, 3.0, 0, 7.0, 0.0])
-    columns = worker(**cfg)._advantages_and_returns(batch(), values)
+    values = torch.tensor([0, 0.5, 0.25, 0, 0, 0, 0, 1.0, 0, 3.0, 0, 0, 0.0])
+    columns = worker(**cfg)._advantages_and_returns(batch(), values, ENDS)
     assert columns[VALUES] is values
     end = 4.0 if bootstraps else 0.0
     expected = [0, 0.25 - 0.5, 1 - 0.25, 0, 0, 0, 0, 3 - 1, 0, -2 + end - 3, 0, 0]
@@ -100,8 +119,10 @@ def test_the_policys_advantages_may_have_a_lambda_of_their_own(
 ) -> None:
     # Both samples with a response have two tokens: 1 - 1 / (1 x 2) = 0.5. With lambda 1 a return is the
     # reward.
-    values = torch.tensor([7.0, 0.5, 0.25, 7.0, 0, 0, 4.0, 1.0, 0, 3.0, 0, 7.0, 0.0])
-    columns = worker(gae_gamma=1.0, gae_lambda=1.0, **of_policy)._advantages_and_returns(batch(), values)
+    values = torch.tensor([0, 0.5, 0.25, 0, 0, 0, 0, 1.0, 0, 3.0, 0, 0, 0.0])
+    columns = worker(gae_gamma=1.0, gae_lambda=1.0, **of_policy)._advantages_and_returns(
+        batch(), values, ENDS
+    )
     assert columns[RETURNS][:12].tolist() == pytest.approx([0, 1, 1, 0, 0, 0, 0, -2, 0, -2, 0, 0])
     first = [0.25 - 0.5 + lambdas[0] * 0.75, 0.75]
     third = [3 - 1 + lambdas[1] * -5, -5]
