@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nemo_like.batch.columns import PARENT_GAPS, TOKEN_ADVANTAGES
+from nemo_like.batch.columns import TOKEN_ADVANTAGES
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster, OnWait
 from nemo_like.cluster.coordinates import MeetingPlace
@@ -47,7 +47,8 @@ from nemo_like.policy.batch.policy_columns import dumped_columns
 from nemo_like.policy.groups.layout import is_one_engine
 from nemo_like.policy.groups.parallelism import parallel_layout
 from nemo_like.policy.options import Device, TeacherConfig
-from nemo_like.rollout.tasks import has_agents, used_environments
+from nemo_like.rollout.rollout_columns import forest_columns
+from nemo_like.rollout.tasks import used_environments
 
 # The deadline of calls to processes that are up already and have nothing to compute.
 SHORT_TIMEOUT_S = 30.0
@@ -284,6 +285,7 @@ class Starter:
         layout = parallel_layout(group)
         meeting_place = self._meeting_place(role)
         target, own = self._worker(role)
+        inputs = forest_columns(cfg)
         return [
             self._start(
                 role,
@@ -293,7 +295,7 @@ class Starter:
                 cfg=group,
                 loss=cfg.loss_fn,
                 connections=WorkerConnections(
-                    layout.coordinates(rank), data_plane, meeting_place, self._patience_s()
+                    layout.coordinates(rank), data_plane, meeting_place, self._patience_s(), inputs
                 ),
                 **own,
             )
@@ -312,6 +314,7 @@ class Starter:
             generation=self._cfg.generation,
             data_plane=data_plane,
             timeout_s=self._patience_s(),
+            inputs=forest_columns(self._cfg),
         )
 
     def _worker(self, role: Role) -> tuple[str, dict[str, object]]:
@@ -354,7 +357,6 @@ class Starter:
             "tripwires": cfg.debug.tripwires,
             "further": FurtherColumns(
                 reads=() if cfg.value is None else (TOKEN_ADVANTAGES,),
-                inputs=(PARENT_GAPS,) if has_agents(cfg) else (),
                 writes=dumped_columns(cfg.loss_fn, cfg.rollout),
             ),
         }

@@ -66,7 +66,7 @@ from nemo_like.preflight.ray_packages import unloadable_ray_packages
 from nemo_like.preflight.run_warnings import code_warnings, missing_kernels, staleness_warnings
 from nemo_like.preflight.taken_arguments import engine_argument_problem, worker_argument_problem
 from nemo_like.preflight.versions import untested_versions
-from nemo_like.rollout.rollout_columns import recorded_declarations, rollout_declarations
+from nemo_like.rollout.rollout_columns import forest_columns, recorded_declarations, rollout_declarations
 from nemo_like.rollout.tasks import judging_environments, max_prompt_tokens, used_environments
 
 _SCAN_TIME_S = 60.0
@@ -154,13 +154,14 @@ def _declarations(cfg: Config, own: Sequence[Declaration]) -> list[Declaration]:
         parts = [*rollout_declarations(cfg, environments)]
     if not cfg.rollout.generate_only:
         of_loss = next((one.reads for one in own if one.part == "loss_fn"), ())
+        inputs = forest_columns(cfg)
         if cfg.value is not None:
-            parts += value_declarations(cfg.loss_fn)
+            parts += value_declarations(cfg.loss_fn, inputs)
             of_loss = (*of_loss, TOKEN_ADVANTAGES)
         dumped = dumped_columns(cfg.loss_fn, cfg.rollout)
-        parts += policy_declarations(cfg.loss_fn, of_loss, model_reads(cfg.policy), dumped)
+        parts += policy_declarations(cfg.loss_fn, of_loss, (*model_reads(cfg.policy), *inputs), dumped)
         if cfg.teacher is not None and any(one.part == "loss_fn" for one in own):
-            parts.append(teacher_declaration(teacher_columns(of_loss)))
+            parts.append(teacher_declaration(teacher_columns(of_loss), inputs))
     return parts
 
 

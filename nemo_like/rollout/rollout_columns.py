@@ -31,7 +31,13 @@ from nemo_like.data.options import DatasetConfig
 from nemo_like.data.sources import RECORD_COLUMN, data_sources
 from nemo_like.data_plane.storage_errors import ColumnMismatch
 from nemo_like.models.model_info import has_vision_tower
-from nemo_like.rollout.tasks import RolloutConfigGroups, has_agents, judging_environments, task_environments
+from nemo_like.rollout.tasks import (
+    RolloutConfigGroups,
+    TaskConfigGroups,
+    has_agents,
+    judging_environments,
+    task_environments,
+)
 
 
 def rollout_declarations(
@@ -49,7 +55,7 @@ def rollout_declarations(
         Declaration("rollout", writes=(INPUT_IDS, RESPONSE_MASK, *_of_messages(cfg))),
         Declaration("generation", writes=engine_columns(cfg)),
         *_of_images(cfg),
-        *([Declaration("agents", writes=(PARENT_GAPS,))] if has_agents(cfg) else []),
+        *(Declaration("agents", writes=(column,)) for column in forest_columns(cfg)),
         *([Declaration("rollout.keep_messages", writes=(MESSAGES,))] if cfg.rollout.keep_messages else []),
         *_of_records(cfg),
         *(
@@ -57,6 +63,12 @@ def rollout_declarations(
             for name, columns in environments.items()
         ),
     )
+
+
+def forest_columns(cfg: TaskConfigGroups) -> tuple[Column, ...]:
+    """Return the columns that say which token follows which, where samples may be forests: every phase reads
+    them with the tokens."""
+    return (PARENT_GAPS,) if has_agents(cfg) else ()
 
 
 def _check_judges(task: str, written: Mapping[str, Sequence[Column]]) -> None:

@@ -486,24 +486,28 @@ def ready_worker(
     worker = PolicyWorker(
         cfg=cfg,
         loss=loss,
-        connections=WorkerConnections(coordinates, plane, ("127.0.0.1", 0), timeout_s=60.0),
+        connections=WorkerConnections(coordinates, plane, ("127.0.0.1", 0), 60.0, tuple(further_inputs)),
         temperature=temperature,
         weight_sender=None,
         tripwires=Tripwires.all,
-        further=FurtherColumns(reads=further_reads, inputs=further_inputs),
+        further=FurtherColumns(reads=further_reads),
     )
     worker.setup()
     return worker
 
 
 def ready_value_worker(
-    cfg: ValueConfig, loss: LossConfig, coordinates: Coordinates, plane: DataPlane
+    cfg: ValueConfig,
+    loss: LossConfig,
+    coordinates: Coordinates,
+    plane: DataPlane,
+    inputs: Sequence[Column] = (),
 ) -> ValueWorker:
     """The same of a critic."""
     worker = ValueWorker(
         cfg=cfg,
         loss=loss,
-        connections=WorkerConnections(coordinates, plane, ("127.0.0.1", 0), timeout_s=60.0),
+        connections=WorkerConnections(coordinates, plane, ("127.0.0.1", 0), 60.0, tuple(inputs)),
     )
     worker.setup()
     return worker

@@ -197,25 +197,24 @@ class WorkerConnections:
 
     ``data_plane`` is an object, or a description from which ``setup`` makes one in the worker's process;
     None for a worker that fetches no samples.
-    ``timeout_s`` bounds every collective of the group.
+    ``timeout_s`` bounds every collective of the group. Every phase also reads the columns ``inputs``.
     """
 
     coordinates: Coordinates
     data_plane: DataPlane | DataPlaneSpec | None
     meeting_place: MeetingPlace
     timeout_s: float
+    inputs: Sequence[Column] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FurtherColumns:
     """Columns that the policy's phases use besides those of the loss and the model.
 
-    Training also reads ``reads``, which other groups write. Every phase also reads ``inputs``. Some steps
-    also write ``writes``.
+    Training also reads ``reads``, which other groups write. Some steps also write ``writes``.
     """
 
     reads: Sequence[Column] = ()
-    inputs: Sequence[Column] = ()
     writes: Sequence[Column] = ()
 
 

@@ -20,6 +20,7 @@ from nemo_like.batch.forest import Forest, Piece
 from nemo_like.policy.backends.devices import on_device
 from nemo_like.policy.backends.varlen import Sequences, attend_varlen
 from nemo_like.policy.batch.context_parts import WHOLE_CONTEXT, ContextRank, context_positions
+from nemo_like.policy.batch.token_runs import path_tokens
 
 # How many slots of paths, with padding, one call attends to, unless a path alone has more.
 _SLOTS_PER_CHUNK = 16_384
@@ -42,7 +43,7 @@ class PaddedAttention:
     def of(cls, forest: Forest, num_slots: int, context: ContextRank = WHOLE_CONTEXT) -> Self:
         """Lay out a row of ``num_slots`` slots; with several context ranks, for the queries of one."""
         paths = forest.paths()
-        leaves = sorted((path_slots(paths[leaf]) for leaf in forest.leaves()), key=len)
+        leaves = sorted((path_tokens(paths[leaf]) for leaf in forest.leaves()), key=len)
         chunks = [pad_sequence(chunk, batch_first=True, padding_value=num_slots) for chunk in _chunks(leaves)]
         places = torch.cat([chunk.flatten() for chunk in chunks])
         first = torch.full((num_slots + 1,), len(places) - 1)
@@ -101,7 +102,7 @@ class VarlenAttention:
         if not parts:  # a rank without tokens computes too, since the ranks exchange gradients
             parts = [(own[0].start, [Piece(own[0].start, own[0].start + 1)])]
         num_queries = [path[-1].stop - start for start, path in parts]
-        seen = [path_slots(path) for _, path in parts]
+        seen = [path_tokens(path) for _, path in parts]
         slots = torch.cat(seen)
         return cls(
             num_used=sum(num_queries),
@@ -157,11 +158,6 @@ def forest_attention(
     if device.type == "cpu":
         return PaddedAttention.of(forest, num_slots, context)
     return on_device(VarlenAttention.of(forest, num_slots, context), device)
-
-
-def path_slots(path: Sequence[Piece]) -> Tensor:
-    """Return the tokens of a path's pieces, [their number] int64."""
-    return torch.cat([torch.arange(piece.start, piece.stop) for piece in path])
 
 
 def _chunks(paths: Sequence[Tensor]) -> list[list[Tensor]]:

@@ -115,6 +115,8 @@ def kl_reads(loss: LossConfig) -> tuple[Column, ...]:
     return (PREV_LOGPROBS, REFERENCE_LOGPROBS) if loss.use_kl_in_reward else ()
 
 
-def value_declarations(loss: LossConfig) -> tuple[Declaration, ...]:
-    """Return the declaration of a critic; ``loss`` is the policy's loss."""
-    return (Declaration("value", writes=VALUE_COLUMNS, reads=(INPUT_IDS, RESPONSE_MASK, *kl_reads(loss))),)
+def value_declarations(loss: LossConfig, inputs: Sequence[Column] = ()) -> tuple[Declaration, ...]:
+    """Return the declaration of a critic; ``loss`` is the policy's loss, ``inputs`` are further columns that
+    it reads."""
+    reads = (INPUT_IDS, RESPONSE_MASK, *inputs, *kl_reads(loss))
+    return (Declaration("value", writes=VALUE_COLUMNS, reads=reads),)

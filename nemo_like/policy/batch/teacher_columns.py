@@ -52,6 +52,6 @@ def scores_by_column(
     return {column: scores[column.name] for column in columns}
 
 
-def teacher_declaration(columns: Sequence[Column]) -> Declaration:
-    """Return the declaration of a teacher that writes ``columns``."""
-    return Declaration("teacher", writes=tuple(columns), reads=(INPUT_IDS, RESPONSE_MASK))
+def teacher_declaration(columns: Sequence[Column], inputs: Sequence[Column] = ()) -> Declaration:
+    """Return the declaration of a teacher that writes ``columns``, and reads ``inputs`` besides tokens."""
+    return Declaration("teacher", writes=tuple(columns), reads=(INPUT_IDS, RESPONSE_MASK, *inputs))

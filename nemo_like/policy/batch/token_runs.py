@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from nemo_like.batch.forest import Forest, TokenRun
+from nemo_like.batch.forest import Forest, Piece, TokenRun
 
 
 class TokenRuns:
@@ -44,6 +45,11 @@ class TokenRuns:
         """Return the forest of one sample's tokens."""
         return self._forests[sample]
 
+    def paths(self) -> list[Tensor]:
+        """Return the path of each run's last token, as indexes in the packed columns."""
+        of_samples = zip(self._offsets.tolist(), self._forests, strict=True)
+        return [offset + path_tokens(path) for offset, forest in of_samples for path in forest.paths()]
+
     @cached_property
     def _forests(self) -> list[Forest]:
         within = self.starts - self.of_samples(self._offsets)
@@ -52,6 +58,11 @@ class TokenRuns:
         runs = list(map(TokenRun, self.lengths.tolist(), parents.tolist()))
         ends = (self.firsts + self.counts).tolist()
         return [Forest(tuple(runs[first:end])) for first, end in zip(self.firsts.tolist(), ends, strict=True)]
+
+
+def path_tokens(path: Sequence[Piece]) -> Tensor:
+    """Return the tokens of a path's pieces, [their number] int64."""
+    return torch.cat([torch.arange(piece.start, piece.stop) for piece in path])
 
 
 def piece_indexes(starts: Tensor, lengths: Tensor) -> Tensor:

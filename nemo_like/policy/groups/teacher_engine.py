@@ -5,14 +5,18 @@ meta ──▶ fetch token ids ──▶ the engine scores them ──▶ write 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     INPUT_IDS,
+    PARENT_GAPS,
     RESPONSE_MASK,
+    Column,
     Declaration,
 )
 from nemo_like.batch.meta import KVBatchMeta
@@ -31,6 +35,7 @@ from nemo_like.policy.batch.teacher_columns import (
     teacher_columns,
     teacher_declaration,
 )
+from nemo_like.policy.batch.token_runs import TokenRuns, piece_indexes
 from nemo_like.policy.groups.results import WorkerScores
 from nemo_like.policy.loss.checked_loss import own_reads
 from nemo_like.policy.options import TeacherConfig
@@ -51,15 +56,17 @@ class TeacherEngine:
         generation: GenerationConfig,
         data_plane: DataPlane | DataPlaneSpec,
         timeout_s: float,
+        inputs: Sequence[Column] = (),
     ) -> None:
         """Keep the settings; ``setup`` starts the engine and connects.
 
         ``loss`` is the student's loss, which decides what is scored. The engine computes as ``generation``
-        says, in one process without quantization; ``timeout_s`` bounds its start and every later call. Raises
+        says, in one process without quantization; ``timeout_s`` bounds its start and every later call.
+        ``inputs`` are columns that it reads besides tokens. Raises
         ColumnError when the loss reads no column of a teacher.
         """
         self._columns = teacher_columns(own_reads(loss))
-        self._cfg, self._timeout_s = cfg, timeout_s
+        self._cfg, self._timeout_s, self._inputs = cfg, timeout_s, inputs
         own = replace(
             generation.vllm_cfg,
             tensor_parallel_size=1,
@@ -93,7 +100,7 @@ class TeacherEngine:
 
     def declarations(self) -> tuple[Declaration, ...]:
         """Return the columns that the teacher writes and reads."""
-        return (teacher_declaration(self._columns),)
+        return (teacher_declaration(self._columns, self._inputs),)
 
     def compute_teacher_logprobs(self, meta: KVBatchMeta, model: str) -> WorkerScores:
         """Score the samples and write the columns that the loss reads; return the operations in the data
@@ -102,16 +109,23 @@ class TeacherEngine:
         ``model`` is the engine's own checkpoint, since it has no other.
         """
         with span("fetch"):
-            fetched = self._plane.fetch(meta, [INPUT_IDS.name, RESPONSE_MASK.name])
+            columns = (INPUT_IDS, RESPONSE_MASK, *self._inputs)
+            fetched = self._plane.fetch(meta, [column.name for column in columns])
         token_ids, mask = (np.asarray(fetched[column.name]) for column in (INPUT_IDS, RESPONSE_MASK))
-        sequences = np.split(token_ids, np.cumsum(meta.lengths)[:-1])
+        gaps = fetched.get(PARENT_GAPS.name)
+        runs = TokenRuns(torch.tensor(meta.lengths), None if gaps is None else torch.tensor(gaps))
+        paths = runs.paths()
+        # The engine reads whole paths; of each the scores of the run's own tokens are kept.
+        ends = torch.tensor([len(path) for path in paths]).cumsum(0)
+        own = piece_indexes(ends - runs.lengths, runs.lengths).numpy()
         with span("compute"), Stopwatch() as compute:
-            scores = self._engine.score([one.tolist() for one in sequences], num_most_likely(self._columns))
+            asked = [token_ids[path].tolist() for path in paths]
+            scores = self._engine.score(asked, num_most_likely(self._columns))
         found = scores_by_column(
             self._columns,
-            logprobs=scores.logprobs,
-            topk_ids=scores.topk_ids,
-            topk_logprobs=scores.topk_logprobs,
+            logprobs=scores.logprobs[own],
+            topk_ids=None if scores.topk_ids is None else scores.topk_ids[own],
+            topk_logprobs=None if scores.topk_logprobs is None else scores.topk_logprobs[own],
         )
         for values in found.values():
             values[mask == 0] = 0

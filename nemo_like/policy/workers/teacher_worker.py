@@ -69,7 +69,7 @@ class TeacherWorker(GroupWorker):
 
     def declarations(self) -> tuple[Declaration, ...]:
         """Return the columns that the teacher writes and reads."""
-        return (teacher_declaration(self._columns),)
+        return (teacher_declaration(self._columns, self._connections.inputs),)
 
     @breaking_down()
     def compute_teacher_logprobs(self, meta: KVBatchMeta, model: str) -> WorkerScores | None:
@@ -78,7 +78,8 @@ class TeacherWorker(GroupWorker):
 
         The leader returns its operations in the data plane; the other ranks return None.
         """
-        batch = self._batches.batch(meta, (INPUT_IDS, RESPONSE_MASK))
+        inputs = self._connections.inputs
+        batch = self._batches.batch(meta, (INPUT_IDS, RESPONSE_MASK, *inputs))
         with span("compute"), Stopwatch() as compute, self._backend.weights_of(model):
             scores = self._backend.scores(batch, schedule_of(meta))
         if self.coordinates.is_leader:

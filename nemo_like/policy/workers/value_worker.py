@@ -67,11 +67,11 @@ class ValueWorker(TrainingWorker):
 
     def declarations(self) -> tuple[Declaration, ...]:
         """Return the columns that the critic writes and reads."""
-        return value_declarations(self._loss)
+        return value_declarations(self._loss, self._connections.inputs)
 
     def training_reads(self) -> Sequence[Column]:
         """Return the columns that ``train`` fetches."""
-        return INPUT_IDS, RESPONSE_MASK, VALUES, RETURNS
+        return INPUT_IDS, RESPONSE_MASK, *self._connections.inputs, VALUES, RETURNS
 
     @breaking_down()
     def compute_values(self, meta: KVBatchMeta) -> WorkerScores | None:
@@ -81,7 +81,8 @@ class ValueWorker(TrainingWorker):
         The leader returns the sums of the advantages as tags, and sums from which the driver computes the
         critic's explained variance; the other ranks return None.
         """
-        batch = self._batches.batch(meta, (INPUT_IDS, RESPONSE_MASK, *self._of_kl))
+        inputs = self._connections.inputs
+        batch = self._batches.batch(meta, (INPUT_IDS, RESPONSE_MASK, *inputs, *self._of_kl))
         with span("compute"), Stopwatch() as compute:
             values = self._backend.values(batch, schedule_of(meta))
             columns = self._advantages_and_returns(batch, *values.split((batch.num_tokens, len(batch.runs))))

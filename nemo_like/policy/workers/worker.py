@@ -96,7 +96,7 @@ class PolicyWorker(TrainingWorker):
         )
         self.loss = loss
         self._own_reads = (*own_reads(loss), *further.reads)
-        self._model_reads = (*model_reads(cfg), *further.inputs)
+        self._model_reads = (*model_reads(cfg), *connections.inputs)
         self._further_writes = further.writes
         self._tripwires = tripwires
         self._weight_sender_source, self._weight_replicas = weight_sender, tuple(weight_replicas)
