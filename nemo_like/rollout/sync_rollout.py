@@ -368,7 +368,7 @@ class SyncRolloutActor(DataPlaneUser):
         if not kind_of(cfg).calls_policy:
             return None
         assert self._agents is not None, "attach starts the agents"
-        limit = session_limit(self._cfg.policy)
+        limit = session_limit(self._cfg)
         return AgentPlayer(self._agents, self._pools[env], options_of(cfg), sampling, limit)
 
     def _read(self, sources: Sequence[DatasetConfig], split: Split) -> Sources:

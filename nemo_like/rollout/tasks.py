@@ -20,7 +20,7 @@ from nemo_like.environments.shared_options import AgentOptions, Credit
 from nemo_like.generation.options import GenerationConfig, SamplingConfig
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.observability.options import LoggerConfig
-from nemo_like.policy.options import PolicyConfig, TeacherConfig
+from nemo_like.policy.options import PolicyConfig, SequencePackingConfig, TeacherConfig, ValueConfig
 from nemo_like.rollout.options import RolloutConfig
 from nemo_like.tripwires.options import DebugConfig
 
@@ -36,6 +36,10 @@ class TaskConfigGroups(Protocol):
     def generation(self) -> GenerationConfig: ...
     @property
     def policy(self) -> PolicyConfig: ...
+    @property
+    def value(self) -> ValueConfig | None: ...
+    @property
+    def teacher(self) -> TeacherConfig | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,7 @@ def response_limit(cfg: TaskConfigGroups, task: str) -> int:
         options: AgentOptions = options_of(env)
         num_turns = options.max_calls
         if options.credit is Credit.session:
-            total = session_limit(cfg.policy)
+            total = session_limit(cfg)
     return min(num_turns * training_sampling(cfg, task).sampling.max_new_tokens, total)
 
 
@@ -181,10 +185,15 @@ def task_with_limit_of_a_turn(cfg: TaskConfigGroups, num_tokens: int) -> str | N
     return None
 
 
-def session_limit(policy: PolicyConfig) -> int:
-    """Return how many tokens all branches of an agent's session may have together: as many as a micro-batch
+def session_limit(cfg: TaskConfigGroups) -> int:
+    """Return how many distinct tokens an agent's session may have: as many as any worker group's micro-batch
     holds."""
-    return min(policy.sequence_packing.train_mb_tokens, policy.sequence_packing.logprob_mb_tokens)
+    groups = filter(None, (cfg.policy, cfg.value, cfg.teacher))
+    packings = [group.sequence_packing for group in groups]
+    return min(
+        *(packing.logprob_mb_tokens for packing in packings),
+        *(one.train_mb_tokens for one in packings if isinstance(one, SequencePackingConfig)),
+    )
 
 
 class RolloutConfigGroups(TaskConfigGroups, Protocol):
@@ -202,7 +211,5 @@ class RolloutConfigGroups(TaskConfigGroups, Protocol):
     def cluster(self) -> ClusterConfig: ...
     @property
     def debug(self) -> DebugConfig: ...
-    @property
-    def teacher(self) -> TeacherConfig | None: ...
     @property
     def evaluation(self) -> EvaluationConfig | None: ...

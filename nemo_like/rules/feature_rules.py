@@ -10,7 +10,8 @@ from nemo_like.environments.registry import kind_of
 from nemo_like.generation.draft_rules import draft_problems
 from nemo_like.generation.speculation import KEY, speculation
 from nemo_like.models.model_info import has_vision_tower
-from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of
+from nemo_like.plan.roles import worker_groups
+from nemo_like.policy.groups.layout import is_one_engine
 from nemo_like.rollout.tasks import (
     has_grammars,
     task_environments,
@@ -36,15 +37,13 @@ def _features(cfg: Config, key: str) -> Iterator[Problem]:
             remedy="use a model without a vision tower, or an environment that is no agent",
         )
     policy = cfg.policy
-    branches = "the branches of a session lie end to end in one packed row"
-    own_rows = "it reads a session's row as one sequence, and not branch by branch"
+    branches = "a session, in which calls go on from one another, lies in one packed row"
     refused: dict[str, tuple[object, object, str]] = {
-        "policy.sequence_packing.enabled": (policy.sequence_packing.enabled, True, branches),
-        "policy.sequence_packing.share_prompts": (policy.sequence_packing.share_prompts, False, branches),
-        f"policy.{backend_kind_of(policy).axes.get('cp')}": (axis_size(policy, "cp"), 1, branches),
-        "loss_fn.use_kl_in_reward": (cfg.loss_fn.use_kl_in_reward, False, own_rows),
-        "value": ("default" if cfg.value else None, None, own_rows),
-        "teacher": ("default" if cfg.teacher else None, None, own_rows),
+        **{
+            f"{role.group}.sequence_packing.enabled": (group.sequence_packing.enabled, True, branches)
+            for role, group in worker_groups(cfg).items()
+            if not is_one_engine(group)
+        },
         "grpo.max_staleness": (cfg.grpo.max_staleness, 0, "all calls of a session are of one policy version"),
         "policy.megatron_cfg.router_replay": (
             policy.megatron_cfg.router_replay,
@@ -55,11 +54,10 @@ def _features(cfg: Config, key: str) -> Iterator[Problem]:
     for name, (value, wanted, why) in refused.items():
         if value != wanted:
             shown = str(value).lower()
-            to = "null" if wanted is None else str(wanted).lower()
             yield Problem(
                 key=f"{name}={shown}",
                 rule=f"does not go with {key}: {why}",
-                remedy=f"set it to {to}",
+                remedy=f"set it to {str(wanted).lower()}",
             )
 
 

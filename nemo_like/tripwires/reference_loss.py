@@ -147,22 +147,22 @@ def token_shares(tokens: ScoredTokens, cfg: LossConfig) -> Tensor:
     return torch.where(tokens.trains, 1 / divisor.clamp(min=1), 0.0)
 
 
-def kl_to_go(log_ratio: Tensor, sample: Tensor, num_samples: int, kind: KLType) -> Tensor:
+def kl_to_go(log_ratio: Tensor, run: Tensor, num_runs: int, kind: KLType) -> Tensor:
     """Return for each of the M tokens the KL to the reference, summed over this and the later tokens of its
-    sample.
+    token run, which without branches is its sample.
 
-    ``log_ratio`` [M] float64 is reference minus policy, nats. The tokens of a sample are consecutive; the
-    samples may be in any order.
+    ``log_ratio`` [M] float64 is reference minus policy, nats. The tokens of a run are consecutive; the runs
+    may be in any order.
     """
     estimate, _, _ = _kl(log_ratio, kind)
-    totals = torch.zeros(num_samples, dtype=estimate.dtype, device=estimate.device)
-    totals.index_add_(0, sample, estimate)
+    totals = torch.zeros(num_runs, dtype=estimate.dtype, device=estimate.device)
+    totals.index_add_(0, run, estimate)
     running = estimate.cumsum(0)
-    is_first = torch.ones_like(sample, dtype=torch.bool)
-    is_first[1:] = sample[1:] != sample[:-1]
+    is_first = torch.ones_like(run, dtype=torch.bool)
+    is_first[1:] = run[1:] != run[:-1]
     before = torch.zeros_like(totals)
-    before[sample[is_first]] = (running - estimate)[is_first]
-    return totals[sample] - (running - estimate - before[sample])
+    before[run[is_first]] = (running - estimate)[is_first]
+    return totals[run] - (running - estimate - before[run])
 
 
 def _without_untrained(tokens: ScoredTokens) -> ScoredTokens:

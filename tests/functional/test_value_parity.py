@@ -28,7 +28,7 @@ from nemo_like.batch.sharding import shard_for_training, shard_for_values
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.observability.metrics import merge
 from nemo_like.policy.groups.group import with_epochs
-from nemo_like.policy.groups.parallelism import parallel_layout, train_strategy, value_strategy
+from nemo_like.policy.groups.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.groups.results import WorkerScores, WorkerUpdate
 from nemo_like.policy.options import (
     LRDecayStyle,
@@ -245,7 +245,7 @@ def run_jobs(coordinates: Coordinates, jobs: Jobs) -> RankReport:
         meta,
         num_shards=coordinates.layout.dp,
         global_batch_size=GLOBAL_BATCH_SIZE,
-        strategy=value_strategy(jobs.critic),
+        strategy=logprob_strategy(jobs.critic),
         train_strategy=train_strategy(jobs.critic),
     )[coordinates.dp]
     scores = worker.compute_values(valuing)

@@ -14,7 +14,7 @@ from nemo_like.batch.sharding import shard_for_training, shard_for_values
 from nemo_like.checkpoint.options import CheckpointWriting, ResumeParts
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.data_plane.in_memory import InMemoryDataPlane
-from nemo_like.policy.groups.parallelism import parallel_layout, train_strategy, value_strategy
+from nemo_like.policy.groups.parallelism import logprob_strategy, parallel_layout, train_strategy
 from nemo_like.policy.options import ValueConfig
 from nemo_like.policy.workers.value_worker import ValueWorker
 from tests.functional.policy_fixtures import (
@@ -60,7 +60,7 @@ def train_rounds(coordinates: Coordinates, cfg: ValueConfig, path: Path, *, resu
 def train(worker: ValueWorker, meta: KVBatchMeta) -> list[float]:
     place, strategy = worker.coordinates, train_strategy(worker.cfg)
     sizes = {"num_shards": place.layout.dp, "global_batch_size": 8}
-    valuing = shard_for_values(meta, strategy=value_strategy(worker.cfg), train_strategy=strategy, **sizes)
+    valuing = shard_for_values(meta, strategy=logprob_strategy(worker.cfg), train_strategy=strategy, **sizes)
     worker.compute_values(valuing[place.dp])
     update = worker.train(shard_for_training(meta, strategy=strategy, **sizes)[place.dp])
     return [] if update is None else [update.metrics["grad_norm"].value]

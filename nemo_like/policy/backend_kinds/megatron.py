@@ -303,9 +303,6 @@ def _window_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> I
     if cp > 1:
         key = f"{name}.megatron_cfg.context_parallel_size={cp}"
         yield Problem(key=key, rule=rule, remedy="set it to 1")
-    if group.sequence_packing.share_prompts:
-        key = f"{name}.sequence_packing.share_prompts=true"
-        yield Problem(key=key, rule=rule, remedy="set it to false")
 
 
 def _fused_layer_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:

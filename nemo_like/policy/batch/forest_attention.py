@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nemo_like.batch.forest import Forest, Piece
 from nemo_like.policy.backends.devices import on_device
-from nemo_like.policy.backends.varlen import Sequences, attend_varlen
+from nemo_like.policy.backends.varlen import Sequences, attend_varlen, has_varlen_kernel
 from nemo_like.policy.batch.context_parts import WHOLE_CONTEXT, ContextRank, context_positions
 from nemo_like.policy.batch.token_runs import path_tokens
 
@@ -28,7 +28,7 @@ _SLOTS_PER_CHUNK = 16_384
 
 @dataclass(frozen=True, slots=True)
 class PaddedAttention:
-    """Attention on a CPU, by scaled_dot_product_attention on batches of n whole paths of at most L tokens.
+    """Attention by scaled_dot_product_attention on batches of n whole paths of at most L tokens.
 
     Padding comes after all tokens that are read, so no mask is needed, whose memory would grow with the
     square of the paths' lengths. A token is computed on each path that it is on, and its output is read from
@@ -151,13 +151,26 @@ class CutRow:
         return row.index_copy(0, self.own, tensor)
 
 
-def forest_attention(
-    forest: Forest, num_slots: int, device: torch.device, context: ContextRank = WHOLE_CONTEXT
-) -> PaddedAttention | VarlenAttention:
-    """Return the attention of a row on this device."""
-    if device.type == "cpu":
-        return PaddedAttention.of(forest, num_slots, context)
-    return on_device(VarlenAttention.of(forest, num_slots, context), device)
+class ForestAttention:
+    """Attention in a row of ``num_slots`` slots, on any device; with several context ranks for the queries of
+    one.
+
+    A model's first layer lays it out for all layers.
+    """
+
+    def __init__(self, forest: Forest, num_slots: int, context: ContextRank = WHOLE_CONTEXT) -> None:
+        self._row = forest, num_slots, context
+        self._layout: PaddedAttention | VarlenAttention | None = None
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None = None
+    ) -> Tensor:
+        """Compute the attention of the row, as ``PaddedAttention.attend`` does."""
+        if self._layout is None:
+            has_kernel = has_varlen_kernel(query) and query.shape[-1] == value.shape[-1]
+            kind = VarlenAttention if has_kernel else PaddedAttention
+            self._layout = on_device(kind.of(*self._row), query.device)
+        return self._layout.attend(query, key, value, scale, window)
 
 
 def _chunks(paths: Sequence[Tensor]) -> list[list[Tensor]]:

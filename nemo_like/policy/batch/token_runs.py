@@ -36,6 +36,10 @@ class TokenRuns:
         """Return for each run its sample's value, [R], of one value per sample, [N]."""
         return torch.repeat_interleave(values, self.counts)
 
+    def of_tokens(self, indexes: Tensor) -> Tensor:
+        """Return the numbers of the runs to which tokens at these indexes in the packed columns belong."""
+        return torch.searchsorted(self.starts, indexes, right=True) - 1
+
     def sums(self, values: Tensor) -> Tensor:
         """Return the sum over each run, [R] int64, of packed integers or flags, [sum of lengths]."""
         owner = torch.repeat_interleave(torch.arange(len(self)), self.lengths)

@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
 from nemo_like.policy.backends.varlen import attend_varlen, has_varlen_kernel
-from nemo_like.policy.batch.forest_attention import PaddedAttention, VarlenAttention
+from nemo_like.policy.batch.forest_attention import ForestAttention
 from nemo_like.policy.batch.policy_batch import Packing
 from nemo_like.policy.fsdp.context_parallel import ContextExchange
 
@@ -52,7 +52,7 @@ def causal_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     packing: Packing | None = None,
-    forest: PaddedAttention | VarlenAttention | None = None,
+    forest: ForestAttention | None = None,
     context: ContextExchange | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:

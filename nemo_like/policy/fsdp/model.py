@@ -40,7 +40,7 @@ from nemo_like.algorithms.logprobs import (
 )
 from nemo_like.models.remote_code import loading_arguments
 from nemo_like.policy.backends.context_scores import of_all_context_ranks
-from nemo_like.policy.batch.forest_attention import PaddedAttention, VarlenAttention, forest_attention
+from nemo_like.policy.batch.forest_attention import ForestAttention
 from nemo_like.policy.batch.policy_batch import ModelInputs
 from nemo_like.policy.fsdp.attention import has_plain_attention, use_causal_attention
 from nemo_like.policy.fsdp.context_parallel import ContextExchange
@@ -179,12 +179,11 @@ class ScoringCausalLM(nn.Module):
         return {}
 
 
-def _attention(inputs: ModelInputs, num_ranks: int = 1) -> PaddedAttention | VarlenAttention | None:
+def _attention(inputs: ModelInputs, num_ranks: int = 1) -> ForestAttention | None:
     """Return the attention of a row that is a forest and that ``num_ranks`` ranks divide; None for others."""
     if inputs.forest is None:
         return None
-    num_slots = inputs.input_ids.shape[1] * num_ranks
-    return forest_attention(inputs.forest, num_slots, inputs.input_ids.device)
+    return ForestAttention(inputs.forest, inputs.input_ids.shape[1] * num_ranks)
 
 
 # The arguments that transformers takes besides a configuration; all others belong to the configuration.

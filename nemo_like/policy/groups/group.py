@@ -54,7 +54,6 @@ from nemo_like.policy.groups.parallelism import (
     logprob_strategy,
     parallel_layout,
     train_strategy,
-    value_strategy,
 )
 from nemo_like.policy.groups.results import Accumulation, ScoredBatch, TrainUpdate, WorkerScores, WorkerUpdate
 from nemo_like.policy.options import TeacherConfig, TrainedGroupConfig, WorkerGroupConfig
@@ -398,7 +397,7 @@ class ValueWorkerGroup(TrainingGroup):
             self._with_needed_tags(batch),
             num_shards=self._num_replicas,
             global_batch_size=self._cfg.train_global_batch_size,
-            strategy=value_strategy(self._cfg),
+            strategy=logprob_strategy(self._cfg),
             train_strategy=train_strategy(self._cfg),
         )
         answers: list[WorkerScores] = self._on_replicas("compute_values", shards)

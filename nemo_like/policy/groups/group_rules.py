@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from nemo_like.algorithms.options import GRPOConfig
 from nemo_like.config.problems import Problem
-from nemo_like.policy.backends.backend_kind import axis_size, backend_kind_of
 from nemo_like.policy.groups.layout import (
     dynamic_length_multiple,
     fp8_multiple,
@@ -17,7 +16,6 @@ from nemo_like.policy.groups.training_rules import loss_scaling_problems, muon_p
 from nemo_like.policy.options import (
     Device,
     DynamicBatchingConfig,
-    Precision,
     ScoringBatchesConfig,
     ScoringPackingConfig,
     SequencePackingConfig,
@@ -97,19 +95,6 @@ def _prompt_sharing(name: str, group: WorkerGroupConfig) -> Iterator[Problem]:
             key=key,
             rule=f"needs {name}.sequence_packing.enabled=true: prompts are shared in rows of several samples",
             remedy="set that to true, or this to false",
-        )
-    if axis_size(group, "cp") > 1:
-        contexts = backend_kind_of(group).axes["cp"]
-        yield Problem(
-            key=key,
-            rule=f"needs {name}.{contexts}=1: a prompt that is cut over ranks has no one place",
-            remedy="set it to false; long prompts can be cut or shared",
-        )
-    if group.device is Device.cuda and group.precision is Precision.float32:
-        yield Problem(
-            key=key,
-            rule=f"needs {name}.precision=bfloat16 or float16 with {name}.device=cuda, for its kernel",
-            remedy=f"set it to false, or {name}.precision=bfloat16",
         )
 
 

@@ -80,17 +80,6 @@ def logprob_strategy(cfg: WorkerGroupConfig) -> MicroBatching:
     return _fixed_strategy(cfg, cfg.logprob_batch_size)
 
 
-def value_strategy(cfg: WorkerGroupConfig) -> MicroBatching:
-    """Return the strategy that makes micro-batches for a critic's values.
-
-    It is the strategy for scoring, except that samples do not share their prompts: each has an end of its
-    own.
-    """
-    if cfg.sequence_packing.enabled:
-        return sequence_packing(cfg.sequence_packing.logprob_mb_tokens, length_multiple(cfg))
-    return logprob_strategy(cfg)
-
-
 def _packing_strategy(cfg: WorkerGroupConfig, max_tokens: int) -> MicroBatching:
     kind = PromptSharing if cfg.sequence_packing.share_prompts else sequence_packing
     return kind(max_tokens, length_multiple(cfg))

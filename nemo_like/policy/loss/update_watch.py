@@ -198,9 +198,8 @@ class UpdateWatch:
             gained = gained.masked_fill(~trains, 0.0)
         elif self._cfg.use_kl_in_reward and reference is not None and prev is not None:
             kind = self._cfg.reference_policy_kl_type
-            gained = -self._of_samples(KL_SCALE)[sample] * kl_to_go(
-                reference - prev, sample, sum(sizes), kind
-            )
+            runs, num_runs = self._runs()
+            gained = -self._of_samples(KL_SCALE)[sample] * kl_to_go(reference - prev, runs, num_runs, kind)
         advantages, advantage_sizes = self._punished(of_samples + gained, of_samples.abs() + gained.abs())
         return ScoredTokens(
             logprobs=logprobs,
@@ -227,6 +226,15 @@ class UpdateWatch:
             if parts[0].entropy is None
             else torch.cat([one.entropy for one in parts if one.entropy is not None]).double(),
         )
+
+    def _runs(self) -> tuple[Tensor, int]:
+        """Return the number of each token's run, [M] int64, and how many runs there are."""
+        numbers, num_runs = [], 0
+        for one in self._micro_batches:
+            runs = one.batch.runs.of_tokens(one.inputs.packed_index.cpu())
+            numbers.append(runs.to(one.logprobs.device) + num_runs)
+            num_runs += len(one.batch.runs)
+        return torch.cat(numbers), num_runs
 
     def _punished(self, advantages: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
         """Return the advantages with the penalties of responses of a wrong form, and their sizes."""

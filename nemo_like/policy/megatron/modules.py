@@ -33,7 +33,7 @@ from nemo_like.batch.micro_batches import round_up
 from nemo_like.policy.backends.devices import on_device
 from nemo_like.policy.backends.varlen import Sequences, attend_varlen, has_varlen_kernel
 from nemo_like.policy.batch.context_parts import ContextRank, context_positions
-from nemo_like.policy.batch.forest_attention import PaddedAttention, VarlenAttention, forest_attention
+from nemo_like.policy.batch.forest_attention import ForestAttention
 from nemo_like.policy.batch.policy_batch import ModelInputs
 from nemo_like.policy.megatron.experts import GroupedExperts
 from nemo_like.policy.megatron.functions import RMSNormFunction, SwiGLUFunction
@@ -289,7 +289,7 @@ class ForestSequences(PackedSeqParams):
     """A row that is a forest. Megatron-core takes it for one long sample and passes it through to
     ``TorchCoreAttention``."""
 
-    attention: PaddedAttention | VarlenAttention | None = None
+    attention: ForestAttention | None = None
 
 
 def packed_parameters(
@@ -305,13 +305,13 @@ def packed_parameters(
     """
     forest, packing = inputs.forest, inputs.packing
     if forest is not None:
-        num_slots, device = inputs.input_ids.shape[1] * context.size, inputs.input_ids.device
+        num_slots = inputs.input_ids.shape[1] * context.size
         longest = round_up(forest.longest_path, 2 * context.size)  # Megatron-core cuts it into equal pieces
         return ForestSequences(
             qkv_format="sbhd",
             max_seqlen_q=longest,
             max_seqlen_kv=longest,
-            attention=forest_attention(forest, num_slots, device, context),
+            attention=ForestAttention(forest, num_slots, context),
         )
     if packing is None:
         return None
