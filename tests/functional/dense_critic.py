@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,8 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from transformers.core_model_loading import revert_weight_conversion
 
 from nemo_like.algorithms.options import LossConfig, SurrogateLossConfig
+from nemo_like.batch.columns import PARENT_GAPS
+from nemo_like.batch.forest import ROOT, Forest, TokenRun
 from nemo_like.policy.options import OptimizerKind, PolicyConfig, ValueConfig
 from tests.functional.dense_reference import ADAPTER, add_adapters, with_all_rows
 from tests.functional.torch_muon import TorchMuon
@@ -57,6 +59,24 @@ class CriticUpdate:
     values: Tensor
     is_clipped: Tensor
     errors: Tensor
+
+
+def forest_of(batch: dict[str, Any], row: int) -> Forest:
+    """The forest of a sample's tokens."""
+    if PARENT_GAPS.name not in batch["columns"]:
+        return Forest((TokenRun(batch["lengths"][row]),))
+    gaps = per_sample(batch, PARENT_GAPS.name)[row].tolist()
+    return Forest.of_parents([token - 1 - gap for token, gap in enumerate(gaps)])
+
+
+def path_by_path(outputs: Callable[[Tensor], Tensor], ids: np.ndarray, forest: Forest) -> Tensor:
+    """The ``outputs`` [L, ...] of paths [L], run by run: of each token that on its path, [T, ...]."""
+    tokens = torch.from_numpy(ids.astype(np.int64))
+    of_runs = []
+    for run, path in zip(forest.runs, forest.paths(), strict=True):
+        places = [place for piece in path for place in range(*piece)]
+        of_runs.append(outputs(tokens[places])[-run.length :])
+    return torch.cat(of_runs)
 
 
 class DenseCritic:
@@ -108,10 +128,14 @@ class DenseCritic:
             gradient[f"{name}.weight"] = layer.scaling[ADAPTER] * (up.grad @ down.detach())
         return as_checkpoint(self.model, gradient)
 
-    def states(self, ids: np.ndarray) -> Tensor:
-        """The value of each token's state, the tokens up to it and with it, [T]."""
-        hidden = self.model.model(torch.from_numpy(ids.astype(np.int64))[None]).last_hidden_state[0]
-        return (hidden @ self.model.score.weight.T)[:, 0]
+    def states(self, ids: np.ndarray, forest: Forest) -> Tensor:
+        """The value of each token's state, the tokens of its path, [T]."""
+
+        def values(path: Tensor) -> Tensor:
+            hidden = self.model.model(path[None]).last_hidden_state[0]
+            return (hidden @ self.model.score.weight.T)[:, 0]
+
+        return path_by_path(values, ids, forest)
 
     @torch.no_grad()
     def estimates(self, batch: dict[str, Any], loss: LossConfig) -> Estimates:
@@ -120,22 +144,24 @@ class DenseCritic:
         prev, reference = per_sample(batch, "prev_logprobs"), per_sample(batch, "reference_logprobs")
         columns: list[list[np.ndarray]] = [[], [], []]
         for row, mask in enumerate(masks):
-            states = self.states(ids[row]).tolist()
+            forest = forest_of(batch, row)
+            states, parents = self.states(ids[row], forest).tolist(), forest.parents()
             of_sample = np.zeros((3, len(mask)))
-            of_sample[0, 0] = states[-1]
-            places = [place for place, scored in enumerate(mask) if scored]
             is_cut_off = self.cfg.bootstrap_truncated and batch["tags"]["is_truncated"][row]
-            following, advantage = (states[-1] if is_cut_off else 0.0), 0.0
-            for place in reversed(places):
-                gap = float(reference[row][place]) - float(prev[row][place])
-                reward = -loss.reference_policy_kl_penalty * (np.exp(gap) - 1 - gap)
-                if place == places[-1]:
-                    reward += batch["tags"]["shaped_reward"][row]
-                value = states[place - 1]
-                delta = reward + self.cfg.gae_gamma * following - value
-                advantage = delta + self.cfg.gae_gamma * self.cfg.gae_lambda * advantage
-                of_sample[:, place] = value, advantage + value, advantage
-                following = value
+            for (length, _), start in zip(forest.runs, forest.starts, strict=True):
+                end = start + length
+                places = [place for place in range(start, end) if mask[place]]
+                following, advantage = (states[end - 1] if is_cut_off else 0.0), 0.0
+                for place in reversed(places):
+                    gap = float(reference[row][place]) - float(prev[row][place])
+                    reward = -loss.reference_policy_kl_penalty * (np.exp(gap) - 1 - gap)
+                    if place == places[-1]:
+                        reward += batch["tags"]["shaped_reward"][row]
+                    value = states[parents[place]]
+                    delta = reward + self.cfg.gae_gamma * following - value
+                    advantage = delta + self.cfg.gae_gamma * self.cfg.gae_lambda * advantage
+                    of_sample[:, place] = value, advantage + value, advantage
+                    following = value
             for column, values in zip(columns, of_sample, strict=True):
                 column.append(values)
         return Estimates(*(np.concatenate(column) for column in columns))
@@ -156,7 +182,8 @@ class DenseCritic:
         for row in rows:
             if batch["tags"]["sample_mask"][row]:
                 places = np.flatnonzero(masks[row])
-                values.append(self.states(ids[row])[places - 1])
+                forest = forest_of(batch, row)
+                values.append(self.states(ids[row], forest)[np.array(forest.parents())[places]])
                 olds.append(torch.from_numpy(old_of[row][places]).double())
                 targets.append(torch.from_numpy(returns_of[row][places]).double())
         value, before, target = torch.cat(values), torch.cat(olds), torch.cat(targets)
@@ -188,10 +215,12 @@ def dense_logprobs(cfg: PolicyConfig, batch: dict[str, Any], temperature: float)
     """Of all tokens, packed [sum of lengths]; 0 at each sample's first."""
     model = in_float64(AutoModelForCausalLM, cfg.model_name)
     found = []
-    for ids in per_sample(batch, "input_ids"):
-        tokens = torch.from_numpy(ids.astype(np.int64))
-        logprobs = (model(tokens[None]).logits[0, :-1] / temperature).log_softmax(-1)
-        found.append(np.r_[0, logprobs.gather(1, tokens[1:, None])[:, 0].numpy()])
+    for row, ids in enumerate(per_sample(batch, "input_ids")):
+        forest = forest_of(batch, row)
+        logits = path_by_path(lambda path: model(path[None]).logits[0], ids, forest)
+        logprobs = (logits / temperature).log_softmax(-1)[forest.parents()]
+        of_tokens = logprobs.gather(1, torch.from_numpy(ids.astype(np.int64))[:, None])[:, 0].numpy()
+        found.append(np.where(np.array(forest.parents()) == ROOT, 0, of_tokens))
     return np.concatenate(found)
 
 
@@ -208,8 +237,9 @@ def dense_policy_gradient(
         if not batch["tags"]["sample_mask"][row]:
             continue
         places = np.flatnonzero(mask)
-        tokens = torch.from_numpy(ids.astype(np.int64))
-        logprobs = (model(tokens[None]).logits[0] / temperature).log_softmax(-1)[places - 1]
+        tokens, forest = torch.from_numpy(ids.astype(np.int64)), forest_of(batch, row)
+        logits = path_by_path(lambda path: model(path[None]).logits[0], ids, forest)
+        logprobs = (logits / temperature).log_softmax(-1)[np.array(forest.parents())[places]]
         ratio = (logprobs.gather(1, tokens[places, None])[:, 0] - torch.from_numpy(prev[places])).exp()
         scale, shift = (batch["tags"][name][row] for name in ("token_scale", "advantage"))
         advantages = shift + scale * torch.from_numpy(own[places]).double()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ import pytest
 import torch
 
 from nemo_like.algorithms.options import LossConfig
-from nemo_like.batch.columns import TOKEN_ADVANTAGES, VALUE_COLUMNS
+from nemo_like.batch.columns import PARENT_GAPS, TOKEN_ADVANTAGES, VALUE_COLUMNS, Column
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.sharding import shard_for_training, shard_for_values
 from nemo_like.cluster.coordinates import Coordinates
@@ -88,6 +88,11 @@ class Case:
     layout: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     critic: dict[str, Any] = field(default_factory=dict)
+    are_forests: bool = False
+
+    @property
+    def batch(self) -> dict[str, Any]:
+        return sessions() if self.are_forests else two_turns()
 
 
 QUICK = [
@@ -95,11 +100,17 @@ QUICK = [
     Case("PP2, padded", {"pp": 2}),
     Case("DP2, prompts shared", {"dp": 2, **SHARED}),
     Case("CP2, packed", {"cp": 2, **PACKED}),
+    Case("forests, CP2", {"cp": 2, **SHARED}, are_forests=True),
     Case("FSDP, DP2, packed", {"dp": 2, **PACKED, **FSDP}),
     Case("adapters, TP2 with sequence parallelism, packed", {**SEQUENCE_PARALLEL, **PACKED}, {}, ADAPTERS),
     Case("adapters, FSDP, DP2, packed", {"dp": 2, **PACKED, **FSDP}, {}, ADAPTERS),
 ]
 SLOW = [
+    Case("forests, one process", PACKED, are_forests=True),
+    Case("forests, PP2 x DP2", {"pp": 2, "dp": 2, **SHARED}, are_forests=True),
+    Case("forests, TP2 with sequence parallelism", {**SEQUENCE_PARALLEL, **SHARED}, are_forests=True),
+    Case("forests, FSDP, CP2", {"cp": 2, **SHARED, **FSDP}, are_forests=True),
+    Case("prompts shared, CP2", {"cp": 2, **SHARED}),
     Case("one process, prompts shared", SHARED),
     Case("TP2, dynamic", {"tp": 2, **DYNAMIC}),
     Case("FSDP, TP2, padded", {"tp": 2, **FSDP}),
@@ -179,6 +190,25 @@ def two_turns() -> dict[str, Any]:
     }
 
 
+@cache
+def sessions() -> dict[str, Any]:
+    """The same samples, in which some tokens after the prompt follow others than the one before them, or
+    none."""
+    batch, rng = two_turns(), np.random.default_rng(4)
+    columns, gaps = {**batch["columns"]}, []
+    for length, num_prompt_tokens in zip(batch["lengths"], batch["tags"]["num_prompt_tokens"], strict=True):
+        branches = (np.arange(length) >= num_prompt_tokens) & (rng.random(length) < 0.3)
+        gaps.append(np.where(branches, [rng.integers(0, token + 1) for token in range(length)], 0))
+    columns[PARENT_GAPS.name] = np.concatenate(gaps).astype(np.int32)
+    places = np.concatenate([np.arange(length) for length in batch["lengths"]])
+    mask = columns["response_mask"] * (columns[PARENT_GAPS.name] < places)
+    for name in ("response_mask", "generation_logprobs", "prev_logprobs", "reference_logprobs"):
+        columns[name] = (columns[name] * mask).astype(columns[name].dtype)
+    counts = [int(one.sum()) for one in np.split(mask, np.cumsum(batch["lengths"])[:-1])]
+    tags = {**batch["tags"], "num_response_tokens": counts}
+    return {**batch, "columns": columns, "tags": tags, "more_columns": [PARENT_GAPS]}
+
+
 def with_columns(batch: dict[str, Any], **columns: np.ndarray) -> dict[str, Any]:
     """The batch with these columns as float32, nan in masked samples."""
     mask = np.repeat(batch["tags"]["sample_mask"], batch["lengths"])
@@ -240,7 +270,7 @@ def run_jobs(coordinates: Coordinates, jobs: Jobs) -> RankReport:
     """One rank: all of them, each by a worker of its own."""
     plane = CountingDataPlane()
     meta = put(plane, jobs.batch, "prev_logprobs", "reference_logprobs")
-    worker = ready_value_worker(jobs.critic, KL, coordinates, plane)
+    worker = ready_value_worker(jobs.critic, KL, coordinates, plane, inputs_of(jobs.batch))
     valuing = shard_for_values(
         meta,
         num_shards=coordinates.layout.dp,
@@ -269,15 +299,27 @@ def run_jobs(coordinates: Coordinates, jobs: Jobs) -> RankReport:
 def critic_gradient(coordinates: Coordinates, jobs: Jobs) -> Moved:
     plane = CountingDataPlane()
     meta = put(plane, jobs.valued, "values", "returns")
-    return moved(ready_value_worker(jobs.critic_once, KL, coordinates, plane), meta)
+    inputs = inputs_of(jobs.valued)
+    return moved(ready_value_worker(jobs.critic_once, KL, coordinates, plane, inputs), meta)
 
 
 def policy_gradient(coordinates: Coordinates, jobs: Jobs) -> Moved:
     plane = CountingDataPlane()
     meta = put(plane, jobs.scored, "prev_logprobs", "token_advantages")
-    further = [TOKEN_ADVANTAGES]
-    worker = ready_worker(jobs.policy_once, jobs.policy_loss, coordinates, plane, TEMPERATURE, further)
+    worker = ready_worker(
+        jobs.policy_once,
+        jobs.policy_loss,
+        coordinates,
+        plane,
+        TEMPERATURE,
+        [TOKEN_ADVANTAGES],
+        inputs_of(jobs.scored),
+    )
     return moved(worker, meta)
+
+
+def inputs_of(batch: dict[str, Any]) -> Sequence[Column]:
+    return batch.get("more_columns", ())
 
 
 def put(plane: CountingDataPlane, batch: dict[str, Any], *columns: str) -> KVBatchMeta:
@@ -376,19 +418,21 @@ class Matrix:
         return value_config(group, clip_range=0.05, gae_gamma=0.97, gae_lambda=0.9)
 
     def _reference(self, case: Case) -> tuple[Jobs, DenseRun]:
-        key = re.sub(r"\W+", "-", f"{case.model} {case.critic}")
+        key = re.sub(r"\W+", "-", f"{case.model} {case.critic} {case.are_forests}")
         if key not in self._dense:
             critic = make_checkpoint(self._path / f"critic{key}", **case.model, is_critic=True)
             policy = make_checkpoint(self._path / f"policy{key}", **case.model)
             self._dense[key] = dense_run(
-                self._critic(policy_config(critic, **case.critic)), gradient_config(policy_config(policy))
+                self._critic(policy_config(critic, **case.critic)),
+                gradient_config(policy_config(policy)),
+                case.batch,
             )
         return self._dense[key]
 
 
-def dense_run(cfg: ValueConfig, policy_once: PolicyConfig) -> tuple[Jobs, DenseRun]:
+def dense_run(cfg: ValueConfig, policy_once: PolicyConfig, batch: dict[str, Any]) -> tuple[Jobs, DenseRun]:
     """The jobs, and what the reference makes of them."""
-    batch, rng = two_turns(), np.random.default_rng(3)
+    rng = np.random.default_rng(3)
     num_tokens = sum(batch["lengths"])
     dense = DenseCritic(cfg)
     estimates = dense.estimates(batch, KL)
@@ -462,7 +506,7 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
 
 
 def test_values_returns_and_advantages_equal_those_of_the_dense_model(outcome: Outcome) -> None:
-    batch, dense = two_turns(), outcome.dense.estimates
+    batch, dense = outcome.case.batch, outcome.dense.estimates
     bounds = np.cumsum(batch["lengths"])[:-1]
     for name, of_all in (
         ("values", dense.values),
@@ -481,7 +525,7 @@ def test_values_returns_and_advantages_equal_those_of_the_dense_model(outcome: O
 
 
 def test_the_sums_of_advantages_are_those_of_the_dense_model(outcome: Outcome) -> None:
-    bounds = np.cumsum(two_turns()["lengths"])[:-1]
+    bounds = np.cumsum(outcome.case.batch["lengths"])[:-1]
     advantages = np.split(outcome.dense.estimates.advantages, bounds)
     for leader in outcome.leaders:
         expected = [advantages[position] for position in leader.positions]
@@ -494,7 +538,7 @@ def test_the_sums_of_advantages_are_those_of_the_dense_model(outcome: Outcome) -
 
 
 def test_how_well_values_fit_is_measured_on_what_trains(outcome: Outcome) -> None:
-    batch, dense = two_turns(), outcome.dense.estimates
+    batch, dense = outcome.case.batch, outcome.dense.estimates
     trains = np.repeat(batch["tags"]["sample_mask"], batch["lengths"]) > 0
     chosen = trains & (batch["columns"]["response_mask"] > 0)
     expected = {
