@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_like.batch.columns import GENERATION_LOGPROBS, INPUT_IDS, RESPONSE_MASK
+from nemo_like.batch.columns import GENERATION_LOGPROBS, INPUT_IDS, PARENT_GAPS, RESPONSE_MASK
 from nemo_like.batch.recordings import recorded_steps
 from nemo_like.checkpoint.store import POLICY_GROUP, checkpoint_paths
 from nemo_like.configuration import Config
@@ -30,7 +30,8 @@ _REMEDY = "rollout.record=true keeps the tokens of later runs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastSample:
-    """A sample of a run, and the weights with which it was sampled."""
+    """A sample of a run, or the first branch of an agent's session, and the weights with which it was
+    sampled."""
 
     name: str  # of the sample, for people
     token_ids: list[int]
@@ -96,7 +97,9 @@ def _recorded(directory: Path, step: int, index: int) -> tuple[list[int], np.nda
     columns = [
         np.asarray(flat.columns[one.name])[own] for one in (INPUT_IDS, GENERATION_LOGPROBS, RESPONSE_MASK)
     ]
-    token_ids, logprobs, mask = columns
+    gaps = flat.columns.get(PARENT_GAPS.name)
+    length = _before_branches(np.zeros(flat.lengths[index]) if gaps is None else np.asarray(gaps)[own])
+    token_ids, logprobs, mask = (column[:length] for column in columns)
     return token_ids.tolist(), np.where(mask > 0, logprobs, np.nan)[1:].astype(np.float32)
 
 
@@ -112,9 +115,15 @@ def _dumped(path: Path, cfg: Config, index: int) -> tuple[list[int], np.ndarray]
     response_ids = _ids_of(tokenizer, tokens["text"])
     if response_ids is None or _ROLE.match(sample["prompt"]):
         raise ValueError(f"{path}: the tokens of sample {index} cannot be told from their texts; {_REMEDY}")
-    given = [np.nan if value is None else value for value in tokens[GENERATION_LOGPROBS.name]]
+    length = _before_branches(np.array(tokens.get(PARENT_GAPS.name, [0] * len(response_ids))))
+    given = [np.nan if value is None else value for value in tokens[GENERATION_LOGPROBS.name][:length]]
     reported = np.array([*[np.nan] * (len(prompt_ids) - 1), *given], np.float32)
-    return [*prompt_ids, *response_ids], reported
+    return [*prompt_ids, *response_ids[:length]], reported
+
+
+def _before_branches(gaps: np.ndarray) -> int:
+    """Return how many tokens the first branch of a session has; ``gaps`` are those of its tokens."""
+    return int(np.flatnonzero(gaps)[0]) if gaps.any() else len(gaps)
 
 
 def _ids_of(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int] | None:

@@ -11,6 +11,7 @@ import numpy as np
 from nemo_like.batch.columns import (
     ENTROPIES,
     GENERATION_LOGPROBS,
+    PARENT_GAPS,
     PREV_LOGPROBS,
     REFERENCE_LOGPROBS,
     TEACHER_LOGPROBS,
@@ -62,7 +63,8 @@ def fetch_scores(plane: DataPlane, ledger: Sequence[KVBatchMeta]) -> dict[str, S
 def dumped_tokens(
     sample: Conversation, tags: Mapping[str, Any], scores: Scores, texts: TokenTexts
 ) -> dict[str, list[Any]]:
-    """Return lists over the tokens after the prompt: ``text``, and one list for each kind of number.
+    """Return lists over the tokens after the prompt: ``text``, and one list for each kind of number; where
+    tokens of an agent's session do not follow the token before them also ``parent_gaps``.
 
     A number is null on tokens that the policy did not generate. With a critic, ``advantages`` are the values
     that the loss uses, the sample's advantage plus the token's own, but for penalties of responses of a wrong
@@ -85,7 +87,16 @@ def dumped_tokens(
         own = scores[TOKEN_ADVANTAGES.name][-len(ids) :]
         trains = bool(tags[SAMPLE_MASK.name])
         numbers[_ADVANTAGES] = trains * (tags[ADVANTAGE.name] + tags[TOKEN_SCALE.name] * own)
-    return {"text": texts(ids), **{name: _listed(values, sampled) for name, values in numbers.items()}}
+    gaps = [
+        gap
+        for passage in sample.passages
+        for gap in passage.columns.get(PARENT_GAPS.name, np.zeros(len(passage.token_ids), int)).tolist()
+    ]
+    return {
+        "text": texts(ids),
+        **{name: _listed(values, sampled) for name, values in numbers.items()},
+        **({PARENT_GAPS.name: gaps} if any(gaps) else {}),
+    }
 
 
 def _listed(values: np.ndarray, sampled: Sequence[bool]) -> list[float | None]:

@@ -25,14 +25,34 @@ def with_agents(resolved_demo: Path, tmp_path: Path, checkpoint: Path) -> Agents
             f"defaults: [{resolved_demo}, {{env@env.task: agent}}]\ndata: {{train: {{env: task}}}}\n"
         )
         there = [f"policy.model_name={checkpoint}", f"logger.log_dir={tmp_path / 'runs'}"]
-        own = ["policy.sequence_packing.share_prompts=false", "env.task.options.agent=a:b"]
-        return load_config(path, [*there, *own, *overrides])
+        return load_config(path, [*there, "env.task.options.agent=a:b", *overrides])
 
     return load
 
 
-def test_an_agent_goes_with_the_demo(with_agents: Agents) -> None:
-    validate(with_agents(), Machine.another)
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("policy.sequence_packing.share_prompts=false",),
+        ("policy.megatron_cfg.context_parallel_size=2", "policy.data_parallel_size=1"),
+        ("value=default", "grpo.adv_estimator.name=gae", "grpo.skip_idle_samples=false"),
+        (
+            "grpo.adv_estimator.name=reinforce_plus_plus",
+            "loss_fn.use_kl_in_reward=true",
+            "loss_fn.reference_policy_kl_penalty=0.01",
+        ),
+    ],
+)
+def test_an_agent_goes_with_the_demo(with_agents: Agents, overrides: tuple[str, ...]) -> None:
+    validate(with_agents(*overrides), Machine.another)
+
+
+def test_a_session_of_a_critic_lies_in_a_packed_row_too(with_agents: Agents) -> None:
+    critic = ("value=default", "grpo.adv_estimator.name=gae", "grpo.skip_idle_samples=false")
+    unpacked = ("value.sequence_packing.enabled=false", "value.sequence_packing.share_prompts=false")
+    with pytest.raises(ConfigError, match="value.sequence_packing.enabled=false does not go with"):
+        validate(with_agents(*critic, *unpacked), Machine.another)
 
 
 @pytest.mark.parametrize(
@@ -47,17 +67,7 @@ def test_an_agent_goes_with_the_demo(with_agents: Agents) -> None:
         ("env.task.check_at_start=true", "env.task.check_at_start=true", "set it to false"),
         ("env.task.max_turns=4", "env.task.max_turns=4", "options.max_calls"),
         ("env.task.batch_size=8", "env.task.batch_size=8", "max_concurrency"),
-        (
-            "policy.sequence_packing.share_prompts=true",
-            "policy.sequence_packing.share_prompts=true",
-            "set it to false",
-        ),
         ("policy.sequence_packing.enabled=false", "policy.sequence_packing.enabled=false", "set it to true"),
-        (
-            "loss_fn.use_kl_in_reward=true",
-            "loss_fn.use_kl_in_reward=true",
-            "set it to false",
-        ),
         ("grpo.max_staleness=1", "grpo.max_staleness=1", "set it to 0"),
     ],
 )
