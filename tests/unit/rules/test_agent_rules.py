@@ -51,7 +51,7 @@ def test_an_agent_goes_with_the_demo(with_agents: Agents, overrides: tuple[str, 
 def test_a_session_of_a_critic_lies_in_a_packed_row_too(with_agents: Agents) -> None:
     critic = ("value=default", "grpo.adv_estimator.name=gae", "grpo.skip_idle_samples=false")
     unpacked = ("value.sequence_packing.enabled=false", "value.sequence_packing.share_prompts=false")
-    with pytest.raises(ConfigError, match="value.sequence_packing.enabled=false does not go with"):
+    with pytest.raises(ConfigError, match=r"value\.sequence_packing\.enabled=false does not go with"):
         validate(with_agents(*critic, *unpacked), Machine.another)
 
 
