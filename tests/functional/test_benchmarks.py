@@ -48,6 +48,15 @@ def test_an_engines_loop_is_timed_beside_vllms_own(arithmetic_model: str, tmp_pa
     assert "request_loop.py" in table.read_text()
 
 
+def test_forests_enter_the_model_with_each_token_once() -> None:
+    sizes = ("--rounds", "1", "--groups", "1", "--prompts", "16", "--answer-tokens", "8", "--threads", "1")
+    found = figures("forests.py", *sizes)
+    assert found.keys() == {"prompt 16", "sessions"}
+    for case in found.values():
+        assert case["tokens"]["once"] <= case["tokens"]["distinct"] < case["tokens"]["apart"]
+        assert case["faster"]["train"] > 0
+
+
 @pytest.mark.slow
 def test_a_policy_scores_and_trains_with_every_kind_of_micro_batch_and_beside_plain_loops() -> None:
     sizes = ("--samples", "8", "--prompt-tokens", "32", "--max-tokens", "64")

@@ -192,19 +192,15 @@ def test_prompts_are_shared_in_packed_rows_only(demo: Demo) -> None:
     )
 
 
-def test_a_prompt_is_shared_or_cut_over_ranks(demo: Demo) -> None:
-    found = problems(demo(*SHARING, "policy.megatron_cfg.context_parallel_size=2"))
-    (problem,) = [text for text in found if text.startswith(PACKING)]
-    assert "needs policy.megatron_cfg.context_parallel_size=1" in problem
-
-
-def test_a_gpu_shares_prompts_in_half_precision(demo: Demo) -> None:
-    found = problems(demo(*SHARING, "policy.device=cuda"))
-    (problem,) = [text for text in found if text.startswith(PACKING)]
-    assert "needs policy.precision=bfloat16 or float16 with policy.device=cuda" in problem
-    for precision in ("bfloat16", "float16"):
-        found = problems(demo(*SHARING, "policy.device=cuda", f"policy.precision={precision}"))
-        assert not [text for text in found if text.startswith(PACKING)]
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("policy.megatron_cfg.context_parallel_size=2", "policy.data_parallel_size=1"),
+        ("policy.device=cuda", "policy.precision=float32"),
+    ],
+)
+def test_prompts_are_shared_in_every_layout_and_precision(demo: Demo, overrides: tuple[str, ...]) -> None:
+    assert not [text for text in problems(demo(*SHARING, *overrides)) if text.startswith(PACKING)]
 
 
 def test_updates_of_one_sample_per_prompt_share_nothing(demo: Demo) -> None:

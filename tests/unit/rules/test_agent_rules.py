@@ -41,6 +41,7 @@ def with_agents(resolved_demo: Path, tmp_path: Path, checkpoint: Path) -> Agents
             "grpo.adv_estimator.name=reinforce_plus_plus",
             "loss_fn.use_kl_in_reward=true",
             "loss_fn.reference_policy_kl_penalty=0.01",
+            "loss_fn.use_generation_logprobs_as_prev=false",
         ),
     ],
 )

@@ -308,9 +308,7 @@ def test_fused_layers_of_a_checkpoint_get_no_adapters_but_the_others_do(demo: De
     )
 
 
-def test_a_window_shorter_than_sequences_is_not_for_shared_prompts_and_context_parallelism(
-    demo: Demo, checkpoint: Path
-) -> None:
+def test_a_window_shorter_than_sequences_is_not_for_context_parallelism(demo: Demo, checkpoint: Path) -> None:
     settings = (
         "policy.max_total_sequence_length=20",
         "policy.sequence_packing.enabled=true",
@@ -323,7 +321,6 @@ def test_a_window_shorter_than_sequences_is_not_for_shared_prompts_and_context_p
     rule = "is not for a window of 19 tokens in sequences of policy.max_total_sequence_length=20"
     assert [one for one in problems(demo(*settings)) if "window" in one] == [
         f"policy.megatron_cfg.context_parallel_size=2 {rule}; set it to 1",
-        f"policy.sequence_packing.share_prompts=true {rule}; set it to false",
     ]
 
 

@@ -231,12 +231,6 @@ def test_the_estimator_and_its_critic_need_each_other(demo: Demo) -> None:
             "how micro-batches are made; set one of them to false; packing wastes the least",
         ),
         (
-            ["value.megatron_cfg.context_parallel_size=2"],
-            "value.sequence_packing.share_prompts=true needs value.megatron_cfg.context_parallel_size=1: a "
-            "prompt that is cut over ranks has no one place; set it to false; long prompts can be cut or "
-            "shared",
-        ),
-        (
             ["value.megatron_cfg.sequence_parallel=true"],
             "value.megatron_cfg.sequence_parallel=true needs value.megatron_cfg.tensor_model_parallel_size "
             "above 1; set it to false",
