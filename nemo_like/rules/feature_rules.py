@@ -36,7 +36,6 @@ def _features(cfg: Config, key: str) -> Iterator[Problem]:
             rule=f"serves text, and policy.model_name={cfg.policy.model_name} reads images",
             remedy="use a model without a vision tower, or an environment that is no agent",
         )
-    policy = cfg.policy
     branches = "a session, in which calls go on from one another, lies in one packed row"
     refused: dict[str, tuple[object, object, str]] = {
         **{
@@ -45,11 +44,6 @@ def _features(cfg: Config, key: str) -> Iterator[Problem]:
             if not is_one_engine(group)
         },
         "grpo.max_staleness": (cfg.grpo.max_staleness, 0, "all calls of a session are of one policy version"),
-        "policy.megatron_cfg.router_replay": (
-            policy.megatron_cfg.router_replay,
-            False,
-            "what an engine gives for the tokens that it reads is not kept over the calls of a session",
-        ),
     }
     for name, (value, wanted, why) in refused.items():
         if value != wanted:

@@ -217,7 +217,11 @@ class CallAnswerer:
             sampling = self._sampling(session, wanted, len(token_ids))
             first = session.seed(token_ids, wanted.seed, wanted.n)
             seeds = tuple(range(first, first + wanted.n))
-            request = GroupRequest(f"{session.request_ids}{attempt}/{name}", token_ids, seeds)
+            # The engine has not read the last token that an earlier call sampled.
+            num_known = max(0, len(token_ids) - len(prompt.new_ids) - 1)
+            request = GroupRequest(
+                f"{session.request_ids}{attempt}/{name}", token_ids, seeds, num_known=num_known
+            )
             result = await self._engines.sample(session.engine, request, sampling)
         except PromptTooLong as error:
             if session.attempt == attempt:

@@ -41,6 +41,8 @@ class _Layout:
         self._num_tokens = 0
         self._following: dict[tuple[int, int], int] = {}  # by token and id: a token with this id after it
         self._last_token: dict[int, int] = {}  # of each call, by its number
+        self._last_passage: dict[int, int] = {}  # likewise, an index into passages
+        self._is_whole: set[int] = set()  # calls whose last tokens have values of tokens that engines read
 
     def add(self, step: Step) -> None:
         """Add a call's tokens, unless they are there."""
@@ -48,11 +50,14 @@ class _Layout:
         if call.number in self._last_token:
             return
         at, num_known = self._known(call)
+        read = self._read(call)
         if num_known < len(call.new_ids) or not self.passages:
-            at = self._append(Passage(np.asarray(call.new_ids[num_known:], np.int32), None), at)
+            ids = np.asarray(call.new_ids[num_known:], np.int32)
+            at = self._append(Passage(ids, None, {name: one[num_known:] for name, one in read.items()}), at)
         for passage in _of_response(step):
             at = self._append(passage, at)
         self._last_token[call.number] = at
+        self._last_passage[call.number] = len(self.passages) - 1
 
     def _known(self, call: AgentCall) -> tuple[int, int]:
         """Return the last token that is there of what a call reads, and how many of its new ids are there."""
@@ -63,6 +68,20 @@ class _Layout:
                 return at, number
             at = following
         return at, len(call.new_ids)
+
+    def _read(self, call: AgentCall) -> dict[str, np.ndarray]:
+        """Return the values that came with a response for the call's new tokens, and store the value for the
+        last token of the call before it, which the engine read only now."""
+        columns = call.response.context_columns
+        if call.parent is None:
+            return dict(columns)
+        number = call.parent.number
+        before = self.passages[self._last_passage[number]]
+        if number not in self._is_whole:
+            self._is_whole.add(number)
+            for name, values in columns.items():
+                before.columns[name] = np.concatenate([before.columns[name][:-1], values[:1]])
+        return {name: values[1:] for name, values in columns.items()}
 
     def _append(self, passage: Passage, parent: int) -> int:
         """Append a passage after token ``parent``, and return its last token."""
@@ -93,5 +112,9 @@ def _of_response(step: Step) -> Iterator[Passage]:
         yield Passage(
             response.token_ids[start:end],
             response.logprobs[start:end] if trains else None,
-            {name: values[start:end] for name, values in columns.items()} if step.trains else {},
+            {
+                name: values[start:end]
+                for name, values in columns.items()
+                if step.trains or name in response.context_columns
+            },
         )

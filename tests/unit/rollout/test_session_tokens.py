@@ -23,10 +23,15 @@ class Session:
         self.calls = SessionCalls()
 
     def ask(
-        self, parent: AgentCall | None, new: tuple[int, ...], answer: list[int], **columns: Any
+        self,
+        parent: AgentCall | None,
+        new: tuple[int, ...],
+        answer: list[int],
+        read: dict[str, np.ndarray] | None = None,
+        **columns: Any,
     ) -> AgentCall:
         ids = np.array(answer, np.int32)
-        response = Response(ids, -ids.astype(np.float32), is_truncated=False, columns=columns)
+        response = Response(ids, -ids.astype(np.float32), False, columns, read or {})
         return self.calls.add(parent, (new, ""), (response, ""), history=None, policy_version=1)
 
     def laid_out(self) -> tuple[list[int], list[int], list[int]]:
@@ -96,6 +101,22 @@ def test_forced_tokens_are_read_and_a_branch_that_is_left_out_trains_nothing() -
     assert [one.token_ids.tolist() for one in passages] == [[1], [2], [3], [4], [7], [8]]
     assert np.concatenate([one.trains for one in passages]).tolist() == [0, 0, 0, 0, 0, 1]
     assert not any(one.columns for one in passages)
+
+
+def test_values_of_tokens_that_engines_read_go_to_these_tokens() -> None:
+    """An engine has not read the last token of a response; the next call brings its value."""
+    name, session = "routes", Session()
+
+    def ask(parent: AgentCall | None, new: tuple[int, ...], read: list[int], sampled: list[int]) -> AgentCall:
+        values = {name: np.array(sampled)}
+        return session.ask(parent, new, [9] * len(sampled), {name: np.array(read)}, **values)
+
+    first = ask(None, (1, 2), [11, 12], [13, 0])
+    ask(first, (3,), [14, 15], [16, 0])
+    ask(first, (3, 4), [24, 25, 26], [0])
+    passages = laid_out(session.calls.branches())
+    assert [one.token_ids.tolist() for one in passages] == [[1, 2], [9, 9], [3], [9, 9], [4], [9]]
+    assert [one.columns[name].tolist() for one in passages] == [[11, 12], [13, 14], [15], [16, 0], [26], [0]]
 
 
 @st.composite
