@@ -14,7 +14,7 @@ CPU_ENVIRONMENT: Mapping[str, str] = MappingProxyType(
         # Make glibc keep freed memory. Returning activations to the system after every layer, and faulting
         # them in again, takes a twentieth of the time.
         "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
-        "MALLOC_TRIM_THRESHOLD_": str(2**30),
+        "MALLOC_TRIM_THRESHOLD_": str(2**40),
         "MALLOC_TOP_PAD_": str(64 * 2**20),
         # Make glibc ask for huge pages, where the system gives them on request.
         "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",

@@ -22,6 +22,7 @@ import psutil
 import ray
 
 from nemo_like.cluster.actor_errors import ClusterError
+from nemo_like.cluster.fork_server import ForkServer
 from nemo_like.cluster.gcs_watch import GcsWatch
 from nemo_like.cluster.janitor import MARK, clean_up
 from nemo_like.compat.lean_ray import callers_signals, deferred_signals, few_services, processes_with
@@ -67,9 +68,20 @@ def _is_too_long(parent: str) -> bool:
 class PrivateRay:
     """A private Ray; between ``start`` and ``stop`` this process is its driver."""
 
-    def __init__(self, *, num_cpus: int, num_gpus: int, last_words: Callable[[str], None]) -> None:
-        """Give the Ray these logical resources once it starts. ``last_words``: see ``GcsWatch``."""
+    def __init__(
+        self,
+        *,
+        num_cpus: int,
+        num_gpus: int,
+        last_words: Callable[[str], None],
+        fork_server: ForkServer | None = None,
+    ) -> None:
+        """Give the Ray these logical resources once it starts, and its workers this fork server.
+
+        ``last_words``: see ``GcsWatch``.
+        """
         self._num_cpus, self._num_gpus, self._last_words = num_cpus, num_gpus, last_words
+        self._fork_server = fork_server
         self._directory: Path | None = None
         self._watch: GcsWatch | None = None
 
@@ -143,7 +155,8 @@ class PrivateRay:
     def _start(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="ray"))
         token = _token(self._directory)
-        variables = {**_variables(self._directory), **token}
+        forks = {} if self._fork_server is None else self._fork_server.variables(self._directory)
+        variables = {**_variables(self._directory), **token, **forks}
         with callers_signals(), few_services(), processes_with(variables), _set(token):
             ray.init(
                 address="local",

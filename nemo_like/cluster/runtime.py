@@ -18,6 +18,7 @@ import ray
 from ray.exceptions import AuthenticationError
 
 from nemo_like.cluster.actor_errors import ClusterError
+from nemo_like.cluster.fork_server import ForkServer
 from nemo_like.cluster.janitor import MARK
 from nemo_like.cluster.private_ray import PrivateRay
 from nemo_like.compat.lean_ray import callers_signals
@@ -34,6 +35,7 @@ class RayNeeds:
     num_gpus: int
     start_timeout_s: float
     logs_path: Path | None = None  # gets the logs of a private Ray under which something failed
+    fork_server: ForkServer | None = None  # of a private Ray
 
 
 @contextmanager
@@ -57,7 +59,12 @@ def ray_runtime(
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     # When one call fails, nobody asks for the others' results; Ray need not warn of their errors.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    private = PrivateRay(num_cpus=needs.num_cpus, num_gpus=needs.num_gpus, last_words=last_words)
+    private = PrivateRay(
+        num_cpus=needs.num_cpus,
+        num_gpus=needs.num_gpus,
+        last_words=last_words,
+        fork_server=needs.fork_server,
+    )
     try:
         if needs.address is None:
             private.start(needs.start_timeout_s, warn)

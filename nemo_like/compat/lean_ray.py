@@ -2,9 +2,9 @@
 
 Even when it is told to start no dashboard and forward no logs, ``ray.init`` starts a dashboard, an
 autoscaler and a log monitor, and its raylet an agent of the dashboard. They take four seconds of CPU and
-delay the start and the end of a run by a second each. All of Ray's processes also listen on every interface
-of the machine, unless the node's address is on loopback; ``ray.init`` replaces a loopback address by
-another.
+delay the start and the end of a run by a second each. Every worker's process begins with a program that
+imports Ray, only to execute another. All of Ray's processes also listen on every interface of the machine,
+unless the node's address is on loopback; ``ray.init`` replaces a loopback address by another.
 
 Private parts: ``ray._private`` of ray 2.60.0, functions and constants of which are replaced while Ray starts
 or ends. ``ray.init`` has no argument for any of this. This module can go with a Ray that has.
@@ -23,7 +23,7 @@ from typing import Any
 from ray._private import ray_constants, services, utils
 from ray._private.node import Node
 
-from nemo_like.compat import absent_agent
+from nemo_like.compat import absent_agent, worker_start
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def few_services() -> Iterator[None]:
     for name in originals:
         setattr(Node, name, replacements[name])
     start = services.start_ray_process
-    services.start_ray_process = _without_agent(start)
+    services.start_ray_process = _with_stand_ins(start)
     # Ray does the same by itself on macOS and Windows. The address of this node is then 127.0.0.1.
     may_have_other_nodes = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
@@ -152,19 +152,24 @@ def _start_nothing(_: object) -> None:
     pass
 
 
-def _without_agent(start: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that starts processes as ``start`` does, except that a raylet gets a stand-in for the
-    dashboard's agent, without which it would end."""
-    agents, stand_in = os.path.join(services.RAY_PATH, "dashboard", "agent.py"), absent_agent.__file__
+def _with_stand_ins(start: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that starts processes as ``start`` does, except that a raylet gets stand-ins for two
+    of Ray's programs: the dashboard's agent, without which it would end, and the one that starts workers."""
+    stand_ins = {
+        "--dashboard_agent_command=": (("dashboard", "agent.py"), absent_agent.__file__),
+        "--python_worker_command=": (("_private", "workers", "setup_worker.py"), worker_start.__file__),
+    }
 
-    def start_without(command: list[str], *args: Any, **kwargs: Any) -> Any:
-        command = [
-            one.replace(agents, stand_in) if one.startswith("--dashboard_agent_command=") else one
-            for one in command
-        ]
-        return start(command, *args, **kwargs)
+    def replaced(argument: str) -> str:
+        for option, (parts, stand_in) in stand_ins.items():
+            if argument.startswith(option):
+                return argument.replace(os.path.join(services.RAY_PATH, *parts), stand_in)
+        return argument
 
-    return start_without
+    def start_with(command: list[str], *args: Any, **kwargs: Any) -> Any:
+        return start([replaced(argument) for argument in command], *args, **kwargs)
+
+    return start_with
 
 
 def _announce_no_dashboard(node: Node, **_options: object) -> None:

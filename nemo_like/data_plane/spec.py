@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Concurrency
+from nemo_like.compat.worker_start import MAY_BE_FORKED
 from nemo_like.data_plane.options import DataPlaneConfig
 from nemo_like.data_plane.storage_import import TRANSFER_QUEUE_ENVIRONMENT
 
@@ -32,7 +33,7 @@ def host_actor(
         target="nemo_like.data_plane.host:start_host",
         kwargs={"cfg": cfg, "run_id": run_id, "start_timeout_s": start_timeout_s, "log_path": log_path},
         num_cpus=0.0,
-        env=TRANSFER_QUEUE_ENVIRONMENT,
+        env=TRANSFER_QUEUE_ENVIRONMENT | MAY_BE_FORKED,
         concurrency=Concurrency.asyncio,
         log_path=log_path,
     )

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import importlib
 
+from ray._private import ray_constants
+
 from nemo_like.cluster.imports import lasting_imports, unmarked_for_compiler
+from nemo_like.compat.worker_start import MAY_BE_FORKED
 
 # TransferQueue reads these when it is imported. They keep its own deadline and retries out of the way of
 # ours: a retry after a long silence would only repeat what a live storage unit has queued already.
@@ -23,6 +26,14 @@ TRANSFER_QUEUE_ENVIRONMENT = {
     "MC_STORE_CLIENT_SETUP_RETRIES": "3",
 }
 
+# What TransferQueue imports, for ``ForkServer``. TransferQueue itself defines actors of Ray, whose ids must
+# not be drawn before a fork, and imports Mooncake, which starts threads.
+FORKED_IMPORTS = ("tensordict", "zmq.auth.thread", "nemo_like.data_plane.host")
+
+# A storage process keeps the memory of one step for the next: to get fresh pages from the kernel costs more
+# than to fill them.
+_STORAGE_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+
 
 def import_storage() -> None:
     """Import TransferQueue and the packages that it needs, torch among them.
@@ -32,3 +43,14 @@ def import_storage() -> None:
     """
     with lasting_imports(), unmarked_for_compiler():
         importlib.import_module("transfer_queue")
+
+
+# Ray calls the function in a storage process before it loads the actor's class.
+STORAGE_ENVIRONMENT = {
+    **TRANSFER_QUEUE_ENVIRONMENT,
+    **_STORAGE_MEMORY,
+    **MAY_BE_FORKED,
+    ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR: (
+        f"{import_storage.__module__}.{import_storage.__name__}"
+    ),
+}

@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 
 import ray
 import torch
-from ray._private import ray_constants
 from ray.exceptions import RayActorError, RayTaskError
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue.client import AsyncTransferQueueClient
@@ -37,7 +36,7 @@ from nemo_like.data_plane.mooncake_digests import DigestingClient
 from nemo_like.data_plane.options import DataPlaneConfig
 from nemo_like.data_plane.segments import Segment
 from nemo_like.data_plane.storage_errors import CapacityExceeded, CorruptData, DeadlineExceeded, StorageFailed
-from nemo_like.data_plane.storage_import import TRANSFER_QUEUE_ENVIRONMENT, import_storage
+from nemo_like.data_plane.storage_import import STORAGE_ENVIRONMENT
 
 _SIMPLE, _MOONCAKE = "SimpleStorage", "MooncakeStore"  # as TransferQueue calls them
 _T = TypeVar("_T")
@@ -53,17 +52,6 @@ _FULL_MESSAGE = (
     "data_plane.mooncake_cfg.segment_gib or data_plane.num_storage_units, or store fewer samples or columns "
     "at a time"
 )
-
-# A storage process keeps the memory of one step for the next: to get fresh pages from the kernel costs more
-# than to fill them.
-_STORAGE_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 25), "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
-
-# Ray calls this function in a storage process before it loads the actor's class.
-_IMPORTS = {
-    ray_constants.WORKER_PROCESS_SETUP_HOOK_ENV_VAR: (
-        f"{import_storage.__module__}.{import_storage.__name__}"
-    )
-}
 
 # How long a process that disconnects waits for its transfers under way.
 _GRACE_S = 5.0
@@ -238,7 +226,7 @@ class TransferQueueStorage:
         options = {
             "num_cpus": 1,
             "scheduling_strategy": "SPREAD",
-            "runtime_env": runtime_env({**TRANSFER_QUEUE_ENVIRONMENT, **_STORAGE_MEMORY, **_IMPORTS}),
+            "runtime_env": runtime_env(STORAGE_ENVIRONMENT),
         }
         self._actors[name] = ray.remote(actor_class).options(**options).remote(**kwargs)
 

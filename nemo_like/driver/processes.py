@@ -18,12 +18,12 @@ from nemo_like.batch.columns import TOKEN_ADVANTAGES
 from nemo_like.cluster.actors import ActorHandle, ActorSpec, Call, Concurrency
 from nemo_like.cluster.cluster import Cluster, OnWait
 from nemo_like.cluster.coordinates import MeetingPlace
-from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
 from nemo_like.cluster.options import longest_deadline_s
 from nemo_like.cluster.runtime import RayNeeds
 from nemo_like.cluster.stage import EngineHolds
 from nemo_like.configuration import Config
 from nemo_like.data_plane.spec import DataPlaneSpec, host_actor
+from nemo_like.driver.run_forks import fork_server, torch_environment
 from nemo_like.generation.engine_spec import EngineNode
 from nemo_like.generation.environment import WAITING_METHODS, engine_environment, unused_by_engines
 from nemo_like.models.model_info import read_model_info
@@ -46,7 +46,7 @@ from nemo_like.policy.backends.interface import FurtherColumns, WeightSenderSpec
 from nemo_like.policy.batch.policy_columns import dumped_columns
 from nemo_like.policy.groups.layout import is_one_engine
 from nemo_like.policy.groups.parallelism import parallel_layout
-from nemo_like.policy.options import Device, TeacherConfig
+from nemo_like.policy.options import TeacherConfig
 from nemo_like.rollout.rollout_columns import forest_columns
 from nemo_like.rollout.tasks import used_environments
 
@@ -116,6 +116,7 @@ def ray_needs(cfg: Config, places: Sequence[Place], directory: RunDirectory) -> 
         num_gpus=sum(gpus_by_node(places).values()),
         start_timeout_s=cfg.cluster.start_timeout_s,
         logs_path=directory.logs_path / "ray",
+        fork_server=fork_server(cfg),
     )
 
 
@@ -220,7 +221,7 @@ class Starter:
             Role.endpoint,
             index,
             "nemo_like.generation.endpoint_engine:EndpointEngine",
-            _torch_environment(self._cfg),
+            torch_environment(self._cfg),
             name=Role.endpoint.name,
             cfg=self._cfg.evaluation,
             tokenizer_name=str(Path(self._cfg.policy.model_name).absolute()),
@@ -291,7 +292,7 @@ class Starter:
                 role,
                 rank,
                 target,
-                _torch_environment(cfg),
+                torch_environment(cfg),
                 cfg=group,
                 loss=cfg.loss_fn,
                 connections=WorkerConnections(
@@ -394,7 +395,7 @@ class Starter:
             Role.rollout,
             0,
             "nemo_like.rollout.sync_rollout:SyncRolloutActor",
-            _torch_environment(self._cfg),
+            torch_environment(self._cfg),
             cfg=self._cfg,
             engines=engines,
             environments=environments,
@@ -407,7 +408,7 @@ class Starter:
             Role.rollout,
             0,
             "nemo_like.rollout.replay:ReplayRolloutActor",
-            _torch_environment(self._cfg),
+            torch_environment(self._cfg),
             directory=str(Path(directory).absolute()),
             data_plane=data_plane,
         )
@@ -451,14 +452,3 @@ class Starter:
                 without=unused_by_engines(self._cfg.policy.device) if is_engine else (),
             )
         )
-
-
-def _torch_environment(cfg: Config) -> dict[str, str]:
-    """Return the environment variables of processes that load torch."""
-    # Processes with GPUs get theirs with their place.
-    env = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    if cfg.policy.device is Device.cpu:
-        env |= CPU_ENVIRONMENT
-    if cfg.cluster.address is None:
-        env["GLOO_SOCKET_IFNAME"] = "lo"
-    return env

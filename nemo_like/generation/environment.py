@@ -9,12 +9,17 @@ import os
 from pathlib import Path
 
 from nemo_like.cluster.cpu_environment import CPU_ENVIRONMENT
+from nemo_like.compat.worker_start import MAY_BE_FORKED
 from nemo_like.observability.caches import INDUCTOR, cache_directory
 from nemo_like.policy.options import Device
 
 # An engine that takes weights while samples are under way runs these in threads (``ActorSpec.in_threads``),
 # since other calls must get through meanwhile.
 WAITING_METHODS = ("pause",)
+
+
+# What an engine on CPUs imports when it starts.
+CPU_IMPORTS = ("nemo_like.generation.vllm_engine", "vllm.v1.worker.cpu_worker")
 
 
 def engine_environment(device: Device, num_nodes: int = 1) -> dict[str, str]:
@@ -51,6 +56,7 @@ def unused_by_engines(device: Device) -> tuple[str, ...]:
 
 _CPU = {
     **CPU_ENVIRONMENT,
+    **MAY_BE_FORKED,
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 # Else ``cluster.actors`` and ``started_vllm`` say which interface and address other nodes reach.

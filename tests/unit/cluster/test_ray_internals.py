@@ -16,6 +16,7 @@ import ray
 from ray import _raylet
 from ray._private import ray_constants, services
 from ray._private.node import Node
+from ray._private.runtime_env.context import RuntimeEnvContext
 
 from nemo_like.cluster import private_ray, runtime
 from nemo_like.compat import absent_agent
@@ -68,6 +69,17 @@ def test_a_raylet_is_told_how_to_start_the_agent_of_the_dashboard() -> None:
     starting = inspect.getsource(services.start_raylet)
     assert 'os.path.join(RAY_PATH, "dashboard", "agent.py")' in starting
     assert '"--dashboard_agent_command={}"' in starting
+
+
+def test_a_raylet_is_told_how_to_start_workers() -> None:
+    assert '"--python_worker_command=' in inspect.getsource(services.start_raylet).replace('f"', '"')
+    assert (RAY / "_private/workers/setup_worker.py").is_file()
+    options = (RAY / "_private/workers/setup_worker.py").read_text()
+    assert '"--serialized-runtime-env-context"' in options and '"--language"' in options
+    assert callable(RuntimeEnvContext.exec_worker)
+    assert {"command_prefix", "env_vars", "py_executable", "override_worker_entrypoint"} <= {
+        *inspect.signature(RuntimeEnvContext).parameters
+    }
 
 
 @pytest.mark.parametrize(
