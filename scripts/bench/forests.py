@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ class Contest:
             for way, work in ways.items():
                 for phase in PHASES:
                     start = time.perf_counter()
-                    peak = peak_bytes(lambda work=work, phase=phase: self._run(phase, work))
+                    peak = peak_bytes(partial(self._run, phase, work))
                     seconds[way][phase].append(time.perf_counter() - start)
                     peaks[way][phase] = max(peaks[way][phase], peak)
         entering = {way: _num_entering(work["train"]) for way, work in ways.items()}
@@ -182,7 +183,8 @@ class Contest:
         samples = [sample for group in groups for sample in group]
         meta, columns = _batch(groups)
         values = {tag.name: list(meta.tag(tag)) for tag in (ADVANTAGE, SAMPLE_MASK)}
-        policy, sizes = self._cfgs[way].policy, {"num_shards": 1, "global_batch_size": len(samples)}
+        policy = self._cfgs[way].policy
+        sizes: dict[str, Any] = {"num_shards": 1, "global_batch_size": len(samples)}
         (scored,) = shard_for_logprobs(meta, strategy=logprob_strategy(policy), **sizes)
         (trained,) = shard_for_training(meta, strategy=train_strategy(policy), **sizes)
         batch = PolicyBatch(columns, meta.lengths, values, torch.device("cpu"))
@@ -204,7 +206,7 @@ def _batch(groups: list[list[Sample]]) -> tuple[KVBatchMeta, dict[str, np.ndarra
     gaps = [
         [token - 1 - parent for token, parent in enumerate(sample.forest.parents())] for sample in samples
     ]
-    columns = {
+    columns: dict[str, np.ndarray] = {
         INPUT_IDS.name: np.concatenate(ids).astype(np.int32),
         RESPONSE_MASK.name: np.concatenate([sample.trains for sample in samples]).astype(np.uint8),
         PREV_LOGPROBS.name: np.zeros(sum(lengths), np.float32),

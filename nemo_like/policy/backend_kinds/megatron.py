@@ -307,10 +307,10 @@ def _window_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> I
 
 def _fused_layer_problems(name: str, group: WorkerGroupConfig, model: ModelInfo) -> Iterator[Problem]:
     lora, layers = adapters_of(group), model.family.linear_layers
-    fused = [layer for layer in adapted_layers(lora) if layer not in layers] if lora else []
+    adapted = adapted_layers(lora, model.num_experts) if lora else ()
+    fused = [layer for layer in adapted if layer not in layers]
     if lora and fused:
-        adaptable = ADAPTABLE_LAYERS if model.num_experts is None else ATTENTION_LAYERS
-        single = [layer for layer in layers if layer in adaptable]
+        single = [layer for layer in layers if layer in ADAPTABLE_LAYERS]
         yield Problem(
             key=f"{name}.lora.target_modules=[{', '.join(lora.target_modules)}]",
             rule=f"asks for adapters beside {', '.join(fused)}, and a model of type {model.model_type!r} has "

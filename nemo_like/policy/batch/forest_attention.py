@@ -167,8 +167,7 @@ class ForestAttention:
     ) -> Tensor:
         """Compute the attention of the row, as ``PaddedAttention.attend`` does."""
         if self._layout is None:
-            has_kernel = has_varlen_kernel(query) and query.shape[-1] == value.shape[-1]
-            kind = VarlenAttention if has_kernel else PaddedAttention
+            kind = VarlenAttention if has_varlen_kernel(query) else PaddedAttention
             self._layout = on_device(kind.of(*self._row), query.device)
         return self._layout.attend(query, key, value, scale, window)
 
