@@ -284,8 +284,9 @@ class ScoringGPTModel(GPTModel):
             decoder_input.requires_grad_(True)
         packed = options.get("packed_seq_params")
         if packed is not None and packed.qkv_format == "sbhd" and rotations is not None:
-            whole = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)
-            rotations = whole[position_ids[0]]  # [T, 1, 1, d]
+            if self.config.context_parallel_size > 1:  # Megatron-core has left only a part of the positions
+                rotations = self.rotary_pos_emb(packed.max_seqlen_q, packed_seq=True)
+            rotations = rotations[position_ids[0]]  # [T, 1, 1, d]
         return (decoder_input, rotations, *rest)
 
     def _postprocess(
