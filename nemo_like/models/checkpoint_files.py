@@ -20,6 +20,9 @@ _OWNERS = {
     "Mistral": "mistralai",
     "gemma": "google",
     "Phi": "microsoft",
+    "GLM": "zai-org",
+    "Kimi": "moonshotai",
+    "Moonlight": "moonshotai",
 }
 
 

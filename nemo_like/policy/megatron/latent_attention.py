@@ -1,7 +1,7 @@
 """Multi-head latent attention (MLA, arXiv 2405.04434) from plain layers, for all devices.
 
-Megatron-core's own wants Transformer Engine. Without it, its down projections are cut over tensor-parallel
-ranks, and their gradients are wrong (Megatron-LM issue 1699). Here every rank has them whole:
+Megatron-core's own wants Transformer Engine: without it, its down projections are cut over tensor-parallel
+ranks, and their gradients are wrong. Here every rank has them whole:
 
     hidden ──▶ q_down ─▶ norm ─▶ q_up ───▶ per head: plain | rotated part of queries
        └─────▶ kv_down ─▶ norm ─▶ kv_up ─▶ per head: plain part of keys | values

@@ -15,7 +15,7 @@ import pytest
 
 from nemo_like.configuration import load_config
 from nemo_like.models.model_info import ModelInfo, model_of, read_model_info
-from nemo_like.plan.policy_memory import PolicyMemory, policy_memory
+from nemo_like.plan.policy_memory import PolicyMemory, layer_bytes, policy_memory
 from tests.unit.config.checkpoints import DEMO
 
 MEGATRON = "policy.megatron_cfg"
@@ -235,3 +235,24 @@ def test_a_critic_has_a_head_in_the_place_of_the_output_layer_and_no_logits(
     assert one.weights == 4 * (1720 - 32 * 8 + 8)
     assert other.logprob_activations - one.logprob_activations == 2 * LOGIT_CHUNK
     assert other.training_activations - one.training_activations == 3 * LOGIT_CHUNK + 4 * 32 * 8
+
+
+def test_latent_attention_keeps_copies_of_queries_and_keys_and_its_latents(tmp_path: Path) -> None:
+    """2 heads of 3 + 1 and values of 2: queries of 8, keys and values of 12; latents of 5 and 2."""
+    sizes = {
+        "qk_nope_head_dim": 3,
+        "qk_rope_head_dim": 1,
+        "v_head_dim": 2,
+        "kv_lora_rank": 2,
+        "q_lora_rank": 5,
+    }
+    experts = {"n_routed_experts": 4, "moe_intermediate_size": 16, "n_group": 1, "num_experts_per_tok": 2}
+    content = {**SHAPE, **sizes, **experts, "model_type": "deepseek_v3"}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    model = read_model_info(str(tmp_path), "megatron")
+    attention, latents, norms = 3 * 8 + 2 * 12, 2 * (5 + 2), 4 * 8
+    experts_of_token, shared = 2 * (4 * 16 + 2 * 8), 4 * 16
+    values = attention + latents + norms + experts_of_token + shared
+    assert layer_bytes(model, 10, value_bytes=2, tp=1) == 10 * 2 * values
+    divided = attention // 2 + (latents + norms + experts_of_token + shared) // 2
+    assert layer_bytes(model, 10, value_bytes=2, tp=2, sequence_parts=2) == 10 * 2 * divided
