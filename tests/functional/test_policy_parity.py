@@ -242,6 +242,13 @@ CASES = [
         )
     ),
     Case(
+        "adapters of experts after a dense layer and beside shared ones, EP2",
+        {"ep": 2, "dp": 2},
+        {**EXPERT_ADAPTERS, **PACKED},
+        {"model_type": "glm4_moe", **UNTIED},
+        slow=True,
+    ),
+    Case(
         "adapters of some of Mixtral's experts' layers, EP2",
         {"ep": 2, "dp": 2},
         {"adapts": ("k_proj", "w2")},

@@ -10,6 +10,8 @@ tensor-parallel ranks an adapter is cut like the weight beside it:
 
 With sequence parallelism each rank has a part of the tokens outside of the layers. Then x @ A.T is gathered
 in the first case, and its sum is scattered in the second. All of these tensors are [tokens, rank].
+
+Experts of a mixture have adapters of their own (``expert_adapters.py``).
 """
 
 from __future__ import annotations
