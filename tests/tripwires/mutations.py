@@ -29,6 +29,9 @@ class Group(Enum):
     advantages = "advantages"
     loss = "loss"
     optimizer = "optimizer and checkpoints"
+    gradients = "gradients and updates"
+    stored = "what checkpoints hold"
+    critic = "critic"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,13 @@ _TWO_TURNS = (
     "+env.arithmetic.options.result_template='{result}+'",
     "+env.arithmetic.options.answer_pattern=null",
 )
+_CRITIC = (
+    "value=default",
+    "grpo.adv_estimator.name=gae",
+    "grpo.skip_idle_samples=false",
+    "value.optimizer.lr=2.0e-3",
+)
+_SAVES = ("checkpointing.enabled=true", "checkpointing.save_period=1", "checkpointing.export_final_hf=false")
 
 
 def mutation(
@@ -1050,6 +1060,551 @@ def resume_moves_reference(load_checkpoint: Any) -> Any:
             self._reference = type(self._reference)(
                 lambda: [*self._model.parameters()], self.cfg.reference_placement
             )
+
+    return mutated
+
+
+# ---------------------------------------------------------------------- gradients and updates
+
+_BACKEND = "nemo_like.policy.megatron.backend:MegatronBackend"
+_STEP = f"{_BACKEND}._step"
+_COMPUTE = f"{_BACKEND}._compute_gradients"
+_GROUPS = "nemo_like.policy.megatron.optimizer:configure_groups"
+_MATRIX = "layers.0.mlp.linear_fc2.weight"
+
+
+def _before_step(change: Callable[[Any], None]) -> Callable[[Any], Any]:
+    """Return a plant that calls ``change(backend)`` between the gradients and the optimizer's update."""
+
+    def plant(step: Any) -> Any:
+        def mutated(self: Any, rate: float) -> float:
+            change(self)
+            return step(self, rate)
+
+        return mutated
+
+    return plant
+
+
+def _with_groups(change: Callable[[dict[str, Any], Any], None]) -> Callable[[Any], Any]:
+    """Return a plant that calls ``change(group, cfg)`` for every configured group of the optimizer."""
+
+    def plant(configure_groups: Any) -> Any:
+        def mutated(optimizer: Any, cfg: Any) -> None:
+            configure_groups(optimizer, cfg)
+            for group in optimizer.param_groups:
+                change(group, cfg)
+
+        return mutated
+
+    return plant
+
+
+def _without_gradient(module_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a plant that passes no gradient back through the output of one module of the model."""
+
+    def plant(compute: Any) -> Any:
+        def mutated(self: Any, *args: Any) -> None:
+            # A gradient of 0: data parallelism waits for a gradient of every parameter.
+            handle = module_of(self).register_forward_hook(lambda _, __, given: given.detach() + 0 * given)
+            try:
+                compute(self, *args)
+            finally:
+                handle.remove()
+
+        return mutated
+
+    return plant
+
+
+def _matrix(backend: Any) -> Any:
+    """Return one matrix of a backend's model."""
+    return next(one for name, one in backend._model[-1].named_parameters() if name.endswith(_MATRIX))
+
+
+@mutation(
+    Group.gradients,
+    "The gradients of an update are added to those of the update before.",
+    "huggingface/trl#583",
+    f"{_BACKEND}._clear_gradients",
+)
+def gradients_not_cleared(clear: Any) -> Any:
+    return lambda self: None
+
+
+@mutation(
+    Group.gradients,
+    "One matrix never gets a gradient, so it keeps its first values.",
+    "verl-project/verl#7495",
+    _STEP,
+)
+def one_matrix_is_frozen(step: Any) -> Any:
+    return _before_step(lambda backend: _matrix(backend).main_grad.zero_())(step)
+
+
+@mutation(
+    Group.gradients,
+    "A tied embedding gets the output layer's part of its gradient alone.",
+    "paiml/entrenar#314",
+    _COMPUTE,
+)
+def embedding_loses_its_own_gradient(compute: Any) -> Any:
+    return _without_gradient(lambda backend: backend._model[0].embedding)(compute)
+
+
+@mutation(
+    Group.gradients,
+    "Attention passes no gradient back to queries, keys and values.",
+    "paiml/aprender#2203",
+    _COMPUTE,
+)
+def attention_without_gradient(compute: Any) -> Any:
+    def attention(backend: Any) -> Any:
+        return backend._model[-1].decoder.layers[0].self_attention.core_attention
+
+    return _without_gradient(attention)(compute)
+
+
+@mutation(
+    Group.gradients,
+    "One matrix's gradient is not averaged over the replicas, which so drift apart.",
+    "OpenTSLM/OpenTSLM#49",
+    _STEP,
+    "policy.megatron_cfg.use_distributed_optimizer=false",
+)
+def replicas_drift_apart(step: Any) -> Any:
+    def change(backend: Any) -> None:
+        if backend.coordinates.dp:  # as though its own part of the sum were twice the other's, turned round
+            _matrix(backend).main_grad.neg_()
+
+    return _before_step(change)(step)
+
+
+@mutation(
+    Group.gradients,
+    "Adam's epsilon is so large that weights hardly move.",
+    "tensorflow/models#779",
+    _GROUPS,
+)
+def epsilon_too_large(configure_groups: Any) -> Any:
+    return _with_groups(lambda group, cfg: group.update(eps=1.0))(configure_groups)
+
+
+@mutation(
+    Group.gradients,
+    "Adam's two betas are exchanged.",
+    "mila-iqia/blocks#1159",
+    _GROUPS,
+)
+def betas_exchanged(configure_groups: Any) -> Any:
+    return _with_groups(lambda group, cfg: group.update(betas=group["betas"][::-1]))(configure_groups)
+
+
+@mutation(
+    Group.gradients,
+    "Biases and norms decay as matrices do.",
+    "ServiceNow/Fast-LLM#542",
+    _GROUPS,
+    "policy.optimizer.weight_decay=0.1",
+)
+def norms_decay(configure_groups: Any) -> Any:
+    def change(group: dict[str, Any], cfg: Any) -> None:
+        group["weight_decay"] = cfg.optimizer.weight_decay
+
+    return _with_groups(change)(configure_groups)
+
+
+@mutation(
+    Group.gradients,
+    "The second of four updates changes nothing, and counts.",
+    "huggingface/transformers#29561",
+    _STEP,
+)
+def one_update_is_lost(step: Any) -> Any:
+    return lambda self, rate: 1.0 if self.num_updates % 4 == 2 else step(self, rate)
+
+
+@mutation(
+    Group.gradients,
+    "Advantages reach the loss in the order of other samples.",
+    "kvablack/ddpo-pytorch#29",
+    "nemo_like.policy.loss.token_advantages:TokenAdvantages.__init__",
+)
+def advantages_of_other_samples(init: Any) -> Any:
+    def mutated(self: Any, batch: Any, loss: Any) -> None:
+        if not getattr(batch, "has_moved_advantages", False):
+            values, batch.has_moved_advantages = batch.sample_values, True
+            batch.sample_values = {**values, "advantage": values["advantage"].roll(1)}
+        init(self, batch, loss)
+
+    return mutated
+
+
+@mutation(
+    Group.gradients,
+    "Advantages are rounded to bfloat16 on their way to the loss.",
+    "OpenRLHF/OpenRLHF#1334",
+    "nemo_like.policy.loss.token_advantages:TokenAdvantages.__init__",
+)
+def advantages_rounded(init: Any) -> Any:
+    def mutated(self: Any, batch: Any, loss: Any) -> None:
+        values = batch.sample_values
+        batch.sample_values = {**values, "advantage": values["advantage"].bfloat16().float()}
+        init(self, batch, loss)
+
+    return mutated
+
+
+@mutation(
+    Group.gradients,
+    "Entropies stand one token late.",
+    "PrimeIntellect-ai/prime-rl#1525",
+    "nemo_like.algorithms.logprobs:linear_scores",
+    "loss_fn.entropy_coef=0.05",
+)
+def entropies_shifted(linear_scores: Any) -> Any:
+    def mutated(*args: Any) -> Any:
+        scores = linear_scores(*args)
+        return scores if scores.entropy is None else replace(scores, entropy=scores.entropy.roll(1))
+
+    return mutated
+
+
+# ---------------------------------------------------------------------- what checkpoints hold
+
+_SAVE = "nemo_like.policy.megatron.checkpoint:save_checkpoint"
+_LOAD = "nemo_like.policy.megatron.checkpoint:load_checkpoint"
+
+
+@contextlib.contextmanager
+def _with_values(parameters: Any, values: Any) -> Iterator[None]:
+    """Have parameters hold other values within the block."""
+    present = [parameter.detach().clone() for parameter in parameters]
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.data.copy_(value)
+    try:
+        yield
+    finally:
+        for parameter, value in zip(parameters, present, strict=True):
+            parameter.data.copy_(value)
+
+
+def _states(optimizer: Any) -> list[dict[str, Any]]:
+    """Return Adam's state of every parameter, in the optimizer's order."""
+    chained = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [state for part in chained for state in part.optimizer.state.values() if "exp_avg" in state]
+
+
+def _after_loading(change: Callable[[Any], None]) -> Callable[[Any], Any]:
+    """Return a plant that calls ``change(optimizer)`` once a checkpoint was loaded into the optimizer."""
+
+    def plant(load_checkpoint: Any) -> Any:
+        def mutated(path: Any, model: Any, optimizer: Any, *others: Any) -> Any:
+            counters = load_checkpoint(path, model, optimizer, *others)
+            change(optimizer)
+            return counters
+
+        return mutated
+
+    return plant
+
+
+@mutation(
+    Group.stored,
+    "Every checkpoint after the first holds the weights of the first.",
+    "NVIDIA-NeMo/RL#3312",
+    _SAVE,
+    *_SAVES,
+)
+def checkpoint_repeats_the_first(save_checkpoint: Any) -> Any:
+    first: list[Any] = []
+
+    def mutated(path: Any, model: Any, *others: Any) -> None:
+        parameters = [*model.parameters()]
+        if not first:
+            first.extend(parameter.detach().clone() for parameter in parameters)
+        with _with_values(parameters, first):
+            save_checkpoint(path, model, *others)
+
+    return mutated
+
+
+@mutation(
+    Group.stored,
+    "A checkpoint holds the weights from before the step's updates.",
+    "ViperEkura/AstrAI#27",
+    "nemo_like.policy.backends.updating_backend:UpdatingBackend.train",
+    *_SAVES,
+)
+def checkpoint_is_a_step_late(train: Any) -> Any:
+    def mutated(self: Any, *args: Any) -> Any:
+        before = [parameter.detach().clone() for parameter in self._all_parameters()]
+
+        def save_checkpoint(*asked: Any) -> None:
+            with _with_values(self._all_parameters(), before):
+                type(self).save_checkpoint(self, *asked)
+
+        self.save_checkpoint = save_checkpoint
+        return train(self, *args)
+
+    return mutated
+
+
+@mutation(
+    Group.stored,
+    "One tensor of a run that continues keeps the values of the first model.",
+    "NVIDIA-NeMo/Megatron-Bridge#3397",
+    _LOAD,
+    needs_resume=True,
+)
+def one_tensor_is_not_resumed(load_checkpoint: Any) -> Any:
+    def mutated(path: Any, model: Any, *others: Any) -> Any:
+        matrix = next(one for name, one in model.named_parameters() if name.endswith(_MATRIX))
+        before = matrix.detach().clone()
+        counters = load_checkpoint(path, model, *others)
+        matrix.data.copy_(before)
+        return counters
+
+    return mutated
+
+
+@mutation(
+    Group.stored,
+    "A run that continues has the moments of two tensors of one shape exchanged.",
+    "OpenNMT/OpenNMT-py#617",
+    _LOAD,
+    needs_resume=True,
+)
+def moments_of_other_tensors(load_checkpoint: Any) -> Any:
+    def change(optimizer: Any) -> None:
+        by_shape: dict[Any, Any] = {}
+        for state in _states(optimizer):
+            other = by_shape.setdefault(state["exp_avg"].shape, state)
+            if other is not state:
+                for name in ("exp_avg", "exp_avg_sq"):
+                    kept = state[name].clone()
+                    state[name].copy_(other[name])
+                    other[name].copy_(kept)
+                return
+
+    return _after_loading(change)(load_checkpoint)
+
+
+@mutation(
+    Group.stored,
+    "A run that continues has second moments of 0.",
+    "pytorch/rl#4188",
+    _LOAD,
+    needs_resume=True,
+)
+def second_moments_not_resumed(load_checkpoint: Any) -> Any:
+    def change(optimizer: Any) -> None:
+        for state in _states(optimizer):
+            state["exp_avg_sq"].zero_()
+
+    return _after_loading(change)(load_checkpoint)
+
+
+@mutation(
+    Group.stored,
+    "A run that continues has moments that were rounded to bfloat16.",
+    "vllm-project/speculators#899",
+    _LOAD,
+    needs_resume=True,
+)
+def moments_rounded_on_resume(load_checkpoint: Any) -> Any:
+    def change(optimizer: Any) -> None:
+        for state in _states(optimizer):
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name].copy_(state[name].bfloat16())
+
+    return _after_loading(change)(load_checkpoint)
+
+
+# ---------------------------------------------------------------------- critic
+
+_GAE = "nemo_like.algorithms.generalised_advantages:generalised_advantages"
+_VALUE_LOSS = "nemo_like.algorithms.critic:value_loss"
+
+
+@mutation(
+    Group.critic,
+    "A token's value is that of the token before it.",
+    "verl-project/verl#1960",
+    "nemo_like.policy.workers.value_worker:ValueWorker._advantages_and_returns",
+    *_CRITIC,
+)
+def values_one_token_late(advantages_and_returns: Any) -> Any:
+    return lambda self, batch, values: advantages_and_returns(self, batch, values.roll(1))
+
+
+@mutation(
+    Group.critic,
+    "The configured lambda is not read: advantages are those of 1.",
+    "medipixel/rl_algorithms#179",
+    _GAE,
+    *_CRITIC,
+    "value.gae_lambda=0.9",
+)
+def gae_lambda_ignored(generalised_advantages: Any) -> Any:
+    return lambda *args, **options: generalised_advantages(*args, **{**options, "gae_lambda": 1.0})
+
+
+@mutation(
+    Group.critic,
+    "The critic learns the advantages, and not the returns.",
+    "vwxyzjn/cleanrl#337",
+    _GAE,
+    *_CRITIC,
+)
+def returns_are_advantages(generalised_advantages: Any) -> Any:
+    def mutated(*args: Any, **options: Any) -> Any:
+        estimates = generalised_advantages(*args, **options)
+        return replace(estimates, returns=estimates.advantages)
+
+    return mutated
+
+
+@mutation(
+    Group.critic,
+    "A sample's reward stands at the token before its last.",
+    "openai/spinningup#50",
+    "nemo_like.policy.workers.value_worker:ValueWorker._rewards",
+    *_CRITIC,
+)
+def reward_one_token_early(rewards: Any) -> Any:
+    return lambda self, batch: rewards(self, batch).roll(-1)
+
+
+@mutation(
+    Group.critic,
+    "Samples that were cut off end with a value of 0, although they should end with their own.",
+    "automl/Mighty#126",
+    _GAE,
+    *_CRITIC,
+    "value.bootstrap_truncated=true",
+    *_TRUNCATES,
+)
+def truncated_samples_end_at_zero(generalised_advantages: Any) -> Any:
+    def mutated(*args: Any, **options: Any) -> Any:
+        *others, end_values = args
+        return generalised_advantages(*others, end_values * 0, **options)
+
+    return mutated
+
+
+@mutation(
+    Group.critic,
+    "The value behind a sample's end counts, though the sample has ended.",
+    "alibaba/ROLL#447",
+    _GAE,
+    *_CRITIC,
+)
+def ended_samples_go_on(generalised_advantages: Any) -> Any:
+    def mutated(*args: Any, **options: Any) -> Any:
+        values, rewards, mask, lengths, _ = args
+        ends = values[lengths.cumsum(0) - lengths]
+        return generalised_advantages(values, rewards, mask, lengths, ends, **options)
+
+    return mutated
+
+
+@mutation(
+    Group.critic,
+    "Tokens of the environment between two turns count as the policy's in the advantages.",
+    "radixark/miles#1827",
+    _GAE,
+    *_CRITIC,
+    *_TWO_TURNS,
+)
+def observations_in_gae(generalised_advantages: Any) -> Any:
+    def mutated(*args: Any, **options: Any) -> Any:
+        import torch
+
+        values, rewards, mask, lengths, ends = args
+        parts = [part.cummax(0).values for part in mask.split(lengths.tolist())]
+        return generalised_advantages(values, rewards, torch.cat(parts), lengths, ends, **options)
+
+    return mutated
+
+
+@mutation(
+    Group.critic,
+    "Of the clipped and the plain loss of a value the smaller counts.",
+    "ray-project/ray#19291",
+    _VALUE_LOSS,
+    *_CRITIC,
+    "value.clip_range=0.01",
+)
+def clipped_values_take_the_minimum(value_loss: Any) -> Any:
+    def mutated(values: Any, old_values: Any, returns: Any, *, clip_range: Any) -> Any:
+        kept = old_values + (values - old_values).clamp(-clip_range, clip_range)
+        plain, clipped = (values - returns).square(), (kept - returns).square()
+        given = value_loss(values, old_values, returns, clip_range=clip_range)
+        return replace(given, per_token=plain.minimum(clipped) / 2)
+
+    return mutated
+
+
+@mutation(
+    Group.critic,
+    "Values are clipped around what they are, and not around what they were, which clips nothing.",
+    "tensorflow/agents#352",
+    _VALUE_LOSS,
+    *_CRITIC,
+    "value.clip_range=0.01",
+)
+def old_values_are_the_present(value_loss: Any) -> Any:
+    return lambda values, old_values, *args, **options: value_loss(values, values.detach(), *args, **options)
+
+
+@mutation(
+    Group.critic,
+    "The critic's output layer gets no gradient: it is beside what the optimizer trains.",
+    "NVIDIA-NeMo/RL#2825",
+    _STEP,
+    *_CRITIC,
+)
+def critic_head_is_frozen(step: Any) -> Any:
+    def change(backend: Any) -> None:
+        if backend.objective.scoring is None:
+            backend._model[-1].output_layer.weight.main_grad.zero_()
+
+    return _before_step(change)(step)
+
+
+@mutation(
+    Group.critic,
+    "The critic's learning rate is the peak in every update, whatever the schedule.",
+    "NVIDIA-NeMo/RL#2530",
+    _STEP,
+    *_CRITIC,
+)
+def critic_ignores_schedule(step: Any) -> Any:
+    def mutated(self: Any, rate: float) -> float:
+        is_critic = self.objective.scoring is None
+        return step(self, self.cfg.optimizer.lr if is_critic else rate)
+
+    return mutated
+
+
+@mutation(
+    Group.critic,
+    "Masked samples train the critic.",
+    "alibaba/ROLL#444",
+    "nemo_like.policy.loss.value_objective:ValueObjective.loss_of_update",
+    *_CRITIC,
+    *_FILTERS,
+)
+def critic_trains_on_masked_samples(loss_of_update: Any) -> Any:
+    def mutated(self: Any, batch: Any, *others: Any) -> Any:
+        import copy
+
+        import torch
+
+        unmasked, values = copy.copy(batch), batch.sample_values
+        unmasked.sample_values = {**values, "sample_mask": torch.ones_like(values["sample_mask"])}
+        return loss_of_update(self, unmasked, *others)
 
     return mutated
 
