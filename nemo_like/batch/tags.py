@@ -85,6 +85,9 @@ KL_SUM = Tag(
 )
 KL_SQUARE_SUM = Tag("kl_to_go_square_sum", float, "logprobs", ("driver",), "and its square")
 ADVANTAGE = Tag("advantage", float, "driver", ("driver", "train"), "of every token of the response")
+ADVANTAGE_DIGEST = Tag(
+    "advantage_digest", int, "driver", ("train",), "of sample_digest and advantage, which tripwires compare"
+)
 KL_SCALE = Tag(
     "kl_scale", float, "driver", ("train",), "the multiple of the KL to go that a token's advantage loses"
 )

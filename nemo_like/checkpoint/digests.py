@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 # The rank that wrote a file: torch's distributed checkpoints call a rank's files __RANK_NUMBER.distcp.
-_WRITTEN_BY = re.compile(r"(?:__|random_state_)(\d+)_")
+_WRITTEN_BY = re.compile(r"(?:__|random_state_|digests_)(\d+)_")
 
 
 def file_digest(path: Path) -> str:

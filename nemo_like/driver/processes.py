@@ -324,7 +324,9 @@ class Starter:
         if role is Role.policy_worker:
             return self._targets[role], self._of_policy()
         if role is Role.value_worker:
-            return "nemo_like.policy.workers.value_worker:ValueWorker", {}
+            return "nemo_like.policy.workers.value_worker:ValueWorker", {
+                "tripwires": self._cfg.debug.tripwires
+            }
         return "nemo_like.policy.workers.teacher_worker:TeacherWorker", self._of_teacher()
 
     def _of_teacher(self) -> dict[str, object]:

@@ -31,6 +31,7 @@ from nemo_like.algorithms.sample_filters import mask_logprob_mismatch, mask_trun
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import (
     ADVANTAGE,
+    ADVANTAGE_DIGEST,
     ENTROPY_COEF,
     GROUP_ID,
     IS_IDLE,
@@ -45,6 +46,7 @@ from nemo_like.batch.tags import (
     NUM_RESPONSE_TOKENS,
     OUTCOME,
     REWARD,
+    SAMPLE_DIGEST,
     SAMPLE_MASK,
     SCALED_REWARD,
     SHAPED_REWARD,
@@ -54,6 +56,7 @@ from nemo_like.batch.tags import (
     reward_component,
 )
 from nemo_like.driver.run_failures import RunFailed
+from nemo_like.tripwires.advantage_digests import advantage_digests
 
 
 def with_shaped_rewards(batch: KVBatchMeta, cfg: GRPOConfig) -> KVBatchMeta:
@@ -136,6 +139,9 @@ def with_advantages(
         )
     )
     batch = batch.with_tag(ADVANTAGE, advantages.per_sample)
+    if batch.has_tag(SAMPLE_DIGEST):
+        digests = advantage_digests(batch.tag(SAMPLE_DIGEST), advantages.per_sample)
+        batch = batch.with_tag(ADVANTAGE_DIGEST, digests)
     if advantages.token_scale is not None:
         return batch.with_tag(TOKEN_SCALE, [advantages.token_scale] * len(batch))
     return batch.with_tag(KL_SCALE, [advantages.kl_scale] * len(batch)) if kl else batch

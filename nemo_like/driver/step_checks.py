@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nemo_like.algorithms.loss_traits import cuts_ratio, has_teacher
 from nemo_like.algorithms.options import ClippedLossConfig
@@ -37,11 +37,14 @@ from nemo_like.driver.run_failures import RunFailed
 from nemo_like.driver.stages import compared_rewards, mean_advantages
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.reward_components import reward_components
+from nemo_like.policy.groups.results import TrainUpdate
+from nemo_like.policy.options import TrainedGroupConfig
 from nemo_like.rollout.prompts import PromptBatch
 from nemo_like.tripwires.agreement import agreement_alarms, routing_alarms
 from nemo_like.tripwires.alarm import Alarm, alarm_message
 from nemo_like.tripwires.batch_checks import (
     advantage_alarms,
+    advantage_digest_alarms,
     count_alarms,
     expected_counts,
     group_alarms,
@@ -61,9 +64,17 @@ from nemo_like.tripwires.learning_signal import (
     step_signal,
 )
 from nemo_like.tripwires.measured import Measured
+from nemo_like.tripwires.optimizer_checks import (
+    copy_alarms,
+    gradient_alarms,
+    restored_alarms,
+    setting_alarms,
+    update_alarms,
+    value_alarms,
+)
 from nemo_like.tripwires.options import Tripwires
 from nemo_like.tripwires.reference_advantages import RewardedSamples, reference_advantages
-from nemo_like.tripwires.rollout_checks import judged_alarms, rollout_alarms
+from nemo_like.tripwires.rollout_checks import EqualResponses, judged_alarms, rollout_alarms
 from nemo_like.tripwires.update_checks import (
     entropy_alarms,
     finite_alarms,
@@ -75,6 +86,7 @@ from nemo_like.tripwires.update_checks import (
     ratio_alarms,
     scheduled_rates,
     skipped_alarms,
+    token_entropy_alarms,
 )
 from nemo_like.tripwires.weight_checks import change_alarms, digest_alarms, weight_alarms
 
@@ -118,6 +130,8 @@ class StepTripwires:
         self._warned: set[str] = set()
         self._prompts: tuple[int, ...] | None = None  # of the step before
         self._num_updates: float | None = None  # after the step before
+        self._num_value_updates: float | None = None  # likewise, of the critic
+        self._equal_responses = EqualResponses()
         self._learning_signal = LearningSignal(solved_reward=cfg.grpo.val_solved_reward)
         # Of the weights with which a step may have been sampled, in the order in which they were sent.
         self._digests: deque[float] = deque(maxlen=cfg.grpo.max_staleness + 1)
@@ -137,11 +151,13 @@ class StepTripwires:
         has_experts = self._facts.has_experts
         alarms += canary_alarms(sent.canary_gap, self._cfg.policy, has_experts=has_experts)
         alarms += rollout_alarms(rollout)
+        alarms += self._equal_responses.alarms(rollout)
         alarms += self._collected_alarms(results.rollout)
         alarms += self._batch_alarms(results.batch)
         if results.update.metrics:  # none where a critic trains alone
             alarms += self._count_alarms(results, update)
             alarms += self._update_alarms(results, metrics, update)
+        alarms += self._critic_alarms(results)
         alarms += finite_alarms({**metrics, **critic_metrics(results.critic)})
         alarms += skipped_alarms(metrics, self._cfg.policy)
         if self._cfg.value is not None and results.critic is not None:
@@ -241,18 +257,11 @@ class StepTripwires:
         policy, loss, grpo = self._cfg.policy, self._cfg.loss_fn, self._cfg.grpo
         num_updates = grpo.num_epochs_per_rollout * len(results.batch) // policy.train_global_batch_size
         num_updates -= int(metrics.get("skipped_updates", 0))
-        yield from weight_alarms(measured)
-        if Measured.num_updates in measured:
-            rates = scheduled_rates(
-                int(measured[Measured.num_updates]), num_updates, policy.optimizer.lr, policy.scheduler
-            )
-            yield from change_alarms(
-                measured, policy, learning_rates=rates, gradient_norm=metrics.get("grad_norm", 0.0)
-            )
-        yield from optimizer_alarms(measured, policy, self._num_updates, num_updates)
-        yield from group_setting_alarms(measured, policy)
+        yield from trained_alarms(
+            results.update, policy, updates_before=self._num_updates, planned=num_updates
+        )
+        yield from advantage_digest_alarms(measured)
         yield from first_reference_alarms(measured, policy)
-        yield from loss_alarms(measured)
         if isinstance(loss, ClippedLossConfig) and cuts_ratio(loss):
             yield from ratio_alarms(metrics, loss)
         if not self._has_dropout:
@@ -261,6 +270,28 @@ class StepTripwires:
             tokens, mask = results.batch.tag(NUM_RESPONSE_TOKENS), results.batch.tag(SAMPLE_MASK)
             [(num_tokens, _)] = expected_counts(tokens, mask, len(tokens))
             yield from entropy_alarms(metrics, num_tokens)
+        yield from token_entropy_alarms(measured)
+
+    def _critic_alarms(self, results: StepResults) -> Iterator[Alarm]:
+        """Yield the alarms of a critic's training, which say that they are the critic's."""
+        cfg, critic, batch = self._cfg.value, results.critic, results.batch
+        if cfg is None or critic is None:
+            return
+        measured, updates_before = _values(critic.update.measured), self._num_value_updates
+        self._num_value_updates = measured.get(Measured.num_updates)
+        num_updates = cfg.num_epochs_per_rollout * len(batch) // cfg.train_global_batch_size
+        num_updates -= int(_values(critic.update.metrics).get("skipped_updates", 0))
+        tokens, mask = batch.tag(NUM_RESPONSE_TOKENS), batch.tag(SAMPLE_MASK)
+        counts = expected_counts(tokens, mask, cfg.train_global_batch_size)
+        num_tokens = cfg.num_epochs_per_rollout * sum(count for count, _ in counts)
+        for alarm in (
+            *count_alarms(critic.update.planned_counts, counts),
+            *trained_token_alarms(measured.get(Measured.num_trained_tokens), 0, num_tokens),
+            *sample_alarms(measured.get(Measured.num_wrong_samples, 0.0)),
+            *trained_alarms(critic.update, cfg, updates_before=updates_before, planned=num_updates),
+            *value_alarms(measured, cfg),
+        ):
+            yield replace(alarm, wrong=f"of the critic: {alarm.wrong}")
 
     def _signal(self, results: StepResults) -> StepSignal:
         batch = results.batch
@@ -281,6 +312,27 @@ class StepTripwires:
     def _has_dropout(self) -> bool:
         lora = self._cfg.policy.lora
         return lora.enabled and lora.dropout > 0
+
+
+def trained_alarms(
+    update: TrainUpdate, cfg: TrainedGroupConfig, *, updates_before: float | None, planned: int
+) -> Iterator[Alarm]:
+    """Yield the alarms of a group's training phase, which made ``planned`` updates."""
+    measured, metrics = _values(update.measured), _values(update.metrics)
+    yield from weight_alarms(measured)
+    if Measured.num_updates in measured:
+        count, scheduler = int(measured[Measured.num_updates]), cfg.scheduler
+        rates = scheduled_rates(count, planned, cfg.optimizer.lr, scheduler)
+        norm = metrics.get("grad_norm", 0.0)
+        yield from change_alarms(measured, cfg, learning_rates=rates, gradient_norm=norm)
+    yield from optimizer_alarms(measured, cfg, updates_before, planned)
+    yield from group_setting_alarms(measured, cfg)
+    yield from setting_alarms(measured, cfg)
+    yield from gradient_alarms(measured, update.named)
+    yield from update_alarms(measured, update.named)
+    yield from copy_alarms(measured, update.named, cfg)
+    yield from restored_alarms(measured, update.named)
+    yield from loss_alarms(measured)
 
 
 def _compared(batch: KVBatchMeta) -> list[bool]:

@@ -6,9 +6,10 @@ Standard library only; the driver has all these numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 
 from nemo_like.tripwires.alarm import Alarm
+from nemo_like.tripwires.measured import Measured
 
 # Advantages are floats of Python on both sides, so rounding alone is some 1e-15.
 _ADVANTAGE_TOLERANCE = 1e-6
@@ -171,4 +172,15 @@ def sample_alarms(num_wrong: float) -> Iterator[Alarm]:
                 "than were sampled, or a response mask that is not on the responses' tokens"
             ),
             look_at="rollout/flatten.py, the order of tags (batch/meta.py), data_plane/",
+        )
+
+
+def advantage_digest_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
+    """Yield an alarm when the loss got samples with another advantage than the driver estimated."""
+    if count := measured.get(Measured.num_wrong_advantages):
+        yield Alarm(
+            tripwire="advantages",
+            wrong=f"on a worker {count:g} samples had another advantage in the loss than the driver "
+            "estimated for their tokens",
+            look_at="the order of tags (batch/meta.py), and policy/loss/token_advantages.py",
         )

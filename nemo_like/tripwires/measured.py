@@ -46,6 +46,23 @@ class Measured(StrEnum):
     largest_weight = "largest_weight"  # greatest magnitude of a sampled weight
     weights_moved_elsewhere = "weights_moved_elsewhere"  # 1: weights changed between two training phases
     reference_moved = "reference_moved"  # 1: the reference's weights are not those of the start
+    num_wrong_advantages = "num_wrong_advantages"  # samples whose advantage is not the one the driver gave
+    num_odd_entropies = "num_odd_entropies"  # tokens whose entropy their own log-prob excludes
+    held_gradient = "held_gradient"  # norm of the gradients that an update begins with
+    update_excess = "update_excess"  # distance of an update from its formula, in multiples of its rounding
+    num_wrong_updates = "num_wrong_updates"  # tensors where that is more than 1
+    num_still_tensors = "num_still_tensors"  # that have no gradient, and should
+    betas_gap = "betas_gap"  # of a group of the optimizer from the configured ones
+    eps_gap = "eps_gap"  # likewise
+    weight_decay_gap = "weight_decay_gap"  # likewise, or from 0
+    num_unequal_copies = "num_unequal_copies"  # sets of ranks whose copies of weights differ
+    num_unlike_saved = "num_unlike_saved"  # weights that are not those with which the checkpoint was saved
+    num_unlike_moments = "num_unlike_moments"  # likewise moments of the optimizer
+
+    # The critic's workers, besides what they measure as the policy's do; the greatest over all ranks.
+    advantage_error = "advantage_error"  # of GAE's equation, relative to its terms
+    return_error = "return_error"  # likewise, of the returns
+    first_value_gap = "first_value_gap"  # |value - column| in the first update, relative to the largest
 
 
 # With debug.tripwires=cheap, the more expensive checks run this often.

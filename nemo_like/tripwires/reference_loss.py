@@ -14,6 +14,7 @@ Below, x is a log-ratio limited to +-20, and r = e^x.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +42,8 @@ _NEAR = 1e-4
 # of A would give if they did not cancel: A is a sum, such as a shift plus a critic's scaled value. Training
 # adds it in float32, with an error of up to 2^-23 of its terms, 1.2e-5 of their share in the scale.
 _LEAST_SHARE = 1e-2
+# Nats by which float32 rounds an entropy and a log-prob, which are differences of logits of up to 2^12.
+_ENTROPY_ROUNDING = 2.0**-10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +138,19 @@ def reference_terms(tokens: ScoredTokens, cfg: LossConfig) -> ReferenceTerms:
     )
 
 
+def entropy_is_possible(entropy: Tensor, logprobs: Tensor, vocabulary: int) -> Tensor:
+    """Return for each token whether its entropy can be that of the distribution of its log-prob.
+
+    With p = e^logprob and the rest spread over one or over all other tokens of the ``vocabulary``, it is
+    between h and h + (1 - p) log(vocabulary - 1), where h = -p log p - (1 - p) log(1 - p).
+    """
+    p = logprobs.exp().clamp(max=1.0)
+    rest = 1 - p
+    least = -torch.xlogy(p, p) - torch.xlogy(rest, rest)
+    most = least + rest * math.log(max(vocabulary - 1, 1))
+    return (entropy >= least - _ENTROPY_ROUNDING) & (entropy <= most + _ENTROPY_ROUNDING)
+
+
 def token_shares(tokens: ScoredTokens, cfg: LossConfig) -> Tensor:
     """Return each token's weight in the mean over its update's global batch; 0 where the token does not
     train."""
@@ -145,6 +161,12 @@ def token_shares(tokens: ScoredTokens, cfg: LossConfig) -> Tensor:
     else:
         divisor = _sample_sizes(tokens)[tokens.sample] * tokens.update_samples
     return torch.where(tokens.trains, 1 / divisor.clamp(min=1), 0.0)
+
+
+def kl_estimates(log_ratio: Tensor, kind: KLType) -> Tensor:
+    """Return the estimate of the KL to the reference at each token, [M]; ``log_ratio`` is reference minus
+    policy."""
+    return _kl(log_ratio, kind)[0]
 
 
 def kl_to_go(log_ratio: Tensor, run: Tensor, num_runs: int, kind: KLType) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Iterator, Mapping
 
 from nemo_like.tripwires.alarm import Alarm
@@ -10,6 +11,7 @@ from nemo_like.tripwires.measured import Measured
 
 # Equal responses are an alarm where chance gives at least as many with a probability below e^-40.
 _LEAST_LOG_CHANCE = -40.0
+_NUM_STEPS = 16  # whose equal responses are added up
 
 _COUNTS = {
     Measured.num_repeated_seeds: (
@@ -47,7 +49,25 @@ def rollout_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
         if count := measured.get(name, 0.0):
             of = measured.get(Measured.num_seeds, 0.0)
             yield Alarm(tripwire=tripwire, wrong=wrong.format(count=count, of=of), look_at=look_at)
-    yield from _equal_responses(measured)
+    count = measured.get(Measured.num_equal_neighbours, 0.0)
+    yield from _equal_responses(count, measured.get(Measured.expected_equal_neighbours, 0.0), "")
+
+
+class EqualResponses:
+    """Adds the equal responses of the latest steps up: what one step may have by chance, several have not."""
+
+    def __init__(self) -> None:
+        self._latest: deque[tuple[float, float]] = deque(maxlen=_NUM_STEPS)
+
+    def alarms(self, measured: Mapping[str, float]) -> Iterator[Alarm]:
+        """Yield an alarm when the latest steps have more equal responses than their probabilities allow."""
+        count = measured.get(Measured.num_equal_neighbours, 0.0)
+        of_step = count, measured.get(Measured.expected_equal_neighbours, 0.0)
+        self._latest.append(of_step)
+        num_steps = len(self._latest)
+        if num_steps > 1 and log_chance(*of_step) >= _LEAST_LOG_CHANCE:  # else the step alone is an alarm
+            counts, expected = zip(*self._latest, strict=True)
+            yield from _equal_responses(sum(counts), sum(expected), f" in the latest {num_steps} steps")
 
 
 def judged_alarms(num_unjudged: int, num_failed: int) -> Iterator[Alarm]:
@@ -74,14 +94,12 @@ def log_chance(count: float, expected: float) -> float:
     return count - expected + count * math.log(expected / count)
 
 
-def _equal_responses(measured: Mapping[str, float]) -> Iterator[Alarm]:
-    count = measured.get(Measured.num_equal_neighbours, 0.0)
-    expected = measured.get(Measured.expected_equal_neighbours, 0.0)
+def _equal_responses(count: float, expected: float, when: str) -> Iterator[Alarm]:
     if log_chance(count, expected) < _LEAST_LOG_CHANCE:
         yield Alarm(
             tripwire="constant_generation",
             wrong=(
-                f"{count:g} pairs of samples of one prompt have the same response, where their "
+                f"{count:g} pairs of samples of one prompt have the same response{when}, where their "
                 f"probabilities give {expected:.3g}"
             ),
             look_at="seeds, temperature and log-probs of the engine (generation/vllm_engine.py)",

@@ -127,6 +127,16 @@ def entropy_alarms(metrics: Mapping[str, float], num_tokens: float) -> Iterator[
         )
 
 
+def token_entropy_alarms(measured: Mapping[str, float]) -> Iterator[Alarm]:
+    """Yield an alarm when a token's entropy cannot be that of the distribution of its own log-prob."""
+    if count := measured.get(Measured.num_odd_entropies):
+        yield Alarm(
+            tripwire="entropy",
+            wrong=f"on a rank {count:g} tokens have an entropy that their own log-prob excludes",
+            look_at="at which tokens, and of which logits, the entropy is computed (algorithms/logprobs.py)",
+        )
+
+
 def optimizer_alarms(
     measured: Mapping[str, float], cfg: TrainedGroupConfig, updates_before: float | None, planned: int
 ) -> Iterator[Alarm]:

@@ -180,6 +180,8 @@ def caught_by(output: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for step, text in re.findall(r"at step (\d+), (tripwire .*(?:\ntripwire .*)*)", output):
         found.setdefault(step, []).extend(re.findall(r"^tripwire '(\w+)'", text, re.MULTILINE))
+    for step, name in re.findall(r"step_(\d+) could not be written: .*tripwire '(\w+)'", output):
+        found.setdefault(step, []).append(name)
     return {step: sorted(set(names)) for step, names in found.items()}
 
 

@@ -12,6 +12,7 @@ from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import Schedule
 from nemo_like.batch.tags import (
     ADVANTAGE,
+    ADVANTAGE_DIGEST,
     ENTROPY_COEF,
     IS_TRUNCATED,
     KL_SCALE,
@@ -54,7 +55,7 @@ POLICY_TAGS: tuple[Tag[Any], ...] = (
 VALUE_TAGS: tuple[Tag[Any], ...] = (SAMPLE_MASK, SHAPED_REWARD, IS_TRUNCATED)
 WORKER_TAGS = tuple(dict.fromkeys((*POLICY_TAGS, *VALUE_TAGS)))
 # Further tags that workers compare with the columns.
-TRIPWIRE_TAGS = (NUM_PROMPT_TOKENS, SAMPLE_DIGEST)
+TRIPWIRE_TAGS = (NUM_PROMPT_TOKENS, SAMPLE_DIGEST, ADVANTAGE_DIGEST)
 
 
 class TokenScorer(Protocol):
@@ -162,6 +163,12 @@ class WeightSource(Protocol):
 
 class Persistent(Protocol):
     """Saves and restores training, and exports the model."""
+
+    def state_digests(self) -> dict[str, int]:
+        """Return the digests of this rank's weights and of its optimizer's state, by name."""
+
+    def vectors(self) -> dict[str, Tensor]:
+        """Return copies of some of this rank's weights of one dimension, or of its parts of them, by name."""
 
     def save_checkpoint(self, path: Path, writer: CheckpointWriter) -> None:
         """Give the trained weights, the optimizer and the update count to ``writer``, which writes them into

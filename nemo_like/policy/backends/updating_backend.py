@@ -31,7 +31,10 @@ from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch
 from nemo_like.policy.loss.objective import LossFunction
 from nemo_like.policy.loss.train_metrics import TrainMetrics
 from nemo_like.policy.loss.update_watch import BackendState, TrainingWatch
+from nemo_like.policy.loss.updated_tensors import UpdatedTensor
 from nemo_like.policy.options import TrainedGroupConfig
+from nemo_like.policy.workers.saved_digests import state_digests
+from nemo_like.policy.workers.stored_weights import vectors
 
 
 class UpdatingBackend(ScoringBackend):
@@ -84,12 +87,24 @@ class UpdatingBackend(ScoringBackend):
                 self.watch.end(self._backend_state())
         return self._result(metrics)
 
+    def state_digests(self) -> dict[str, int]:
+        """Return the digests of this rank's weights and of its optimizer's state, by name."""
+        with self._gradients_in_use(), self._optimizer_in_use():
+            return state_digests(self._named_parameters(), self._updated_tensors())
+
+    def vectors(self) -> dict[str, Tensor]:
+        """Return copies of some of this rank's weights of one dimension, or of its parts of them, by name."""
+        with self._gradients_in_use():
+            return vectors(self._named_parameters())
+
     def _update(
         self, batch: PolicyBatch, schedule: Schedule, update: GlobalBatch, metrics: TrainMetrics
     ) -> None:
         """Make one optimizer update, on one global batch, and record it in ``metrics``."""
         if update.micro_batches:
             loss = self._loss(batch, update, metrics)
+            if self.watch is not None:
+                loss = self.watch.seeing_gradients(loss, self._gradients)
             with self._comparing(metrics):
                 self._compute_gradients(batch, schedule, update.micro_batches, loss)
         else:
@@ -104,7 +119,9 @@ class UpdatingBackend(ScoringBackend):
         else:
             self.num_updates += 1
             rate = learning_rate(self.num_updates, self._training.optimizer.lr, self._training.scheduler)
-            metrics.add_update(grad_norm=self._step(rate), learning_rate=rate)
+            with nullcontext() if self.watch is None else self.watch.updating(self._updated_tensors):
+                grad_norm = self._step(rate)
+            metrics.add_update(grad_norm=grad_norm, learning_rate=rate)
         if self._scaler is not None:
             metrics.set_loss_scale(self._scaler.scale, self._scaler.skipped_in_a_row)
 
@@ -195,6 +212,14 @@ class UpdatingBackend(ScoringBackend):
     @abstractmethod
     def _backend_state(self) -> BackendState:
         """Return this rank's weights and optimizer state, which must be in use."""
+
+    @abstractmethod
+    def _updated_tensors(self) -> Sequence[UpdatedTensor]:
+        """Return what the optimizer of this rank updates, which must be in use."""
+
+    @abstractmethod
+    def _named_parameters(self) -> Sequence[tuple[str, Tensor]]:
+        """Return this rank's weights, or its parts of them, by name."""
 
     def _begin_accumulation(self) -> None:
         """Prepare to hold gradients; by default there is nothing to do, since an update leaves no

@@ -62,13 +62,14 @@ from nemo_like.policy.fsdp.model import (
     set_dtypes,
     shard,
 )
-from nemo_like.policy.fsdp.optimizer import ShardedOptimizer
+from nemo_like.policy.fsdp.optimizer import ShardedOptimizer, is_whole_over_tensor_ranks
 from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, parallelize
 from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, logit_scale
 from nemo_like.policy.groups.layout import adapters_of, uses_muon
 from nemo_like.policy.groups.parallelism import FIRST_REPLICA
 from nemo_like.policy.loss.objective import LossFunction, Objective
-from nemo_like.policy.loss.update_watch import BackendState
+from nemo_like.policy.loss.update_watch import BackendState, WeightCopies
+from nemo_like.policy.loss.updated_tensors import UpdatedTensor
 from nemo_like.policy.options import TrainedGroupConfig, WorkerGroupConfig
 from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter
 from nemo_like.weight_transport.buckets import TensorSpec
@@ -215,7 +216,21 @@ class FSDPBackend(UpdatingBackend):
             optimizer_steps=[steps - self.updates_before for steps in self._optimizer.step_counts()],
             learning_rates=self._optimizer.of_groups("lr"),
             weight_decays=self._optimizer.of_groups("weight_decay"),
+            updated=self._updated_tensors(),
+            copies=[self._copies()],
         )
+
+    def _updated_tensors(self) -> list[UpdatedTensor]:
+        return [*self._optimizer.updated_tensors()]
+
+    def _named_parameters(self) -> list[tuple[str, Tensor]]:
+        return [(name, part.detach().to_local()) for name, part in self._parameters.items()]
+
+    def _copies(self) -> WeightCopies:
+        """Return the weights that tensor parallelism does not cut, of which its ranks have copies."""
+        whole = {name for name, value in self._parameters.items() if is_whole_over_tensor_ranks(value)}
+        weights = [(name, part) for name, part in self._named_parameters() if name in whole]
+        return WeightCopies(self.coordinates.rank - self.coordinates.tp, weights, are_computed_apart=True)
 
     # Weights
 

@@ -8,7 +8,7 @@ parallelism, and even with one mesh its norm or its factor differs in the last b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from nemo_like.policy.backends.muon import MOMENTUM, Muon, WholeMatrices
 from nemo_like.policy.fsdp.weights import gathered, local_part
+from nemo_like.policy.loss.updated_tensors import UpdatedTensor
 from nemo_like.policy.options import TrainedGroupConfig
 
 # Keeps the clipping factor finite; the same constant as in torch.nn.utils.clip_grad_norm_.
@@ -114,6 +115,24 @@ class ShardedOptimizer:
         """Return this rank's parts of Muon's existing momenta; they are the optimizer's own tensors."""
         return [momentum.to_local() for momentum in self._momenta.values()]
 
+    def updated_tensors(self) -> Iterator[UpdatedTensor]:
+        """Yield this rank's parts of the parameters with their groups and states, which are the optimizer's
+        own."""
+        names = {parameter: name for name, parameter in self._parameters.items()}
+        for group in self._adam.param_groups:
+            for parameter in group["params"]:
+                state = self._adam.state.get(parameter, {})
+                yield UpdatedTensor(
+                    name=names[parameter],
+                    weight=parameter.detach().to_local(),
+                    is_matrix=parameter.dim() > 1,
+                    group=group,
+                    state={
+                        name: value.to_local() if isinstance(value, DTensor) else value
+                        for name, value in state.items()
+                    },
+                )
+
     def step_counts(self) -> list[int]:
         """Return how many updates Adam has made; a parameter without a gradient may have had fewer."""
         counts = [int(state["step"]) for state in self._adam.state.values() if "step" in state]
@@ -201,3 +220,8 @@ def _is_cut_over_tensor_ranks(parameter: DTensor) -> bool:
     """Return whether tensor-parallel ranks hold different parts of the parameter; their axis is the last of
     the two-dimensional mesh (data, tensor)."""
     return parameter.device_mesh.ndim == 2 and not parameter.placements[1].is_replicate()
+
+
+def is_whole_over_tensor_ranks(parameter: DTensor) -> bool:
+    """Return whether several tensor-parallel ranks hold equal copies of the parameter."""
+    return parameter.device_mesh.ndim == 2 and bool(parameter.placements[1].is_replicate())

@@ -230,6 +230,7 @@ class TrainingGroup(WorkerGroup):
             compute_s=max(answer.compute_s for answer in answers),
             operations=[operation for answer in answers for operation in answer.operations],
             measured=merge(answer.measured for answer in answers),
+            named=answers[0].named,
             planned_counts=[_counts(shard) for shard in shards],
         )
 
@@ -385,7 +386,7 @@ class ValueWorkerGroup(TrainingGroup):
 
     name = "value"
     other_calls = Stage.value_training
-    read_tags = VALUE_TAGS
+    read_tags = (*VALUE_TAGS, *TRIPWIRE_TAGS)
 
     def compute_values(self, batch: KVBatchMeta) -> ScoredBatch:
         """Have the workers value the batch, estimate the advantages and returns of its tokens, and start to

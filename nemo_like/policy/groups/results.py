@@ -43,6 +43,7 @@ class TrainUpdate:
     compute_s: float  # seconds inside the model and the optimizer on the slowest leader
     operations: Sequence[Operation]  # what the leaders did in the data plane since the last training phase
     measured: Mapping[str, Metric] = field(default_factory=dict)  # for the tripwires
+    named: Sequence[str] = ()  # tensors that the measurements blame
     # By replica and update of one epoch: (response tokens, samples) that the loss is normalised by.
     planned_counts: Sequence[Sequence[tuple[int, int]]] = ()
 
@@ -67,3 +68,4 @@ class WorkerUpdate:
     compute_s: float
     operations: Sequence[Operation]  # what the leader did in the data plane since the last training phase
     measured: Mapping[str, Metric] = field(default_factory=dict)  # for the tripwires
+    named: Sequence[str] = ()  # tensors that the measurements blame

@@ -7,7 +7,8 @@ afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -42,14 +43,29 @@ from nemo_like.batch.tags import (
 )
 from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch
 from nemo_like.policy.loss.objective import LossFunction
+from nemo_like.policy.loss.updated_tensors import UpdatedTensor
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.reference_loss import (
     ReferenceTerms,
     ScoredTokens,
+    entropy_is_possible,
     kl_to_go,
     punished,
     reference_terms,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCopies:
+    """Weights by name of which several ranks have equal copies; ``first_rank`` is the lowest of the ranks.
+
+    Every rank gives its weights in as many such sets, in the same order. ``are_computed_apart`` says that
+    each rank computes its copy's gradient itself.
+    """
+
+    first_rank: int
+    weights: Sequence[tuple[str, Tensor]]
+    are_computed_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +79,8 @@ class BackendState:
     optimizer_steps: Sequence[int]  # as the optimizer counts them
     learning_rates: Sequence[float]  # of the optimizer's parameter groups
     weight_decays: Sequence[float]  # likewise
+    updated: Sequence[UpdatedTensor] = ()
+    copies: Sequence[WeightCopies] = ()
 
 
 @dataclass(slots=True)
@@ -80,12 +98,35 @@ class _MicroBatch:
     gradients: dict[str, Tensor] = field(default_factory=dict)
 
 
+class LossWatch(Protocol):
+    """Watches the losses of one training phase on one rank."""
+
+    sees_losses: bool
+
+    def watched(
+        self, loss: LossFunction, batch: PolicyBatch, update: GlobalBatch, number: int, factor: float = 1.0
+    ) -> LossFunction:
+        """Return a function like ``loss`` that also records its inputs, results and gradients here."""
+
+    def normalise(self, update: GlobalBatch, share: float) -> None:
+        """Count all micro-batches so far as parts of ``update``, with losses multiplied by ``share``."""
+
+    def measured(self) -> dict[Measured, float]:
+        """Compare the recorded losses with the formulas; return the differences."""
+
+
 class TrainingWatch(Protocol):
     """Watches a backend's training phases."""
 
     @property
-    def losses(self) -> UpdateWatch:
+    def losses(self) -> LossWatch:
         """The watch on the losses of the present phase, on the ranks that compute them."""
+
+    def seeing_gradients(self, loss: LossFunction, gradients: Callable[[], Sequence[Tensor]]) -> LossFunction:
+        """Return a function like ``loss`` that measures the held gradients when it is first called."""
+
+    def updating(self, tensors: Callable[[], Sequence[UpdatedTensor]]) -> AbstractContextManager[None]:
+        """Return a context for one update, of what ``tensors()`` returns."""
 
     def begin(self, now: BackendState) -> None:
         """Measure the backend's weights and optimizer before the first update of a phase."""
@@ -102,9 +143,11 @@ class UpdateWatch:
         loss: LossConfig,
         *,
         sees_losses: bool = True,
+        vocabulary: int = 2**20,
     ) -> None:
-        """Start without losses. Without ``sees_losses`` none are watched."""
-        self.sees_losses = sees_losses
+        """Start without losses. Without ``sees_losses`` none are watched. ``vocabulary`` is the number of
+        tokens that may be sampled, or more."""
+        self.sees_losses, self._vocabulary = sees_losses, vocabulary
         self._cfg = loss
         self._micro_batches: list[_MicroBatch] = []
 
@@ -162,6 +205,9 @@ class UpdateWatch:
             if bool(is_first.any()):
                 gap = (tokens.logprobs - tokens.prev)[is_first].abs().mean()
                 found[Measured.first_ratio_gap] = _greatest(gap)
+        if tokens.entropy is not None:
+            is_odd = ~entropy_is_possible(tokens.entropy, tokens.logprobs, self._vocabulary)
+            found[Measured.num_odd_entropies] = float((is_odd & tokens.trains).sum())
         if has_reference_loss(self._cfg):
             found |= self._errors(reference_terms(tokens, self._cfg))
         return found

@@ -59,6 +59,7 @@ from nemo_like.policy.groups.parallelism import FIRST_REPLICA, is_beside_sender,
 from nemo_like.policy.loss.objective import LossFunction, Objective
 from nemo_like.policy.loss.train_metrics import TrainMetrics
 from nemo_like.policy.loss.update_watch import BackendState
+from nemo_like.policy.loss.updated_tensors import UpdatedTensor
 from nemo_like.policy.megatron.adapter_parts import AdapterSettings
 from nemo_like.policy.megatron.checkpoint import (
     load_checkpoint,
@@ -81,6 +82,7 @@ from nemo_like.policy.megatron.optimizer import (
 from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.megatron.router_replay import RouteReplay
+from nemo_like.policy.megatron.updated_tensors import updated_tensors, weight_copies
 from nemo_like.policy.megatron.weight_conversion import (
     Geometry,
     ModelPart,
@@ -322,7 +324,15 @@ class MegatronBackend(UpdatingBackend):
             optimizer_steps=[steps - self.updates_before for steps in state.steps],
             learning_rates=[group["lr"] for group in self._optimizer.param_groups],
             weight_decays=[group["weight_decay"] for group in self._optimizer.param_groups],
+            updated=self._updated_tensors(),
+            copies=weight_copies(self._named_parameters(), self.coordinates),
         )
+
+    def _updated_tensors(self) -> list[UpdatedTensor]:
+        return [*updated_tensors(self._optimizer, self._named_parameters())]
+
+    def _named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
+        return [*self._model.named_parameters()]
 
     # Weights
 

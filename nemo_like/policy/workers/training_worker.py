@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch.distributed as dist
+from torch import Tensor
 
 from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
@@ -26,6 +27,8 @@ from nemo_like.policy.options import TrainedGroupConfig
 from nemo_like.policy.workers.checkpoint_writer import CheckpointWriter, shortened_errors
 from nemo_like.policy.workers.group_worker import GroupWorker, Stopwatch, schedule_of
 from nemo_like.policy.workers.random_state import load_random_state, save_random_state
+from nemo_like.policy.workers.saved_digests import read_digests, write_digests
+from nemo_like.policy.workers.stored_weights import check_stored
 from nemo_like.policy.workers.worker_watch import WorkerWatch
 
 
@@ -36,6 +39,7 @@ class TrainingWorker(GroupWorker):
     _is_updating = False
     _watch: WorkerWatch | None = None
     _checkpoint: CheckpointWriter | None = None  # of the latest checkpoint
+    _saved: tuple[Path, dict[str, Tensor]] | None = None  # where it is, and some of the weights that it has
 
     @abstractmethod
     def training_reads(self) -> Sequence[Column]:
@@ -60,11 +64,11 @@ class TrainingWorker(GroupWorker):
         self.version += 1
         self._after_training()
         self._is_updating = False
-        measured = {} if self._watch is None else self._watch.trained()
+        measured, named = ({}, ()) if self._watch is None else self._watch.trained()
         operations = self._batches.finish(meta.partition)
         if not self.coordinates.is_leader:
             return None
-        return WorkerUpdate(metrics, self.version, compute.seconds, operations, measured)
+        return WorkerUpdate(metrics, self.version, compute.seconds, operations, measured, named)
 
     def _before_training(self, batch: PolicyBatch) -> None:
         """Add to ``batch`` what the workers compute together before its first update; every rank calls
@@ -106,6 +110,9 @@ class TrainingWorker(GroupWorker):
         self._backend.save_checkpoint(Path(path), self._checkpoint)
         random_state = _random_state_path(path, self.coordinates)
         save_random_state(random_state, self._backend.device, self._backend.random_states())
+        if self._watch is not None:
+            write_digests(Path(path), self.coordinates, self._backend.state_digests())
+            self._saved = Path(path), self._backend.vectors()
         self._checkpoint.complete(Path(path))
 
     def has_written_checkpoint(self) -> bool:
@@ -115,8 +122,14 @@ class TrainingWorker(GroupWorker):
 
     def wait_for_checkpoint(self) -> dict[str, str]:
         """Wait until this rank's part of the latest checkpoint is on disk; return the SHA-256 of its share of
-        the files, by name. Raises the error of a failed write."""
-        return {} if self._checkpoint is None else self._checkpoint.wait(self._connections.timeout_s)
+        the files, by name. Raises the error of a failed write, and the error of ``check_stored``."""
+        if self._checkpoint is None:
+            return {}
+        digests, saved = self._checkpoint.wait(self._connections.timeout_s), self._saved
+        self._saved = None
+        if saved is not None:
+            check_stored(*saved)
+        return digests
 
     def corrupt_checkpoint_files(self, path: str, digests: Mapping[str, str]) -> list[str]:
         """Hash this rank's share of a checkpoint's files; return the names of files that differ from
@@ -132,6 +145,8 @@ class TrainingWorker(GroupWorker):
             self._watch.abandon()
             self._watch.forget_weights()
             self._watch.renew_reference()
+            if parts is ResumeParts.all and (saved := read_digests(Path(path), self.coordinates)):
+                self._watch.compare_saved(saved, self._backend.state_digests())
         self.version = version
         random_state = _random_state_path(path, self.coordinates)
         if parts is ResumeParts.all and random_state.is_file():

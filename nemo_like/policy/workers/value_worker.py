@@ -40,9 +40,12 @@ from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.batch.policy_columns import kl_reads, value_declarations
 from nemo_like.policy.groups.results import WorkerScores
 from nemo_like.policy.loss.value_objective import ValueObjective
+from nemo_like.policy.loss.value_watch import ValueWatch, estimated
 from nemo_like.policy.options import ValueConfig
 from nemo_like.policy.workers.group_worker import Stopwatch, schedule_of
 from nemo_like.policy.workers.training_worker import TrainingWorker
+from nemo_like.policy.workers.worker_watch import WorkerWatch
+from nemo_like.tripwires.options import Tripwires
 
 
 class ValueWorker(TrainingWorker):
@@ -54,16 +57,29 @@ class ValueWorker(TrainingWorker):
         cfg: ValueConfig,
         loss: LossConfig,
         connections: WorkerConnections,
+        tripwires: Tripwires = Tripwires.off,
     ) -> None:
         """Keep the settings; ``setup`` loads the model and connects. ``loss`` is the policy's loss, which
-        decides whether rewards have a KL term."""
+        decides whether rewards have a KL term; ``tripwires`` decides what is also measured for them."""
         super().__init__(
             cfg=cfg,
             objective=ValueObjective(cfg),
             connections=connections,
         )
         self._value, self._loss = cfg, loss
-        self._of_kl = kl_reads(loss)
+        self._of_kl, self._tripwires = kl_reads(loss), tripwires
+
+    def setup(self) -> None:
+        """Join the other workers, load the model and connect to the data plane; return when this worker is
+        ready."""
+        super().setup()
+        if self._tripwires is not Tripwires.off:
+
+            def losses(sees_losses: bool) -> ValueWatch:
+                return ValueWatch(self._value, sees_losses=sees_losses)
+
+            self._watch = WorkerWatch(self.cfg, losses, self.coordinates, lambda: (), self._tripwires)
+            self._backend.watch = self._watch
 
     def declarations(self) -> tuple[Declaration, ...]:
         """Return the columns that the critic writes and reads."""
@@ -87,6 +103,8 @@ class ValueWorker(TrainingWorker):
             values = self._backend.values(batch, schedule_of(meta))
             columns = self._advantages_and_returns(batch, *values.split((batch.num_tokens, len(batch.runs))))
         batch.add(columns)
+        if self._watch is not None:
+            self._watch.note(estimated(batch, self._value, self._loss))
         if not self.coordinates.is_leader:
             return None
         self._batches.write(meta, columns)

@@ -35,6 +35,7 @@ from nemo_like.batch.tags import (
 from nemo_like.cluster.breakdown import breaking_down, is_out_of_memory
 from nemo_like.cluster.imports import load_target
 from nemo_like.generation.options import LoraSync
+from nemo_like.models.model_info import read_model_info
 from nemo_like.observability.metrics import Metric
 from nemo_like.observability.trace import span
 from nemo_like.policy.backends.interface import (
@@ -58,6 +59,7 @@ from nemo_like.policy.loss.entropy_threshold import entropy_threshold
 from nemo_like.policy.loss.mismatch import logprob_mismatch
 from nemo_like.policy.loss.objective import PolicyObjective
 from nemo_like.policy.loss.token_advantages import reward_kl_tags
+from nemo_like.policy.loss.update_watch import UpdateWatch
 from nemo_like.policy.options import PolicyConfig
 from nemo_like.policy.workers.group_worker import Stopwatch, schedule_of
 from nemo_like.policy.workers.training_worker import TrainingWorker, naming_samples
@@ -111,7 +113,12 @@ class PolicyWorker(TrainingWorker):
         super().setup()
         if self._tripwires is not Tripwires.off:
             reference = self._backend.reference_weights
-            self._watch = WorkerWatch(self.cfg, self.loss, self.coordinates, reference, self._tripwires)
+            vocabulary = read_model_info(self.cfg.model_name, self.cfg.backend).vocab_size
+
+            def losses(sees_losses: bool) -> UpdateWatch:
+                return UpdateWatch(self.loss, sees_losses=sees_losses, vocabulary=vocabulary)
+
+            self._watch = WorkerWatch(self.cfg, losses, self.coordinates, reference, self._tripwires)
             self._backend.watch = self._watch
         self._weight_sender: WeightSender | None = None
         if is_weight_sender(self.coordinates, self._weight_replicas):

@@ -1,17 +1,18 @@
 """Measures for the tripwires which weights, columns, losses and updates one policy worker works with.
 
-Weights are compared by a fixed number of elements of each tensor, which is small for a model of any size.
+Weights are compared by a fixed number of elements of each tensor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nemo_like.algorithms.options import LossConfig
 from nemo_like.batch.columns import (
     GENERATION_LOGPROBS,
     INPUT_IDS,
@@ -22,18 +23,35 @@ from nemo_like.batch.columns import (
     Column,
 )
 from nemo_like.batch.meta import KVBatchMeta
-from nemo_like.batch.tags import NUM_PROMPT_TOKENS, NUM_RESPONSE_TOKENS, SAMPLE_DIGEST
+from nemo_like.batch.tags import (
+    ADVANTAGE,
+    ADVANTAGE_DIGEST,
+    NUM_PROMPT_TOKENS,
+    NUM_RESPONSE_TOKENS,
+    SAMPLE_DIGEST,
+)
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.observability.metrics import Metric, maximum, summed
-from nemo_like.policy.batch.policy_batch import PolicyBatch
-from nemo_like.policy.loss.update_watch import BackendState, UpdateWatch
-from nemo_like.policy.options import TrainedGroupConfig
+from nemo_like.policy.batch.policy_batch import ModelInputs, PolicyBatch
+from nemo_like.policy.loss.objective import LossFunction
+from nemo_like.policy.loss.update_watch import BackendState, LossWatch
+from nemo_like.policy.loss.updated_tensors import UpdatedTensor
+from nemo_like.policy.options import Device, TrainedGroupConfig
+from nemo_like.policy.workers.optimizer_watch import OptimizerWatch
+from nemo_like.policy.workers.saved_digests import MOMENT
+from nemo_like.policy.workers.weight_copies import (
+    CopySums,
+    copy_sums,
+    digest_slots,
+    num_unequal,
+    unequal_names,
+)
+from nemo_like.policy.workers.weight_samples import weight_sample
+from nemo_like.tripwires.advantage_digests import advantage_digests
 from nemo_like.tripwires.measured import Measured, is_due
 from nemo_like.tripwires.options import Tripwires
-from nemo_like.tripwires.sample_checks import SampleTags, num_wrong_samples
+from nemo_like.tripwires.sample_checks import SampleTags, num_wrong_samples, sample_digests
 
-# At most this many evenly spread elements of each weight tensor are compared.
-_SAMPLED_ELEMENTS = 4096
 # Policy and reference count as having different weights when this share of the compared elements differs.
 _DIFFERING_SHARE = 0.01
 # The numbers that every rank measures, in the order in which ranks exchange them.
@@ -54,7 +72,29 @@ _EXCHANGED = (
     Measured.largest_weight,
     Measured.weights_moved_elsewhere,
     Measured.reference_moved,
+    Measured.num_wrong_advantages,
+    Measured.num_odd_entropies,
+    Measured.held_gradient,
+    Measured.update_excess,
+    Measured.num_wrong_updates,
+    Measured.num_still_tensors,
+    Measured.betas_gap,
+    Measured.eps_gap,
+    Measured.weight_decay_gap,
+    Measured.num_unlike_saved,
+    Measured.num_unlike_moments,
+    Measured.advantage_error,
+    Measured.return_error,
+    Measured.first_value_gap,
 )
+# Of these, a rank with a number above 0 knows the names of tensors.
+_NAMED = (
+    Measured.num_wrong_updates,
+    Measured.num_still_tensors,
+    Measured.num_unlike_saved,
+    Measured.num_unlike_moments,
+)
+_MOST_NAMES = 8
 
 
 class WorkerWatch:
@@ -63,17 +103,22 @@ class WorkerWatch:
     def __init__(
         self,
         cfg: TrainedGroupConfig,
-        loss: LossConfig,
+        new_losses: Callable[[bool], LossWatch],
         coordinates: Coordinates,
         reference: Callable[[], Sequence[Tensor]],
         tripwires: Tripwires,
     ) -> None:
         """Record the reference's weights at the start of the process, before a checkpoint is loaded.
 
-        ``reference()`` returns this rank's part of these weights, nothing where no reference is kept.
-        ``tripwires`` decides in which training phases losses are compared with their formulas.
+        ``new_losses(sees_losses)`` returns a watch on the losses of a phase. ``reference()`` returns this
+        rank's part of the reference's weights, nothing where no reference is kept. ``tripwires`` decides in
+        which training phases losses and updates are compared with their formulas.
         """
-        self._cfg, self._loss, self._coordinates = cfg, loss, coordinates
+        self._cfg, self._new_losses, self._coordinates = cfg, new_losses, coordinates
+        self._optimizer = OptimizerWatch(cfg)
+        self._copies: Sequence[CopySums] = ()
+        self._batches: list[tuple[KVBatchMeta, PolicyBatch]] = []  # of the phase that has begun
+        self._is_first_update = True  # whether the phase has made no update yet
         self._reference, self._reference_before = reference, weight_sample(reference())
         self._weights: Tensor | None = None  # as the latest training phase left them
         self._is_reference = True  # whether the policy's weights are still those of the start
@@ -81,7 +126,7 @@ class WorkerWatch:
         self._mean_norms: list[float] = []  # of Adam's first moments and of Muon's momenta
         self._num_updates = 0
         self._tripwires, self._num_phases = tripwires, 0
-        self._losses: UpdateWatch | None = None  # of the training phase that has begun
+        self._losses: LossWatch | None = None  # of the training phase that has begun
 
     def renew_reference(self) -> None:
         """Record the reference's weights anew, since other ones were meant to take their place."""
@@ -93,7 +138,7 @@ class WorkerWatch:
 
     def abandon(self) -> None:
         """Forget the measurements of a step that is abandoned."""
-        self._found = {}
+        self._found, self._batches, self._optimizer.named = {}, [], []
         if self._losses is not None:
             self._losses, self._num_phases = None, self._num_phases - 1
 
@@ -128,31 +173,90 @@ class WorkerWatch:
         if self._losses is None:
             self._num_phases += 1
             sees_losses = is_due(self._num_phases, self._tripwires)
-            self._losses = UpdateWatch(self._loss, sees_losses=sees_losses)
+            self._losses, self._is_first_update = self._new_losses(sees_losses), True
+        if self._losses.sees_losses:
+            self._batches.append((meta, batch))
 
     @property
-    def losses(self) -> UpdateWatch:
+    def losses(self) -> LossWatch:
         """The watch on the losses of the training phase that has begun."""
         assert self._losses is not None, "`training` comes first"
         return self._losses
 
-    def trained(self) -> dict[str, Metric]:
-        """End the training phase: return the numbers that all ranks measured in it, and the replica's count
-        of tokens."""
+    def seeing_gradients(self, loss: LossFunction, gradients: Callable[[], Sequence[Tensor]]) -> LossFunction:
+        """Return a function like ``loss`` that measures, when it is first called, the gradients that are held
+        then: before the first backward pass of an update."""
+        if not self.losses.sees_losses:
+            return loss
+        has_seen = False
+
+        def seeing(outputs: Any, inputs: ModelInputs) -> Tensor:
+            nonlocal has_seen
+            if not has_seen:
+                self._note(Measured.held_gradient, _norm(gradients()))
+            has_seen = True
+            return loss(outputs, inputs)
+
+        return seeing
+
+    @contextmanager
+    def updating(self, tensors: Callable[[], Sequence[UpdatedTensor]]) -> Iterator[None]:
+        """Compare the update within the block with its formula, if it is the first of a phase whose losses
+        are watched; ``tensors()`` returns what the optimizer updates."""
+        is_watched, self._is_first_update = self._is_first_update and self.losses.sees_losses, False
+        if is_watched:
+            self._optimizer.before_update(tensors())
+        yield
+        if is_watched:
+            self._found |= self._optimizer.after_update(tensors())
+
+    def trained(self) -> tuple[dict[str, Metric], tuple[str, ...]]:
+        """End the training phase: return the numbers that all ranks measured in it, the replica's count of
+        tokens, and the names of tensors that are not as they should be."""
         losses = self.losses
+        for meta, batch in self._batches:
+            self._note(Measured.num_wrong_advantages, _num_wrong_advantages(meta, batch))
         found = self._found | losses.measured()
-        self._found, self._losses = {}, None
+        self._found, self._losses, self._batches = {}, None, []
         # Tokens are counted where losses are computed, and the leader may be on another pipeline stage.
         own, num_replicas = self._coordinates.dp, self._coordinates.layout.dp
         num_tokens = found.get(Measured.num_trained_tokens, 0.0)
         counts = [num_tokens if replica == own else 0.0 for replica in range(num_replicas)]
-        everywhere = _greatest_of_all([*(found.get(name, 0.0) for name in _EXCHANGED), *counts])
+        slots = digest_slots(self._copies, self._coordinates.layout.world_size)
+        everywhere = _greatest_of_all([*(found.get(name, 0.0) for name in _EXCHANGED), *counts, *slots])
         measured: dict[str, Metric] = {
             name: maximum(value) for name, value in zip(_EXCHANGED, everywhere, strict=False)
         }
         if losses.sees_losses:
             measured[Measured.num_trained_tokens] = summed(everywhere[len(_EXCHANGED) + own])
-        return measured
+        unequal = num_unequal(everywhere[len(_EXCHANGED) + num_replicas :])
+        measured[Measured.num_unequal_copies] = maximum(unequal)
+        return measured, self._names(measured)
+
+    def _names(self, measured: Mapping[str, Metric]) -> tuple[str, ...]:
+        """Return the names of the tensors that any rank found wrong; every rank has the same ``measured``, so
+        all exchange names, or none does."""
+        named, self._optimizer.named = self._optimizer.named, []
+        copies, self._copies = self._copies, ()
+        if not any(measured[name].value for name in (*_NAMED, Measured.num_unequal_copies)):
+            return ()
+        names = {*named}
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            everyone = [named] * dist.get_world_size()
+            dist.all_gather_object(everyone, named)
+            names = {name for of_rank in everyone for name in of_rank}
+            if measured[Measured.num_unequal_copies].value:
+                names |= unequal_names(copies)
+        return tuple(sorted(names)[:_MOST_NAMES])
+
+    def compare_saved(self, saved: Mapping[str, int], now: Mapping[str, int]) -> None:
+        """Count the weights and moments that are not those with which a checkpoint was saved, by the digests
+        of both."""
+        wrong = [name for name in saved.keys() | now.keys() if saved.get(name) != now.get(name)]
+        moments = [name for name in wrong if name.startswith(MOMENT)]
+        self._optimizer.named += [f"{name} (restored)" for name in sorted(wrong)]
+        self._note(Measured.num_unlike_moments, len(moments))
+        self._note(Measured.num_unlike_saved, len(wrong) - len(moments))
 
     def begin(self, now: BackendState) -> None:
         """Measure the backend's weights and optimizer before the first update of a phase."""
@@ -176,9 +280,20 @@ class WorkerWatch:
             Measured.learning_rate_spread: max(now.learning_rates) - min(now.learning_rates),
             Measured.weight_decay: max(now.weight_decays),
             Measured.moment_excess: self._moment_excess(now),
+            **self._optimizer.settings(now.updated),
             Measured.weights_moved: _largest(after - before),
             Measured.largest_weight: _largest(after),
         }
+        if self.losses.sees_losses:
+            self._found |= self._optimizer.still(now.updated)
+            # Kernels of a GPU may round a gradient differently in each copy that computes it itself.
+            is_exact = self._cfg.device is Device.cpu
+            self._copies = copy_sums([one for one in now.copies if is_exact or not one.are_computed_apart])
+
+    def note(self, found: Mapping[Measured, float]) -> None:
+        """Keep what was measured in a step outside of its training phase."""
+        for name, value in found.items():
+            self._note(name, value)
 
     def _moment_excess(self, now: BackendState) -> float:
         """Return by how much a mean of gradients is longer than it can be since the phase began."""
@@ -193,21 +308,6 @@ class WorkerWatch:
     def _note(self, name: Measured, value: float) -> None:
         """Keep the greatest ``value`` that was measured under ``name`` in this step."""
         self._found[name] = max(self._found.get(name, 0.0), float(value))
-
-
-@torch.no_grad()
-def weight_sample(tensors: Sequence[Tensor]) -> Tensor:
-    """Return up to 4096 evenly spread elements of every tensor, concatenated, float32 on the host."""
-    parts = [_spread(tensor) for tensor in tensors]
-    return torch.cat(parts).float().cpu() if parts else torch.empty(0)
-
-
-def _spread(tensor: Tensor) -> Tensor:
-    count = tensor.numel()
-    stride = -(-count // _SAMPLED_ELEMENTS) or 1
-    if tensor.is_contiguous():
-        return tensor.as_strided((-(-count // stride),), (stride,))  # one operation in place of three
-    return tensor.reshape(-1)[::stride]
 
 
 def _num_wrong(meta: KVBatchMeta, batch: PolicyBatch) -> int:
@@ -230,6 +330,16 @@ def _num_wrong(meta: KVBatchMeta, batch: PolicyBatch) -> int:
 def _mean_norms(state: BackendState) -> list[float]:
     """Return how long the optimizer's means of gradients are: Adam's first moments, and Muon's momenta."""
     return [_norm(state.first_moments), _norm(state.momenta)]
+
+
+def _num_wrong_advantages(meta: KVBatchMeta, batch: PolicyBatch) -> int:
+    """Return how many samples have another advantage for the loss than the driver estimated for their
+    tokens."""
+    if not (len(meta) and meta.has_tag(ADVANTAGE_DIGEST) and ADVANTAGE.name in batch.sample_values):
+        return 0
+    samples = sample_digests(batch.columns[INPUT_IDS.name].numpy(), meta.lengths)
+    given = advantage_digests(samples, batch.sample_values[ADVANTAGE.name].tolist())
+    return sum(one != other for one, other in zip(given, meta.tag(ADVANTAGE_DIGEST), strict=True))
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:

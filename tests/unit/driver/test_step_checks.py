@@ -108,7 +108,7 @@ class Step:
         critic = None
         if self.critic is not None:
             of_critic = {name: mean(value) for name, value in self.critic.items()}
-            critic = CriticStep(scored, replace(update, metrics=of_critic))
+            critic = CriticStep(scored, replace(update, metrics=of_critic, measured={}))
         return StepResults(batch, rollout, ReadyGroups(batch, scored, scored, scored), update, {}, (), critic)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from nemo_like.policy.backends.updating_backend import UpdatingBackend, check_ac
 from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.loss.objective import LossFunction, Objective, PolicyObjective
 from nemo_like.policy.loss.update_watch import BackendState, UpdateWatch
+from nemo_like.policy.loss.updated_tensors import UpdatedTensor
 from nemo_like.policy.loss.value_objective import ValueObjective
 from nemo_like.tripwires.measured import Measured
 from tests.unit.algorithms.loss_cases import CONFIG, GSPO, of_kind
@@ -138,6 +139,12 @@ class ByHand(UpdatingBackend):
             weight_decays=[0.0],
         )
 
+    def _updated_tensors(self) -> Sequence[UpdatedTensor]:
+        return []
+
+    def _named_parameters(self) -> Sequence[tuple[str, torch.Tensor]]:
+        return [("gradients", self.gradients)]
+
 
 class Watch:
     """Watches one phase, and keeps what the backend shows of its inside."""
@@ -145,6 +152,19 @@ class Watch:
     def __init__(self, loss: LossConfig) -> None:
         self.losses = UpdateWatch(loss)
         self.seen: list[BackendState] = []
+        self.held: list[float] = []  # norms of the gradients with which updates began
+
+    def seeing_gradients(
+        self, loss: LossFunction, gradients: Callable[[], Sequence[torch.Tensor]]
+    ) -> LossFunction:
+        def seeing(outputs: Any, inputs: Any) -> torch.Tensor:
+            self.held.append(float(gradients()[0].norm()))
+            return loss(outputs, inputs)
+
+        return seeing
+
+    def updating(self, tensors: Callable[[], Sequence[UpdatedTensor]]) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def begin(self, now: BackendState) -> None:
         self.seen.append(now)

@@ -15,8 +15,9 @@ from nemo_like.batch.meta import Chunk, KVBatchMeta
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.configuration import load_config
 from nemo_like.policy.batch.policy_batch import PolicyBatch
-from nemo_like.policy.loss.update_watch import BackendState
-from nemo_like.policy.workers.worker_watch import WorkerWatch, weight_sample
+from nemo_like.policy.loss.update_watch import BackendState, UpdateWatch
+from nemo_like.policy.workers.weight_samples import weight_sample
+from nemo_like.policy.workers.worker_watch import WorkerWatch
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.options import Tripwires
 from tests.unit.algorithms.loss_cases import CONFIG
@@ -51,7 +52,11 @@ def internals(**changes: Any) -> BackendState:
 def watch_of(*references: list[torch.Tensor], level: Tripwires = Tripwires.all) -> WorkerWatch:
     """A watch that finds these weights of the reference, one after the other; the last ones for good."""
     found = [*(references or [REFERENCE])]
-    return WorkerWatch(POLICY, CONFIG, ALONE, lambda: found.pop(0) if len(found) > 1 else found[0], level)
+
+    def losses(sees_losses: bool) -> UpdateWatch:
+        return UpdateWatch(CONFIG, sees_losses=sees_losses)
+
+    return WorkerWatch(POLICY, losses, ALONE, lambda: found.pop(0) if len(found) > 1 else found[0], level)
 
 
 def measured(before: BackendState, after: BackendState, watch: WorkerWatch | None = None) -> dict[str, float]:
@@ -60,7 +65,7 @@ def measured(before: BackendState, after: BackendState, watch: WorkerWatch | Non
     watch.training(META, batch())
     watch.begin(before)
     watch.end(after)
-    return {name: metric.value for name, metric in watch.trained().items()}
+    return {name: metric.value for name, metric in watch.trained()[0].items()}
 
 
 TRAINED = internals(
@@ -167,7 +172,7 @@ def test_after_a_checkpoint_was_loaded_the_reference_may_differ() -> None:
 def test_samples_that_do_not_fit_their_tags_are_counted() -> None:
     watch = watch_of()
     watch.training(META.with_tags({"num_response_tokens": [1, 2]}), batch())
-    assert watch.trained()[Measured.num_wrong_samples].value == 2
+    assert watch.trained()[0][Measured.num_wrong_samples].value == 2
 
 
 def test_a_sample_of_weights_is_spread_over_every_tensor() -> None:
@@ -196,7 +201,7 @@ def test_parts_that_are_accumulated_belong_to_the_phase_that_trains_on_them() ->
     assert watch.losses is losses
     watch.begin(internals())
     watch.end(TRAINED)
-    assert watch.trained()[Measured.num_wrong_samples].value == 2
+    assert watch.trained()[0][Measured.num_wrong_samples].value == 2
     watch.training(META, batch())
     assert watch.losses is not losses
 

@@ -1,0 +1,143 @@
+"""Measures for the tripwires what an optimizer does: its settings, one update, and what it leaves still.
+
+before an update, after it    ──▶ some elements of each tensor ──▶ ``tripwires.reference_updates``
+after the last update         ──▶ the settings of its groups, and moments that are 0 throughout
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nemo_like.policy.loss.updated_tensors import UpdatedTensor
+from nemo_like.policy.options import TrainedGroupConfig
+from nemo_like.policy.workers.weight_samples import spread
+from nemo_like.tripwires.measured import Measured
+from nemo_like.tripwires.reference_updates import UPDATE_RULES, Sampled, UpdateSettings
+
+# Elements of each tensor whose update is computed a second time.
+_SAMPLED_ELEMENTS = 64
+# Tensors that have a gradient only where a batch comes to them, by parts of their names.
+_SPARSE = ("embed", "output_layer", "lm_head", "expert", "vision", "visual", "multi_modal")
+# An adapter's first factor has no gradient before its second has moved.
+_UPDATES_BEFORE_ALL_MOVE = 2
+
+
+class OptimizerWatch:
+    """Measures the first update of each training phase that is watched, and the settings after the last."""
+
+    def __init__(self, cfg: TrainedGroupConfig) -> None:
+        self._cfg = cfg
+        self._before: Sampled | None = None
+        self.named: list[str] = []  # tensors of this rank that are not as they should be, and what is wrong
+
+    def before_update(self, tensors: Sequence[UpdatedTensor]) -> None:
+        """Keep some elements of each tensor."""
+        self._before = _sampled(tensors)
+
+    def after_update(self, tensors: Sequence[UpdatedTensor]) -> dict[Measured, float]:
+        """Compare the update with its formula, by the configured settings and the optimizer's rate."""
+        before, self._before = self._before, None
+        assert before is not None, "`before_update` comes first"
+        after, counts = _sampled(tensors), _counts(tensors)
+        greatest = [0.0] * len(tensors)
+        for kept, rule in UPDATE_RULES.items():
+            is_judged = torch.tensor([frozenset(one.state) - {"step"} == kept for one in tensors])
+            if not is_judged.any():
+                continue
+            chosen = is_judged.repeat_interleave(counts)
+            excess = torch.zeros(len(chosen), dtype=torch.float64)
+            excess[chosen] = rule(
+                before.only(chosen), after.only(chosen), self._settings(tensors, counts, chosen)
+            )
+            parts = excess.split(counts.tolist())
+            greatest = [
+                max(one, float(part.max())) if len(part) else one
+                for one, part in zip(greatest, parts, strict=True)
+            ]
+        wrong = [one.name for one, value in zip(tensors, greatest, strict=True) if value > 1]
+        self.named += [f"{name} (update)" for name in wrong]
+        return {
+            Measured.update_excess: max(greatest, default=0.0),
+            Measured.num_wrong_updates: float(len(wrong)),
+        }
+
+    def settings(self, tensors: Sequence[UpdatedTensor]) -> dict[Measured, float]:
+        """Return how far the settings of the optimizer's groups are from the configured ones."""
+        adam = self._cfg.optimizer
+        betas, decays = (adam.adam_beta1, adam.adam_beta2), (0.0, adam.weight_decay)
+        gaps = {Measured.betas_gap: 0.0, Measured.eps_gap: 0.0, Measured.weight_decay_gap: 0.0}
+        for group in {id(one.group): one.group for one in tensors}.values():
+            found = {
+                Measured.betas_gap: max(
+                    abs(x - y) for x, y in zip(group.get("betas", betas), betas, strict=True)
+                ),
+                Measured.eps_gap: abs(group.get("eps", adam.adam_eps) - adam.adam_eps),
+                Measured.weight_decay_gap: min(abs(group["weight_decay"] - decay) for decay in decays),
+            }
+            gaps = {name: max(value, found[name]) for name, value in gaps.items()}
+        return gaps
+
+    def still(self, tensors: Sequence[UpdatedTensor]) -> dict[Measured, float]:
+        """Count the tensors that never had a gradient, where others had one and each of them should."""
+        judged = [
+            one for one in tensors if "exp_avg" in one.state and one.num_updates >= _UPDATES_BEFORE_ALL_MOVE
+        ]
+        moments = [spread(one.state["exp_avg"], _SAMPLED_ELEMENTS) for one in judged]
+        if not judged:
+            return {}
+        is_moving = torch.stack([part.any() for part in moments]).tolist()
+        wrong = [
+            one.name
+            for one, moves, part in zip(judged, is_moving, moments, strict=True)
+            if not moves and len(part) and not any(word in one.name for word in _SPARSE)
+        ]
+        if any(is_moving):
+            self.named += [f"{name} (no gradient)" for name in wrong]
+        return {Measured.num_still_tensors: float(len(wrong) if any(is_moving) else 0)}
+
+    def _settings(self, tensors: Sequence[UpdatedTensor], counts: Tensor, chosen: Tensor) -> UpdateSettings:
+        adam = self._cfg.optimizer
+
+        def each(values: list[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64).repeat_interleave(counts)[chosen]
+
+        dtypes = {
+            value.dtype
+            for one in tensors
+            for value in (one.weight, *one.state.values())
+            if isinstance(value, Tensor)
+        }
+        return UpdateSettings(
+            rates=each([one.group["lr"] for one in tensors]),
+            decays=each([adam.weight_decay if one.is_matrix else 0.0 for one in tensors]),
+            num_updates=each([float(one.num_updates) for one in tensors]),
+            beta1=adam.adam_beta1,
+            beta2=adam.adam_beta2,
+            eps=adam.adam_eps,
+            roundoff=max(torch.finfo(dtype).eps for dtype in dtypes) / 2,
+        )
+
+
+def _counts(tensors: Sequence[UpdatedTensor]) -> Tensor:
+    return torch.tensor([spread(one.weight, _SAMPLED_ELEMENTS).numel() for one in tensors], dtype=torch.int64)
+
+
+@torch.no_grad()
+def _sampled(tensors: Sequence[UpdatedTensor]) -> Sampled:
+    """Return some elements of each tensor and of its state, where a state that is not there yet is 0."""
+    weights = [spread(one.weight, _SAMPLED_ELEMENTS) for one in tensors]
+    state = {
+        name: [
+            spread(one.state[name], _SAMPLED_ELEMENTS) if name in one.state else torch.zeros_like(weight)
+            for one, weight in zip(tensors, weights, strict=True)
+        ]
+        for name in sorted(frozenset().union(*UPDATE_RULES))
+    }
+    return Sampled(_joined(weights), {name: _joined(parts) for name, parts in state.items()})
+
+
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([*parts]).double().cpu() if parts else torch.empty(0, dtype=torch.float64)
