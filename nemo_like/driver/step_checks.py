@@ -328,7 +328,7 @@ def trained_alarms(
     yield from optimizer_alarms(measured, cfg, updates_before, planned)
     yield from group_setting_alarms(measured, cfg)
     yield from setting_alarms(measured, cfg)
-    yield from gradient_alarms(measured, update.named)
+    yield from gradient_alarms(measured, update.named, metrics.get("grad_norm"))
     yield from update_alarms(measured, update.named)
     yield from copy_alarms(measured, update.named, cfg)
     yield from restored_alarms(measured, update.named)

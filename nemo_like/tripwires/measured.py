@@ -30,6 +30,7 @@ class Measured(StrEnum):
     num_wrong_samples = "num_wrong_samples"  # samples whose columns do not fit their tags
     has_policy_as_reference = "has_policy_as_reference"  # 1: equal log-probs, though their weights differ
     reference_gap = "reference_gap"  # mean |prev - reference log-prob| before any update or checkpoint, nats
+    loss_gradient = "loss_gradient"  # largest d loss / d logprob, or d loss / d value, as it was seen
     loss_gradient_error = "loss_gradient_error"  # of d loss / d logprob, relative to its terms
     loss_error = "loss_error"  # of the loss, relative to its terms
     first_ratio_gap = "first_ratio_gap"  # mean |logprob - prev_logprob| in the first update, nats
@@ -49,6 +50,8 @@ class Measured(StrEnum):
     num_wrong_advantages = "num_wrong_advantages"  # samples whose advantage is not the one the driver gave
     num_odd_entropies = "num_odd_entropies"  # tokens whose entropy their own log-prob excludes
     held_gradient = "held_gradient"  # norm of the gradients that an update begins with
+    num_first_layers = "num_first_layers"  # 1: a rank has the model's first layer, whose output is trained
+    first_layer_gradient = "first_layer_gradient"  # largest derivative of the loss by that output
     update_excess = "update_excess"  # distance of an update from its formula, in multiples of its rounding
     num_wrong_updates = "num_wrong_updates"  # tensors where that is more than 1
     num_still_tensors = "num_still_tensors"  # that have no gradient, and should

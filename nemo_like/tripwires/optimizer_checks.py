@@ -18,15 +18,36 @@ _VALUE_GAP = {(Device.cpu, Precision.float32): 2.0**-10}
 _VALUE_GAP_ELSEWHERE = 0.5
 
 
-def gradient_alarms(measured: Mapping[str, float], named: Sequence[str]) -> Iterator[Alarm]:
-    """Yield an alarm when an update began with gradients, or when a tensor never has one; ``named`` are the
-    tensors that workers blame, here and below."""
+def gradient_alarms(
+    measured: Mapping[str, float], named: Sequence[str], gradient_norm: float | None
+) -> Iterator[Alarm]:
+    """Yield an alarm when an update began with gradients, when a tensor never has one, when none reaches the
+    first layer though weights have a gradient of norm ``gradient_norm``, or when the loss alone has one.
+
+    ``named`` are the tensors that workers blame, here and below; ``gradient_norm`` is None where no update
+    was made.
+    """
     if norm := measured.get(Measured.held_gradient):
         yield Alarm(
             tripwire="gradients_cleared",
             wrong=f"an update began with gradients of norm {norm:.3g}, to which its own were added",
             look_at="what clears gradients before an update (_clear_gradients in policy/megatron/backend.py "
             "and policy/fsdp/backend.py)",
+        )
+    # A critic's output layer begins with 0, and passes nothing back in its first update.
+    is_seen = measured.get(Measured.num_first_layers, 0.0) > 0 and measured.get(Measured.num_updates, 0.0) > 1
+    if is_seen and gradient_norm and measured.get(Measured.first_layer_gradient) == 0:
+        yield Alarm(
+            tripwire="still_tensors",
+            wrong=f"the gradient does not reach the embedding's output: it is 0 there, with a norm of "
+            f"{gradient_norm:.3g} over all weights",
+            look_at="what detaches a layer's input or output",
+        )
+    if gradient_norm == 0 and (largest := measured.get(Measured.loss_gradient)):
+        yield Alarm(
+            tripwire="still_tensors",
+            wrong=f"no weight has a gradient, and the loss has one of up to {largest:.3g} at a token",
+            look_at="what passes the loss's gradient to the model's output layer",
         )
     if count := measured.get(Measured.num_still_tensors):
         yield Alarm(

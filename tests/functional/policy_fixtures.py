@@ -508,6 +508,7 @@ def ready_value_worker(
         cfg=cfg,
         loss=loss,
         connections=WorkerConnections(coordinates, plane, ("127.0.0.1", 0), 60.0, tuple(inputs)),
+        tripwires=Tripwires.all,
     )
     worker.setup()
     return worker

@@ -545,7 +545,17 @@ def test_tripwires_measure_a_healthy_step_in_every_layout(outcome: Outcome) -> N
         Measured.moment_excess,
         Measured.weights_moved_elsewhere,
         Measured.reference_moved,
+        Measured.num_wrong_advantages,
+        Measured.num_odd_entropies,
+        Measured.held_gradient,
+        Measured.num_wrong_updates,
+        Measured.num_still_tensors,
+        Measured.betas_gap,
+        Measured.eps_gap,
+        Measured.weight_decay_gap,
+        Measured.num_unequal_copies,
     )
+    assert measured[Measured.update_excess] < 1
     assert {name: measured[name] for name in never} == dict.fromkeys(never, 0.0)
 
 

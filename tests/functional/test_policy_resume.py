@@ -49,6 +49,14 @@ FSDP = {"backend": "fsdp"}
 ADAPTERS = {"adapts": ("all-linear",)}
 MUON = {"optimizer_kind": OptimizerKind.muon, **REPLICATED}
 EXPERT_ADAPTERS = {"adapts": ("o_proj", "gate_proj", "up_proj", "down_proj")}
+# What no tripwire may count, before a checkpoint and after it.
+NEVER = (
+    Measured.num_unlike_saved,
+    Measured.num_unlike_moments,
+    Measured.num_wrong_updates,
+    Measured.num_still_tensors,
+    Measured.num_unequal_copies,
+)
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one": {},
     "DP2 with sharded optimizer": {"dp": 2},
@@ -203,6 +211,7 @@ def train(worker: PolicyWorker, meta: KVBatchMeta) -> list[float]:
     )
     if update is None:
         return []
+    assert {name: update.measured[name].value for name in NEVER} == dict.fromkeys(NEVER, 0.0), update.named
     return [update.metrics[name].value for name in ("grad_norm", "loss_scale") if name in update.metrics]
 
 

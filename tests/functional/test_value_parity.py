@@ -550,6 +550,29 @@ def test_how_well_values_fit_is_measured_on_what_trains(outcome: Outcome) -> Non
     assert outcome.metrics("scores") == pytest.approx(expected, rel=TOLERANCE)
 
 
+def test_tripwires_measure_a_healthy_critic_in_every_layout(outcome: Outcome) -> None:
+    updates = [leader.update for leader in outcome.leaders]
+    measured = {name: metric.value for name, metric in merge(update.measured for update in updates).items()}
+    assert measured[Measured.num_updates] == len(LEARNING_RATES)
+    assert measured[Measured.learning_rate] == pytest.approx(LEARNING_RATES[-1])
+    assert measured[Measured.loss_gradient_error] < 2e-5
+    assert measured[Measured.loss_error] < 2e-5
+    assert 0 < max(measured[name] for name in (Measured.advantage_error, Measured.return_error)) < 2**-21
+    assert measured[Measured.first_value_gap] < 2**-10
+    assert measured[Measured.first_layer_gradient] > 0
+    assert measured[Measured.update_excess] < 1
+    never = (
+        Measured.num_wrong_samples,
+        Measured.optimizer_step_gap,
+        Measured.moment_excess,
+        Measured.held_gradient,
+        Measured.num_still_tensors,
+        Measured.num_unequal_copies,
+        Measured.betas_gap,
+    )
+    assert {name: measured[name] for name in never} == dict.fromkeys(never, 0.0), updates[0].named
+
+
 def test_training_metrics_equal_those_of_the_dense_model(outcome: Outcome) -> None:
     dense = outcome.dense.updates
     values, is_clipped, errors = (

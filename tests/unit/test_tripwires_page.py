@@ -1,4 +1,4 @@
-"""docs/explanation/tripwires.md has every tripwire, and no other."""
+"""docs/explanation/tripwires.md has every tripwire, and no other; mutations.md has every group of bugs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.rollout_checks import _COUNTS
-from tests.tripwires.mutations import MUTATIONS
+from tests.tripwires.mutations import MUTATIONS, Group
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "explanation" / "tripwires.md").read_text(encoding="utf-8")
+MUTATIONS_PAGE = (ROOT / "docs" / "explanation" / "mutations.md").read_text(encoding="utf-8")
 ROOM = ROOT / "nemo_like" / "tripwires"
 
 
 def names_in_code() -> set[str]:
-    """What ``Alarm(tripwire=...)`` is given."""
-    found = {name for name, _, _ in _COUNTS.values()}
+    """What ``Alarm(tripwire=...)`` is given, and what a worker itself raises when a checkpoint is wrong."""
+    found = {name for name, _, _ in _COUNTS.values()} | {"stored_weights"}
     for path in ROOM.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if (
@@ -54,5 +55,10 @@ def test_every_path_is_there() -> None:
         assert (ROOT / path).exists() or (ROOT / "nemo_like" / path).exists(), path
 
 
-def test_the_number_of_mutations_is_right() -> None:
-    assert f"has {len(MUTATIONS)} bugs" in PAGE
+def test_the_numbers_of_mutations_are_right() -> None:
+    assert f"has {len(MUTATIONS)} bugs" in MUTATIONS_PAGE
+    counts = {group.value: 0 for group in Group}
+    for one in MUTATIONS.values():
+        counts[one.group.value] += 1
+    rows = re.findall(r"^\| ([a-z ]+) \| (\d+) \|", MUTATIONS_PAGE, re.MULTILINE)
+    assert {name: int(count) for name, count in rows} == counts

@@ -103,9 +103,11 @@ class UpdatingBackend(ScoringBackend):
         """Make one optimizer update, on one global batch, and record it in ``metrics``."""
         if update.micro_batches:
             loss = self._loss(batch, update, metrics)
+            seeing: AbstractContextManager[None] = nullcontext()
             if self.watch is not None:
                 loss = self.watch.seeing_gradients(loss, self._gradients)
-            with self._comparing(metrics):
+                seeing = self.watch.seeing_first_layer(self._first_layer())
+            with seeing, self._comparing(metrics):
                 self._compute_gradients(batch, schedule, update.micro_batches, loss)
         else:
             share = self.objective.share_of(update)
@@ -216,6 +218,10 @@ class UpdatingBackend(ScoringBackend):
     @abstractmethod
     def _updated_tensors(self) -> Sequence[UpdatedTensor]:
         """Return what the optimizer of this rank updates, which must be in use."""
+
+    @abstractmethod
+    def _first_layer(self) -> torch.nn.Module | None:
+        """Return the module that embeds tokens; None where another rank has it."""
 
     @abstractmethod
     def _named_parameters(self) -> Sequence[tuple[str, Tensor]]:

@@ -223,6 +223,10 @@ class FSDPBackend(UpdatingBackend):
     def _updated_tensors(self) -> list[UpdatedTensor]:
         return [*self._optimizer.updated_tensors()]
 
+    def _first_layer(self) -> torch.nn.Module:
+        layer: torch.nn.Module = self._causal_lm.get_input_embeddings()
+        return layer
+
     def _named_parameters(self) -> list[tuple[str, Tensor]]:
         return [(name, part.detach().to_local()) for name, part in self._parameters.items()]
 

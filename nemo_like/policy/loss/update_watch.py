@@ -125,6 +125,10 @@ class TrainingWatch(Protocol):
     def seeing_gradients(self, loss: LossFunction, gradients: Callable[[], Sequence[Tensor]]) -> LossFunction:
         """Return a function like ``loss`` that measures the held gradients when it is first called."""
 
+    def seeing_first_layer(self, layer: torch.nn.Module | None) -> AbstractContextManager[None]:
+        """Return a context in which the gradient of the output of the model's first layer is measured; None
+        where another rank has it."""
+
     def updating(self, tensors: Callable[[], Sequence[UpdatedTensor]]) -> AbstractContextManager[None]:
         """Return a context for one update, of what ``tensors()`` returns."""
 
@@ -199,7 +203,10 @@ class UpdateWatch:
         if not self._micro_batches or not sum(len(one.logprobs) for one in self._micro_batches):
             return {}
         tokens = self._tokens()
-        found = {Measured.num_trained_tokens: float(tokens.trains.sum())}
+        found = {
+            Measured.num_trained_tokens: float(tokens.trains.sum()),
+            Measured.loss_gradient: _greatest(self._gradient("logprobs").abs()),
+        }
         if scores_prev_logprobs(self._cfg):
             is_first = self._spread([one.number == 0 for one in self._micro_batches]).bool() & tokens.trains
             if bool(is_first.any()):

@@ -119,6 +119,7 @@ class ValueWatch:
         terms = (tokens.shares * (tokens.values.square() + tokens.returns.square())).sum()
         found = {
             Measured.num_trained_tokens: float(trains.sum()),
+            Measured.loss_gradient: greatest(given.abs()),
             Measured.loss_gradient_error: max(greatest(errors), float((given[~trains] != 0).any())),
             Measured.loss_error: greatest((loss - due.sum()).abs() / terms.clamp(min=1e-30)),
         }

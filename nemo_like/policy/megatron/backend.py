@@ -331,6 +331,9 @@ class MegatronBackend(UpdatingBackend):
     def _updated_tensors(self) -> list[UpdatedTensor]:
         return [*updated_tensors(self._optimizer, self._named_parameters())]
 
+    def _first_layer(self) -> torch.nn.Module | None:
+        return getattr(self._model[0], "embedding", None)
+
     def _named_parameters(self) -> list[tuple[str, torch.nn.Parameter]]:
         return [*self._model.named_parameters()]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nemo_like.policy.loss.updated_tensors import UpdatedTensor
-from nemo_like.policy.options import TrainedGroupConfig
+from nemo_like.policy.options import TrainedGroupConfig, ValueConfig
 from nemo_like.policy.workers.weight_samples import spread
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.reference_updates import UPDATE_RULES, Sampled, UpdateSettings
@@ -20,7 +20,9 @@ from nemo_like.tripwires.reference_updates import UPDATE_RULES, Sampled, UpdateS
 # Elements of each tensor whose update is computed a second time.
 _SAMPLED_ELEMENTS = 64
 # Tensors that have a gradient only where a batch comes to them, by parts of their names.
-_SPARSE = ("embed", "output_layer", "lm_head", "expert", "vision", "visual", "multi_modal")
+# The router of a single expert has none, since its weight is 1.
+_SPARSE = ("embed", "expert", "router", ".gate.", "vision", "visual", "multi_modal")
+_OF_VOCABULARY = ("output_layer", "lm_head")  # a critic's output layer has no vocabulary
 # An adapter's first factor has no gradient before its second has moved.
 _UPDATES_BEFORE_ALL_MOVE = 2
 
@@ -30,6 +32,7 @@ class OptimizerWatch:
 
     def __init__(self, cfg: TrainedGroupConfig) -> None:
         self._cfg = cfg
+        self._may_be_still = _SPARSE if isinstance(cfg, ValueConfig) else (*_SPARSE, *_OF_VOCABULARY)
         self._before: Sampled | None = None
         self.named: list[str] = []  # tensors of this rank that are not as they should be, and what is wrong
 
@@ -41,6 +44,8 @@ class OptimizerWatch:
         """Compare the update with its formula, by the configured settings and the optimizer's rate."""
         before, self._before = self._before, None
         assert before is not None, "`before_update` comes first"
+        if self._cfg.megatron_cfg.optimizer_kwargs:  # which may change the formula
+            return {}
         after, counts = _sampled(tensors), _counts(tensors)
         greatest = [0.0] * len(tensors)
         for kept, rule in UPDATE_RULES.items():
@@ -92,7 +97,7 @@ class OptimizerWatch:
         wrong = [
             one.name
             for one, moves, part in zip(judged, is_moving, moments, strict=True)
-            if not moves and len(part) and not any(word in one.name for word in _SPARSE)
+            if not moves and len(part) and not any(word in one.name for word in self._may_be_still)
         ]
         if any(is_moving):
             self.named += [f"{name} (no gradient)" for name in wrong]

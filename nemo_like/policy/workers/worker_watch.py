@@ -74,7 +74,10 @@ _EXCHANGED = (
     Measured.reference_moved,
     Measured.num_wrong_advantages,
     Measured.num_odd_entropies,
+    Measured.loss_gradient,
     Measured.held_gradient,
+    Measured.num_first_layers,
+    Measured.first_layer_gradient,
     Measured.update_excess,
     Measured.num_wrong_updates,
     Measured.num_still_tensors,
@@ -198,6 +201,30 @@ class WorkerWatch:
             return loss(outputs, inputs)
 
         return seeing
+
+    @contextmanager
+    def seeing_first_layer(self, layer: torch.nn.Module | None) -> Iterator[None]:
+        """Measure within the block the gradient of the output of the model's first layer, which all other
+        layers pass back to it; ``layer`` is None where another rank has it."""
+        if layer is None or not self.losses.sees_losses:
+            yield
+            return
+
+        def passed(_module: torch.nn.Module, _given: Any, output: Tensor) -> None:
+            if output.requires_grad:
+                self._note(Measured.num_first_layers, 1.0)
+                output.register_hook(keep)
+
+        def keep(gradient: Tensor) -> None:
+            self._note(
+                Measured.first_layer_gradient, float(gradient.abs().max()) if gradient.numel() else 0.0
+            )
+
+        handle = layer.register_forward_hook(passed)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     @contextmanager
     def updating(self, tensors: Callable[[], Sequence[UpdatedTensor]]) -> Iterator[None]:

@@ -17,6 +17,9 @@ from nemo_like.tripwires.measured import Measured
 ROOT = Path(__file__).resolve().parents[3]
 POLICY = load_config(ROOT / "configs/grpo_arithmetic_cpu.yaml", ("policy.optimizer.weight_decay=0.1",)).policy
 
+CRITIC = load_config(ROOT / "configs/ppo_arithmetic_cpu.yaml").value
+assert CRITIC is not None
+
 
 class Model:
     """A matrix and a vector, trained by torch's AdamW as configured, but for ``options`` of both groups."""
@@ -100,6 +103,16 @@ def test_experts_and_embeddings_may_be_still_and_so_may_all() -> None:
     rare = replace(vector, name="layers.0.mlp.experts.weight1")
     assert model.watch.still([matrix, rare]) == {Measured.num_still_tensors: 0.0}
     assert model.watch.still([vector]) == {Measured.num_still_tensors: 0.0}
+
+
+def test_an_output_layer_may_be_still_but_not_a_critics() -> None:
+    model = Model()
+    for _ in range(2):
+        model.update(vector=0.0)
+    matrix, vector = model.tensors()
+    both = [matrix, replace(vector, name="output_layer.weight")]
+    assert model.watch.still(both) == {Measured.num_still_tensors: 0.0}
+    assert OptimizerWatch(CRITIC).still(both) == {Measured.num_still_tensors: 1.0}
 
 
 def test_what_another_optimizer_updates_is_not_judged() -> None:

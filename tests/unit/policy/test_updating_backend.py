@@ -142,6 +142,9 @@ class ByHand(UpdatingBackend):
     def _updated_tensors(self) -> Sequence[UpdatedTensor]:
         return []
 
+    def _first_layer(self) -> torch.nn.Module | None:
+        return None
+
     def _named_parameters(self) -> Sequence[tuple[str, torch.Tensor]]:
         return [("gradients", self.gradients)]
 
@@ -162,6 +165,9 @@ class Watch:
             return loss(outputs, inputs)
 
         return seeing
+
+    def seeing_first_layer(self, layer: torch.nn.Module | None) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def updating(self, tensors: Callable[[], Sequence[UpdatedTensor]]) -> AbstractContextManager[None]:
         return nullcontext()

@@ -18,8 +18,10 @@ from nemo_like.policy.batch.policy_batch import PolicyBatch
 from nemo_like.policy.loss.update_watch import BackendState, UpdateWatch
 from nemo_like.policy.workers.weight_samples import weight_sample
 from nemo_like.policy.workers.worker_watch import WorkerWatch
+from nemo_like.tripwires.advantage_digests import advantage_digests
 from nemo_like.tripwires.measured import Measured
 from nemo_like.tripwires.options import Tripwires
+from nemo_like.tripwires.sample_checks import sample_digests
 from tests.unit.algorithms.loss_cases import CONFIG
 
 POLICY = load_config(Path(__file__).resolve().parents[3] / "configs/grpo_arithmetic_cpu.yaml").policy
@@ -219,3 +221,66 @@ def test_an_abandoned_phase_leaves_nothing_and_does_not_count() -> None:
     assert Measured.num_trained_tokens in found  # it is the third phase
     assert found[Measured.num_wrong_samples] == 0
     assert Measured.num_trained_tokens not in measured(internals(), TRAINED, watch)
+
+
+def found_after(watch: WorkerWatch) -> tuple[dict[str, float], tuple[str, ...]]:
+    """What the present phase of a watch measured, and the tensors that it names."""
+    watch.begin(internals())
+    watch.end(TRAINED)
+    found, named = watch.trained()
+    return {name: metric.value for name, metric in found.items()}, named
+
+
+def test_gradients_that_are_held_when_the_loss_is_first_called_are_measured() -> None:
+    watch, held = watch_of(), [torch.tensor([3.0, 4.0])]
+    watch.training(META, batch())
+    loss = watch.seeing_gradients(lambda outputs, inputs: outputs, lambda: held)
+    assert loss(torch.tensor(1.0), None) == 1.0
+    held[0] = torch.tensor([30.0, 40.0])  # of the first backward pass
+    loss(torch.tensor(1.0), None)
+    assert found_after(watch)[0][Measured.held_gradient] == 5.0
+
+
+@pytest.mark.parametrize(("passed_on", "expected"), [(1.0, 2.0), (0.0, 0.0)])
+def test_the_gradient_of_the_first_layers_output_is_measured(passed_on: float, expected: float) -> None:
+    watch, layer = watch_of(), torch.nn.Linear(1, 1, bias=False)
+    watch.training(META, batch())
+    with watch.seeing_first_layer(layer):
+        output = layer(torch.ones(1, 1))
+        (2.0 * (output.detach() * (1 - passed_on) + output * passed_on)).sum().backward()
+    with watch.seeing_first_layer(None):
+        pass
+    found, _ = found_after(watch)
+    assert found[Measured.num_first_layers] == 1.0
+    assert found[Measured.first_layer_gradient] == expected
+
+
+def test_only_the_first_update_of_a_phase_is_compared_with_its_formula() -> None:
+    watch, asked = watch_of(), []
+    watch.training(META, batch())
+    for number in range(2):
+        with watch.updating(lambda number=number: asked.append(number) or []):
+            pass
+    assert asked == [0, 0]
+
+
+def test_an_advantage_that_is_not_the_drivers_is_counted() -> None:
+    watch, samples = watch_of(), batch()
+    samples.set_sample_values({"advantage": [0.5, -0.5]})
+    digests = sample_digests(samples.columns["input_ids"].numpy(), [3, 3])
+    tags = {**META.tags, "advantage_digest": advantage_digests(digests, [0.5, -0.25])}
+    watch.training(META.with_tags(tags), samples)
+    assert found_after(watch)[0][Measured.num_wrong_advantages] == 1
+
+
+def test_restored_state_is_compared_by_name() -> None:
+    watch = watch_of()
+    watch.compare_saved(
+        {"a": 1, "b": 2, "moment exp_avg of a": 3}, {"a": 1, "b": 3, "moment exp_avg of a": 4}
+    )
+    watch.training(META, batch())
+    found, named = found_after(watch)
+    assert found[Measured.num_unlike_saved] == found[Measured.num_unlike_moments] == 1
+    assert named == ("b (restored)", "moment exp_avg of a (restored)")
+    watch.training(META, batch())
+    assert found_after(watch)[1] == ()

@@ -22,16 +22,36 @@ POLICY = load_config(ROOT / "configs/grpo_arithmetic_cpu.yaml").policy
 
 
 def test_nothing_measured_is_no_alarm() -> None:
-    assert not [*gradient_alarms({}, ()), *update_alarms({}, ()), *restored_alarms({}, ())]
+    assert not [*gradient_alarms({}, (), 1.0), *update_alarms({}, ()), *restored_alarms({}, ())]
     assert not [*setting_alarms({}, POLICY), *copy_alarms({}, (), POLICY), *value_alarms({}, POLICY)]
 
 
 def test_a_held_gradient_and_still_tensors_are_told() -> None:
     named = ("a.weight (no gradient)", "b.weight (update)")
-    held, still = gradient_alarms({Measured.held_gradient: 0.5, Measured.num_still_tensors: 1.0}, named)
+    measured = {Measured.held_gradient: 0.5, Measured.num_still_tensors: 1.0}
+    held, still = gradient_alarms(measured, named, 1.0)
     assert (held.tripwire, still.tripwire) == ("gradients_cleared", "still_tensors")
     assert "norm 0.5" in held.wrong
     assert still.wrong.endswith(": a.weight")
+
+
+def test_a_gradient_that_does_not_reach_the_embedding_is_told() -> None:
+    lost = {Measured.num_first_layers: 1.0, Measured.first_layer_gradient: 0.0, Measured.num_updates: 2.0}
+    (alarm,) = gradient_alarms(lost, (), 0.5)
+    assert alarm.tripwire == "still_tensors"
+    assert not [*gradient_alarms(lost, (), 0.0)]  # all advantages are 0
+    assert not [*gradient_alarms(lost, (), None)]  # float16 skipped every update
+    assert not [*gradient_alarms({**lost, Measured.first_layer_gradient: 1e-9}, (), 0.5)]
+    assert not [*gradient_alarms({**lost, Measured.num_first_layers: 0.0}, (), 0.5)]  # frozen
+    assert not [*gradient_alarms({**lost, Measured.num_updates: 1.0}, (), 0.5)]  # a critic's first
+
+
+def test_a_loss_whose_gradient_reaches_no_weight_is_told() -> None:
+    lost = {Measured.loss_gradient: 0.01}
+    (alarm,) = gradient_alarms(lost, (), 0.0)
+    assert alarm.tripwire == "still_tensors"
+    assert "up to 0.01" in alarm.wrong
+    assert not [*gradient_alarms({Measured.loss_gradient: 0.0}, (), 0.0), *gradient_alarms(lost, (), 0.5)]
 
 
 @pytest.mark.parametrize(
