@@ -29,7 +29,7 @@ class TokenRun(NamedTuple):
     parent: int = ROOT
 
 
-class Piece(NamedTuple):
+class PathPiece(NamedTuple):
     """The tokens from ``start`` to before ``stop``."""
 
     start: int
@@ -96,14 +96,14 @@ class Forest:
         """How many tokens the longest path has."""
         return max([depth + run.length for depth, run in zip(self.depths(), self.runs, strict=True)])
 
-    def paths(self) -> list[list[Piece]]:
+    def paths(self) -> list[list[PathPiece]]:
         """Return the path of each run's last token, from its root on."""
         starts = self.starts
-        paths: list[list[Piece]] = []
+        paths: list[list[PathPiece]] = []
         for run, start in zip(self.runs, starts, strict=True):
             above = _run_of(run.parent, starts)
             before = [] if above is None else _up_to(paths[above], run.parent)
-            paths.append([*before, Piece(start, start + run.length)])
+            paths.append([*before, PathPiece(start, start + run.length)])
         return paths
 
     def leaves(self) -> list[int]:
@@ -211,7 +211,7 @@ def _run_of(token: int, starts: Sequence[int]) -> int | None:
     return None if token == ROOT else bisect_right(starts, token) - 1
 
 
-def _up_to(path: list[Piece], token: int) -> list[Piece]:
+def _up_to(path: list[PathPiece], token: int) -> list[PathPiece]:
     """Return the path of a token of its last piece."""
     *before, last = path
-    return [*before, Piece(last.start, token + 1)]
+    return [*before, PathPiece(last.start, token + 1)]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
-from nemo_like.batch.forest import Forest, Piece
+from nemo_like.batch.forest import Forest, PathPiece
 from nemo_like.policy.backends.devices import on_device
 from nemo_like.policy.backends.varlen import Sequences, attend_varlen, has_varlen_kernel
 from nemo_like.policy.batch.context_parts import WHOLE_CONTEXT, ContextRank, context_positions
@@ -89,18 +89,18 @@ class VarlenAttention:
         """Lay out a row of ``num_slots`` slots; with several context ranks, for the queries of one, which
         begin and end within runs."""
         cut = CutRow.of(num_slots, context)
-        own = [Piece(0, num_slots)] if cut is None else cut.pieces
+        own = [PathPiece(0, num_slots)] if cut is None else cut.pieces
         parts = [
             (
                 max(piece.start, path[-1].start),
-                [*path[:-1], Piece(path[-1].start, min(piece.stop, path[-1].stop))],
+                [*path[:-1], PathPiece(path[-1].start, min(piece.stop, path[-1].stop))],
             )
             for piece in own
             for path in forest.paths()
             if path[-1].start < piece.stop and path[-1].stop > piece.start
         ]
         if not parts:  # a rank without tokens computes too, since the ranks exchange gradients
-            parts = [(own[0].start, [Piece(own[0].start, own[0].start + 1)])]
+            parts = [(own[0].start, [PathPiece(own[0].start, own[0].start + 1)])]
         num_queries = [path[-1].stop - start for start, path in parts]
         seen = [path_tokens(path) for _, path in parts]
         slots = torch.cat(seen)
@@ -136,10 +136,10 @@ class CutRow:
         return cls(own=parts[context.rank], places=torch.cat(parts).argsort())
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[PathPiece]:
         """The two pieces of the row that this rank has."""
         half = len(self.own) // 2
-        return [Piece(int(part[0]), int(part[-1]) + 1) for part in self.own.split(half)]
+        return [PathPiece(int(part[0]), int(part[-1]) + 1) for part in self.own.split(half)]
 
     def by_slot(self, tensor: Tensor) -> Tensor:
         """Return what all ranks have, [T, ...] rank by rank, in the order of slots."""

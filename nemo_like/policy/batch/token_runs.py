@@ -8,7 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from nemo_like.batch.forest import Forest, Piece, TokenRun
+from nemo_like.batch.forest import Forest, PathPiece, TokenRun
 
 
 class TokenRuns:
@@ -64,7 +64,7 @@ class TokenRuns:
         return [Forest(tuple(runs[first:end])) for first, end in zip(self.firsts.tolist(), ends, strict=True)]
 
 
-def path_tokens(path: Sequence[Piece]) -> Tensor:
+def path_tokens(path: Sequence[PathPiece]) -> Tensor:
     """Return the tokens of a path's pieces, [their number] int64."""
     return torch.cat([torch.arange(piece.start, piece.stop) for piece in path])
 

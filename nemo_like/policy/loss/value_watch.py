@@ -36,7 +36,7 @@ from nemo_like.tripwires.reference_values import (
 
 
 @dataclass(slots=True)
-class _MicroBatch:
+class _ValuedBatch:
     """One micro-batch's inputs, values and loss; the backward pass adds the gradient."""
 
     batch: PolicyBatch
@@ -61,7 +61,7 @@ class ValueWatch:
 
     def __init__(self, cfg: ValueConfig, *, sees_losses: bool = True) -> None:
         self.sees_losses, self._cfg = sees_losses, cfg
-        self._micro_batches: list[_MicroBatch] = []
+        self._micro_batches: list[_ValuedBatch] = []
 
     def watched(
         self, loss: LossFunction, batch: PolicyBatch, update: GlobalBatch, number: int, factor: float = 1.0
@@ -76,7 +76,7 @@ class ValueWatch:
 
         def watched(outputs: TokenValues, inputs: ModelInputs) -> Tensor:
             given = loss(outputs, inputs)
-            kept = _MicroBatch(batch, outputs.values.detach(), inputs, update, given.detach(), number)
+            kept = _ValuedBatch(batch, outputs.values.detach(), inputs, update, given.detach(), number)
             if outputs.values.requires_grad:
                 outputs.values.register_hook(
                     lambda gradient: kept.gradients.append(gradient.detach() / factor)

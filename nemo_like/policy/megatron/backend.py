@@ -79,10 +79,10 @@ from nemo_like.policy.megatron.optimizer import (
     optimizer_state,
     tensors_beside_model,
 )
+from nemo_like.policy.megatron.optimizer_tensors import updated_tensors, weight_copies
 from nemo_like.policy.megatron.parallel_groups import initialise_parallel_state
 from nemo_like.policy.megatron.pipeline import Pipeline
 from nemo_like.policy.megatron.router_replay import RouteReplay
-from nemo_like.policy.megatron.updated_tensors import updated_tensors, weight_copies
 from nemo_like.policy.megatron.weight_conversion import (
     Geometry,
     ModelPart,

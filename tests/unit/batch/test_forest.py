@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nemo_like.batch.forest import ROOT, Forest, ForestRow, Origin, Outputs, Piece, TokenRun
+from nemo_like.batch.forest import ROOT, Forest, ForestRow, Origin, Outputs, PathPiece, TokenRun
 from tests.unit.batch.forests import forests, path_of
 
 # Six tokens; three that follow token 2; one that follows token 7; a root of two.
@@ -28,10 +28,10 @@ def test_paths_depths_and_leaves() -> None:
     assert FOREST.starts == (0, 6, 9, 10)
     assert FOREST.depths() == [0, 3, 5, 0]
     assert FOREST.paths() == [
-        [Piece(0, 6)],
-        [Piece(0, 3), Piece(6, 9)],
-        [Piece(0, 3), Piece(6, 8), Piece(9, 10)],
-        [Piece(10, 12)],
+        [PathPiece(0, 6)],
+        [PathPiece(0, 3), PathPiece(6, 9)],
+        [PathPiece(0, 3), PathPiece(6, 8), PathPiece(9, 10)],
+        [PathPiece(10, 12)],
     ]
     assert FOREST.leaves() == [0, 1, 2, 3]
 

@@ -123,16 +123,16 @@ def test_products_in_8_bits_are_for_layers_of_transformer_engine(demo: Demo, che
     )
 
 
-def test_adapters_of_latent_attention_are_beside_its_output_alone(demo: Demo, checkpoint: Path) -> None:
+def test_adapters_of_latent_attention_are_beside_its_output_and_experts_alone(
+    demo: Demo, checkpoint: Path
+) -> None:
     write_checkpoint(checkpoint, **MLA)
-    told = problems(demo("policy.lora.enabled=true"))
-    assert any("name layers of the attention: [o_proj]" in one for one in told), told
     named = "policy.lora.target_modules=[q_proj,o_proj]"
     (problem,) = problems(demo("policy.lora.enabled=true", named))
     assert (
         "asks for adapters beside q_proj, and a model of type 'deepseek_v3' has q_a_proj, q_b_proj" in problem
     )
-    assert problem.endswith("set it to [o_proj], or set policy.backend=fsdp")
+    assert problem.endswith("set it to [o_proj, gate_proj, up_proj, down_proj], or set policy.backend=fsdp")
     assert not problems(demo("policy.lora.enabled=true", "policy.lora.target_modules=[o_proj]"))
 
 
