@@ -24,12 +24,12 @@ class EstimatedTokens:
     """The M response tokens of a batch, in order, with a critic's columns; all are [M], float64 unless said
     otherwise."""
 
-    sample: Tensor  # int64
+    run: Tensor  # int64, of tokens; without branches, one of each sample
     values: Tensor
     advantages: Tensor
     returns: Tensor
     rewards: Tensor  # of each token itself
-    end_values: Tensor  # of each token's sample: the value behind its last token
+    end_values: Tensor  # of each token's run: the value behind its last token
     trains: Tensor  # bool
     lambdas: tuple[float | Tensor, float]  # of the policy's advantages, and of the critic's returns
     gamma: float
@@ -38,7 +38,7 @@ class EstimatedTokens:
 def estimate_errors(tokens: EstimatedTokens) -> tuple[float, float]:
     """Return how far the advantages, and the returns, are from GAE's equation, relative to its terms."""
     is_last = torch.ones_like(tokens.trains)
-    is_last[:-1] = tokens.sample[1:] != tokens.sample[:-1]
+    is_last[:-1] = tokens.run[1:] != tokens.run[:-1]
     next_values = torch.where(is_last, tokens.end_values, tokens.values.roll(-1))
     due = tokens.rewards + tokens.gamma * next_values - tokens.values
     sizes = tokens.rewards.abs() + tokens.gamma * next_values.abs() + tokens.values.abs()

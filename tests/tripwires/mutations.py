@@ -1435,7 +1435,7 @@ _VALUE_LOSS = "nemo_like.algorithms.critic:value_loss"
     *_CRITIC,
 )
 def values_one_token_late(advantages_and_returns: Any) -> Any:
-    return lambda self, batch, values: advantages_and_returns(self, batch, values.roll(1))
+    return lambda self, batch, values, ends: advantages_and_returns(self, batch, values.roll(1), ends)
 
 
 @mutation(

@@ -131,17 +131,20 @@ class ValueWatch:
 
 
 @torch.no_grad()
-def estimated(batch: PolicyBatch, cfg: ValueConfig, loss: LossConfig) -> dict[Measured, float]:
-    """Compare a batch's advantages and returns with GAE's equation; ``loss`` says whether rewards have a KL
-    term."""
+def estimated(batch: PolicyBatch, ends: Tensor, cfg: ValueConfig, loss: LossConfig) -> dict[Measured, float]:
+    """Compare a batch's advantages and returns with GAE's equation.
+
+    ``ends`` has the value behind the last token of each token run, [runs]; ``loss`` says whether rewards have
+    a KL term.
+    """
     columns = {name: column.cpu() for name, column in batch.columns.items()}
     positions = columns[RESPONSE_MASK.name].nonzero().squeeze(1)
     if not len(positions):
         return {}
     sample = torch.repeat_interleave(torch.arange(len(batch)), batch.lengths)[positions]
-    values = columns[VALUES.name].double()
-    is_last = torch.ones_like(sample, dtype=torch.bool)
-    is_last[:-1] = sample[1:] != sample[:-1]
+    run = batch.runs.of_tokens(positions)
+    is_last = torch.ones_like(run, dtype=torch.bool)
+    is_last[:-1] = run[1:] != run[:-1]
 
     def of_samples(name: str) -> Tensor:
         return batch.sample_values[name].cpu().double()[sample]
@@ -154,16 +157,16 @@ def estimated(batch: PolicyBatch, cfg: ValueConfig, loss: LossConfig) -> dict[Me
     is_open = (of_samples(IS_TRUNCATED.name) > 0) & cfg.bootstrap_truncated
     of_policy: float | Tensor = cfg.gae_lambda if cfg.gae_lambda_policy is None else cfg.gae_lambda_policy
     if cfg.gae_length_adaptive_alpha is not None:
-        lengths = torch.bincount(sample, minlength=len(batch)).double()
-        of_policy = (1 - 1 / (cfg.gae_length_adaptive_alpha * lengths[sample])).clamp(min=0)
+        lengths = torch.bincount(run, minlength=len(batch.runs)).double()
+        of_policy = (1 - 1 / (cfg.gae_length_adaptive_alpha * lengths[run])).clamp(min=0)
     errors = estimate_errors(
         EstimatedTokens(
-            sample=sample,
-            values=values[positions],
+            run=run,
+            values=columns[VALUES.name].double()[positions],
             advantages=columns[TOKEN_ADVANTAGES.name].double()[positions],
             returns=columns[RETURNS.name].double()[positions],
             rewards=rewards,
-            end_values=torch.where(is_open, values[batch.offsets][sample], 0.0),
+            end_values=torch.where(is_open, ends.double()[run], 0.0),
             trains=of_samples(SAMPLE_MASK.name) > 0,
             lambdas=(of_policy, cfg.gae_lambda),
             gamma=cfg.gae_gamma,

@@ -100,11 +100,12 @@ class ValueWorker(TrainingWorker):
         inputs = self._connections.inputs
         batch = self._batches.batch(meta, (INPUT_IDS, RESPONSE_MASK, *inputs, *self._of_kl))
         with span("compute"), Stopwatch() as compute:
-            values = self._backend.values(batch, schedule_of(meta))
-            columns = self._advantages_and_returns(batch, *values.split((batch.num_tokens, len(batch.runs))))
+            outputs = self._backend.values(batch, schedule_of(meta))
+            values, ends = outputs.split((batch.num_tokens, len(batch.runs)))
+            columns = self._advantages_and_returns(batch, values, ends)
         batch.add(columns)
         if self._watch is not None:
-            self._watch.note(estimated(batch, self._value, self._loss))
+            self._watch.note(estimated(batch, ends, self._value, self._loss))
         if not self.coordinates.is_leader:
             return None
         self._batches.write(meta, columns)

@@ -26,6 +26,8 @@ LOADED = load_config(Path(__file__).resolve().parents[3] / "configs/ppo_arithmet
 assert LOADED is not None
 CRITIC: ValueConfig = replace(LOADED, clip_range=0.2, gae_lambda=0.5)
 MASK = np.array([0, 1, 1, 0, 1], np.uint8)
+GAPS = np.array([0, 0, 0, 2, 0], np.int32)
+ENDS = torch.tensor([9.0, 9.0])  # the values behind the samples
 UPDATE = GlobalBatch(num_samples=2, num_tokens=3, micro_batches=(MicroBatch((0, 1), 3),))
 
 
@@ -35,7 +37,7 @@ def batch(**columns: list[float]) -> PolicyBatch:
     Values 0.25, 0.5 and 1, rewards 1 and 2: A = 0.25 + 0.5 x 0.5, 0.5 and 1.
     """
     made = {
-        "values": [9.0, 0.25, 0.5, 9.0, 1.0],
+        "values": [0.0, 0.25, 0.5, 0.0, 1.0],
         "returns": [0.0, 0.75, 1.0, 0.0, 2.0],
         "token_advantages": [0.0, 0.5, 0.5, 0.0, 1.0],
         **columns,
@@ -53,7 +55,10 @@ def batch(**columns: list[float]) -> PolicyBatch:
 
 
 def test_right_columns_fulfil_gaes_equation() -> None:
-    assert estimated(batch(), CRITIC, CONFIG) == {Measured.advantage_error: 0.0, Measured.return_error: 0.0}
+    assert estimated(batch(), ENDS, CRITIC, CONFIG) == {
+        Measured.advantage_error: 0.0,
+        Measured.return_error: 0.0,
+    }
 
 
 @pytest.mark.parametrize(
@@ -67,15 +72,29 @@ def test_right_columns_fulfil_gaes_equation() -> None:
     ],
 )
 def test_wrong_columns_do_not(columns: dict[str, list[float]], cfg: ValueConfig, wrong: Measured) -> None:
-    assert estimated(batch(**columns), cfg, CONFIG)[wrong] > 0.01
+    assert estimated(batch(**columns), ENDS, cfg, CONFIG)[wrong] > 0.01
 
 
 def test_a_sample_that_was_cut_off_ends_with_its_value() -> None:
     cut = batch()
     cut.sample_values = {**cut.sample_values, "is_truncated": torch.tensor([0.0, 1.0])}
-    assert estimated(cut, CRITIC, CONFIG)[Measured.advantage_error] == 0.0
+    assert estimated(cut, ENDS, CRITIC, CONFIG)[Measured.advantage_error] == 0.0
     bootstraps = replace(CRITIC, bootstrap_truncated=True)
-    assert estimated(cut, bootstraps, CONFIG)[Measured.advantage_error] > 0.01
+    assert estimated(cut, ENDS, bootstraps, CONFIG)[Measured.advantage_error] > 0.01
+
+
+def test_each_run_of_a_session_ends_by_itself() -> None:
+    """The second sample is another run of the first; its reward is that of the session."""
+    session = PolicyBatch(
+        {**{name: column.numpy() for name, column in batch().columns.items()}, "parent_gaps": GAPS},
+        [5],
+        {"shaped_reward": [1.0], "is_truncated": [1.0], "sample_mask": [1.0]},
+        CPU,
+    )
+    cfg = replace(CRITIC, bootstrap_truncated=True)
+    # Values behind the runs of 0, and of 1 where the second run's advantage is 1 + 1 - 1.
+    assert estimated(session, torch.tensor([0.0, 1.0]), cfg, CONFIG)[Measured.advantage_error] == 0.0
+    assert estimated(session, torch.tensor([0.0, 2.0]), cfg, CONFIG)[Measured.advantage_error] > 0.01
 
 
 def trained(values: list[float], change: Any = None) -> dict[Measured, float]:

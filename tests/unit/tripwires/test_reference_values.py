@@ -21,7 +21,7 @@ def numbers(*values: float) -> Tensor:
 #   sample 1: delta = 0 + 0.5 - 0.25 = 0.25 and 1 - 0.5 = 0.5, so A = 0.25 + 0.25 = 0.5 and 0.5
 #   sample 2: A = 0 + 2 - 1 = 1
 TOKENS = EstimatedTokens(
-    sample=torch.tensor([0, 0, 1]),
+    run=torch.tensor([0, 0, 1]),
     values=numbers(0.25, 0.5, 1.0),
     advantages=numbers(0.5, 0.5, 1.0),
     returns=numbers(0.75, 1.0, 2.0),
@@ -72,7 +72,7 @@ def test_gae_itself_is_within_the_rounding_of_float32() -> None:
     positions = mask.nonzero().squeeze(1)
     sample = torch.repeat_interleave(torch.arange(50), lengths)[positions]
     tokens = EstimatedTokens(
-        sample=sample,
+        run=sample,
         values=values[positions].double(),
         advantages=found.advantages[positions].double(),
         returns=found.returns[positions].double(),
