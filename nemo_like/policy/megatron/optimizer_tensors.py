@@ -67,8 +67,10 @@ def weight_copies(
     whole: list[tuple[str, Tensor]] = []
     for name, parameter in named:
         is_cut = getattr(parameter, "tensor_model_parallel", False) or "adapters" in name
-        (experts if ".experts." in name else others).append((name, parameter.detach()))
-        if not (is_cut or ".experts." in name):
+        # By their names, or as adapters of experts by Megatron-core's mark.
+        is_of_experts = ".experts." in name or not getattr(parameter, "allreduce", True)
+        (experts if is_of_experts else others).append((name, parameter.detach()))
+        if not (is_cut or is_of_experts):
             whole.append((name, parameter.detach()))
     return [
         WeightCopies(first + coordinates.tp, others),
