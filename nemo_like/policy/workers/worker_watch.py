@@ -278,8 +278,12 @@ class WorkerWatch:
 
     def compare_saved(self, saved: Mapping[str, int], now: Mapping[str, int]) -> None:
         """Count the weights and moments that are not those with which a checkpoint was saved, by the digests
-        of both."""
-        wrong = [name for name in saved.keys() | now.keys() if saved.get(name) != now.get(name)]
+        of both.
+
+        Experts in one matrix product have other names than experts one by one, and an optimizer on the host
+        names no moments: only what both name is compared.
+        """
+        wrong = [name for name in saved.keys() & now.keys() if saved[name] != now[name]]
         moments = [name for name in wrong if name.startswith(MOMENT)]
         self._optimizer.named += [f"{name} (restored)" for name in sorted(wrong)]
         self._note(Measured.num_unlike_moments, len(moments))
