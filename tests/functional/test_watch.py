@@ -102,7 +102,10 @@ def test_nobody_else_reaches_a_run(live: LiveRun, tmp_path: Path) -> None:
 def test_an_engine_whose_own_worker_is_killed_is_replaced_and_no_step_is_lost(live: LiveRun) -> None:
     assert not {name for name in names_of(live.mark) if name.startswith(ENGINE_NAMES)}
     engine = live.process_ids()["engine"]
-    next(one for one in processes(live.mark) if "Worker_TP1" in " ".join(one.cmdline())).kill()
+    there = {one: " ".join(one.cmdline()) for one in processes(live.mark)}
+    workers = [one for one, command in there.items() if "Worker_TP1" in command]
+    assert len(workers) == 1, sorted(there.values())
+    workers[0].kill()
     live.goes_on(2)
     assert live.process_ids()["engine"] != engine
     steps = [record["step"] for record in read_metrics(live.run_dir)]
