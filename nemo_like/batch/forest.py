@@ -56,16 +56,6 @@ class Forest:
                     f"a run follows an earlier token, or nothing ({ROOT})"
                 )
 
-    @classmethod
-    def of_parents(cls, parents: Sequence[int]) -> Forest:
-        """Return the forest in which token t follows token ``parents[t]``, or nothing for ROOT.
-
-        Raises ValueError for a token that follows itself or a later token.
-        """
-        starts = [token for token, parent in enumerate(parents) if parent != token - 1 or parent == ROOT]
-        lengths = [stop - start for start, stop in zip(starts, [*starts[1:], len(parents)], strict=True)]
-        return cls(tuple(map(TokenRun, lengths, [parents[start] for start in starts])))
-
     def parents(self) -> list[int]:
         """Return the token that each token follows; ROOT for the first of a tree."""
         found: list[int] = []

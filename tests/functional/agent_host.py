@@ -10,7 +10,6 @@ import numpy as np
 import psutil
 
 from nemo_like.batch.columns import PARENT_GAPS
-from nemo_like.batch.forest import Forest
 from nemo_like.cluster.actors import ActorHandle
 from nemo_like.data.interface import TaskPrompt
 from nemo_like.data.tokenizer import Tokenizer
@@ -21,6 +20,7 @@ from nemo_like.generation.interface import GroupResult
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.rollout.agents.agents import AgentPlayer, Agents
 from nemo_like.rollout.conversation import Conversation, Limits
+from tests.unit.batch.forests import forest_from
 
 POLICY_VERSION = 7
 _MAX_SESSION_TOKENS, _MAX_NEW_TOKENS = 65536, 32
@@ -108,7 +108,7 @@ def _branches(conversation: Conversation) -> list[dict[str, Any]]:
     logprobs = np.where(trains, np.concatenate(given), 0.0)
     parents = (np.arange(len(ids)) - 1 - np.concatenate(gaps)).astype(int).tolist()
     branches = []
-    for path in Forest.of_parents(parents).paths():
+    for path in forest_from(parents).paths():
         places = [token for piece in path for token in range(*piece)]
         is_own = np.array(places) >= path[-1].start
         branches.append(

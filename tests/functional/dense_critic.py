@@ -20,6 +20,7 @@ from nemo_like.batch.forest import ROOT, Forest, TokenRun
 from nemo_like.policy.options import OptimizerKind, PolicyConfig, ValueConfig
 from tests.functional.dense_reference import ADAPTER, add_adapters, with_all_rows
 from tests.functional.torch_muon import TorchMuon
+from tests.unit.batch.forests import forest_from
 
 
 def in_float64(loader: Any, path: str) -> Any:
@@ -66,7 +67,7 @@ def forest_of(batch: dict[str, Any], row: int) -> Forest:
     if PARENT_GAPS.name not in batch["columns"]:
         return Forest((TokenRun(batch["lengths"][row]),))
     gaps = per_sample(batch, PARENT_GAPS.name)[row].tolist()
-    return Forest.of_parents([token - 1 - gap for token, gap in enumerate(gaps)])
+    return forest_from([token - 1 - gap for token, gap in enumerate(gaps)])
 
 
 def path_by_path(outputs: Callable[[Tensor], Tensor], ids: np.ndarray, forest: Forest) -> Tensor:

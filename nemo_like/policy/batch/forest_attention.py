@@ -90,13 +90,14 @@ class VarlenAttention:
         begin and end within runs."""
         cut = CutRow.of(num_slots, context)
         own = [PathPiece(0, num_slots)] if cut is None else cut.pieces
+        paths = forest.paths()
         parts = [
             (
                 max(piece.start, path[-1].start),
                 [*path[:-1], PathPiece(path[-1].start, min(piece.stop, path[-1].stop))],
             )
             for piece in own
-            for path in forest.paths()
+            for path in paths
             if path[-1].start < piece.stop and path[-1].stop > piece.start
         ]
         if not parts:  # a rank without tokens computes too, since the ranks exchange gradients

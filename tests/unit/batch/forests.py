@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import strategies as st
 
 from nemo_like.batch.forest import ROOT, Forest, TokenRun
+
+
+def forest_from(parents: Sequence[int]) -> Forest:
+    """The forest in which token t follows token ``parents[t]``, or nothing for ROOT."""
+    starts = [token for token, parent in enumerate(parents) if parent != token - 1 or parent == ROOT]
+    lengths = [stop - start for start, stop in zip(starts, [*starts[1:], len(parents)], strict=True)]
+    return Forest(tuple(map(TokenRun, lengths, [parents[start] for start in starts])))
 
 
 @st.composite

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_like.batch.forest import ROOT, Forest, ForestRow, Origin, Outputs, PathPiece, TokenRun
-from tests.unit.batch.forests import forests, path_of
+from tests.unit.batch.forests import forest_from, forests, path_of
 
 # Six tokens; three that follow token 2; one that follows token 7; a root of two.
 FOREST = Forest((TokenRun(6), TokenRun(3, 2), TokenRun(1, 7), TokenRun(2)))
@@ -17,10 +17,10 @@ PARENTS = [ROOT, 0, 1, 2, 3, 4, 2, 6, 7, 7, ROOT, 10]
 
 
 def test_a_run_goes_on_until_a_token_follows_another_than_the_one_before_it() -> None:
-    assert Forest.of_parents(PARENTS).parents() == FOREST.parents() == PARENTS
-    assert Forest.of_parents(PARENTS) == FOREST
+    assert forest_from(PARENTS).parents() == FOREST.parents() == PARENTS
+    assert forest_from(PARENTS) == FOREST
     # Here the second run follows the token before it.
-    assert Forest.of_parents(Forest((TokenRun(2), TokenRun(3, 1))).parents()).runs == (TokenRun(5),)
+    assert forest_from(Forest((TokenRun(2), TokenRun(3, 1))).parents()).runs == (TokenRun(5),)
 
 
 def test_paths_depths_and_leaves() -> None:
@@ -54,7 +54,7 @@ def test_a_token_that_is_not_there_or_comes_later_is_followed_by_none(
 @given(forests())
 def test_runs_say_what_parents_say(forest: Forest) -> None:
     parents = forest.parents()
-    assert Forest.of_parents(parents).parents() == parents
+    assert forest_from(parents).parents() == parents
     assert forest.depths() == [len(path_of(start, parents)) - 1 for start in forest.starts]
     for run, start, path in zip(forest.runs, forest.starts, forest.paths(), strict=True):
         assert list(chain(*(range(*piece) for piece in path))) == path_of(start + run.length - 1, parents)

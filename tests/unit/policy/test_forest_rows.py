@@ -16,7 +16,7 @@ from nemo_like.batch.forest import ROOT, Forest
 from nemo_like.batch.meta import MicroBatch, MicroBatchLayout, Schedule
 from nemo_like.policy.batch.forest_attention import ForestAttention
 from nemo_like.policy.batch.policy_batch import PolicyBatch
-from tests.unit.batch.forests import forests, path_of
+from tests.unit.batch.forests import forest_from, forests, path_of
 
 VOCABULARY, HEADS, GROUPS, HEAD_SIZE, LONGEST = 11, 2, 1, 4, 64
 HIDDEN = HEADS * HEAD_SIZE
@@ -110,7 +110,7 @@ def path_by_path(model: dict[str, Tensor], drawn: Drawn) -> dict[int, Tensor]:
         parents = forest.parents()
         for token in np.flatnonzero(mask).tolist():
             path = path_of(parents[token], parents)
-            alone = Forest.of_parents(range(ROOT, len(path) - 1))
+            alone = forest_from(range(ROOT, len(path) - 1))
             row = torch.tensor([ids[one] for one in path])
             scores = logits(model, row, torch.arange(len(path)), alone)[-1].log_softmax(-1)
             found[first + token] = scores[ids[token]]

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nemo_like.batch.columns import PARENT_GAPS
-from nemo_like.batch.forest import ROOT, Forest
+from nemo_like.batch.forest import ROOT
 from nemo_like.generation.interface import FORCED, Response
 from nemo_like.rollout.agents.agent_session import AgentCall, SessionCalls, Step
 from nemo_like.rollout.agents.session_tokens import laid_out
-from tests.unit.batch.forests import path_of
+from tests.unit.batch.forests import forest_from, path_of
 
 
 class Session:
@@ -134,7 +134,7 @@ def sessions(draw: st.DrawFn) -> Session:
 @given(sessions())
 def test_every_call_reads_its_own_tokens_and_each_generated_token_trains_once(session: Session) -> None:
     ids, trains, parents = session.laid_out()
-    Forest.of_parents(parents)
+    forest_from(parents)
     texts = {tuple(ids[one] for one in path_of(token, parents)) for token in range(len(ids))}
     assert {call.token_ids() for call in session.calls.calls} <= texts
     assert sum(trains) == sum(len(call.response.token_ids) for call in session.calls.calls)
