@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""Write a checkpoint with weights in 8 bits, such as those of DeepSeek-V3 and Kimi-K2, in 16 bits.
+"""Write a checkpoint with weights in 8 bits, such as those of DeepSeek-V3 and Kimi-K2, in 16 bits, or one
+with experts in MXFP4, as those of gpt-oss are published.
 
     python scripts/dequantise_checkpoint.py models/DeepSeek-V3 --output models/DeepSeek-V3-bf16
 
@@ -19,22 +20,26 @@ import torch
 from torch import Tensor
 
 from nemo_like.models.model_info import config_of
-from nemo_like.models.quantization import SCALE_SUFFIX, scaled_block
+from nemo_like.models.quantization import Form, stored_form
 from nemo_like.observability.disk import DiskFull, whole_directory
 from nemo_like.observability.printable import accept_all_characters
 from nemo_like.policy.backends.hf_checkpoint import HFCheckpoint
 from nemo_like.policy.backends.hf_export import complete_checkpoint, write_weights
+
+# By how much a checkpoint grows at most.
+_GROWTH = {Form.fp8_blocks: 2, Form.mxfp4: 4}
 
 
 def main() -> int:
     accept_all_characters()
     options = parse()
     try:
-        if scaled_block(config_of(str(options.source))) is None:
-            raise ValueError(f"{options.source} has no weights in 8 bits with a scale for each block")
+        form = stored_form(config_of(str(options.source)))
+        if form is None:
+            raise ValueError(f"{options.source} has no weights in 8 bits with a scale for each block, or in MXFP4")
         if options.output.exists():
             raise ValueError(f"--output {options.output} exists already; name a new directory")
-        dequantise(options.source, options.output)
+        dequantise(options.source, options.output, form)
     except (ValueError, DiskFull, OSError) as error:
         print(f"dequantise_checkpoint: {error}", file=sys.stderr)
         return 2
@@ -42,10 +47,10 @@ def main() -> int:
     return 0
 
 
-def dequantise(source: Path, output: Path) -> None:
+def dequantise(source: Path, output: Path, form: Form) -> None:
     """Write the checkpoint one tensor after the other; the directory appears once it is complete."""
     checkpoint = HFCheckpoint(source)
-    num_bytes = 2 * sum(file.stat().st_size for file in source.glob("*.safetensors"))
+    num_bytes = _GROWTH[form] * sum(file.stat().st_size for file in source.glob("*.safetensors"))
     with whole_directory(output, "the checkpoint in 16 bits", num_bytes) as path:
         written = write_weights(path, 0, tensors(checkpoint))
         complete_checkpoint(path, source, [written], torch.bfloat16)
@@ -54,8 +59,7 @@ def dequantise(source: Path, output: Path) -> None:
 def tensors(checkpoint: HFCheckpoint) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors by name: those with scales in bfloat16, the others as they are."""
     for name in checkpoint.names():
-        has_scales = f"{name}{SCALE_SUFFIX}" in checkpoint
-        yield name, checkpoint[name].to(torch.bfloat16) if has_scales else checkpoint[name]
+        yield name, checkpoint[name].to(torch.bfloat16) if checkpoint.has_scales(name) else checkpoint[name]
 
 
 def parse() -> argparse.Namespace:

@@ -22,6 +22,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 
 from nemo_like.generation.expert_stacks import ExpertStacks, repack_experts
 from nemo_like.generation.interface import WeightGroup
+from nemo_like.generation.reload_mends import DirectParameters
 from nemo_like.generation.weight_channels import IncomingWeights, NamedTensors, open_channel
 from nemo_like.tripwires.measured import is_due
 from nemo_like.tripwires.options import Tripwires
@@ -175,14 +176,16 @@ class TrainerWeightReceiver:
 
     def _load_model(self, groups: Sequence[str]) -> None:
         loaded: set[str] = set()
+        direct = DirectParameters(self.model)
         initialize_layerwise_reload(self.model)
         # Without what vLLM makes of a checkpoint's weights; yet a tied output layer is here by itself.
         to_load = {name for name, _ in self.model.named_parameters()}
+        direct.put_back()
         experts = ExpertStacks(self.model, self.device)
         for name in groups:
             for tensors in self._received(name):
                 if others := experts.take(tensors):
-                    loaded |= self.model.load_weights(others)
+                    loaded |= self.model.load_weights(direct.single(others))
         loaded |= experts.loaded()
         finalize_layerwise_reload(self.model, self.vllm_config.model_config)
         if self.device.type == "cpu":

@@ -56,6 +56,13 @@ def without(*keys: str) -> tuple[TrainedValues, ...]:
 
 
 SWIGLU = TrainedValues("hidden_act", ("silu",), missing="silu")
+# Megatron-core's options of routers with sigmoids, and with a bias for the choice of experts that stays.
+SIGMOID_ROUTER = {
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "moe_router_bias_update_rate": 0.0,
+    "moe_router_dtype": "fp32",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +101,10 @@ class Part(Enum):
     gelu_gate = "gelu_gate"  # the gate's activation is GELU, by its approximation with tanh
     scaled_embeddings = "scaled_embeddings"  # the layers get them times the root of the hidden size
     mla = "mla"  # queries, keys and values come from latents, and one rotated key is for all heads
+    sinks = "sinks"  # a learnable logit per head, which takes a share of every query's attention
+    yarn = "yarn"  # all layers rotate in the same way, with YaRN
+    clamped_swiglu = "clamped_swiglu"  # (up + 1) gate sigmoid(1.702 gate), both held within 7
+    linear_biases = "linear_biases"  # of the attention's output layer, of routers and of experts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +130,8 @@ class Family:
     experts_at: the place of experts in a layer of a checkpoint.
     engine_config: entries of config.json that vLLM reads, and that transformers leaves out of what it writes.
     cpu_engine: arguments of vLLM's engines on CPUs.
+    stacks_experts: a checkpoint has one tensor of all experts of a layer, whose name is that of an expert's
+        without its number.
     """
 
     about: str
@@ -139,11 +152,17 @@ class Family:
     experts_at: str = "mlp.experts"
     engine_config: Mapping[str, Any] = field(default_factory=dict, hash=False)
     cpu_engine: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    stacks_experts: bool = False
 
     @property
     def has_router_bias(self) -> bool:
         """Whether routers choose by scores with a bias, which does not train."""
         return bool(self.megatron.get("moe_router_enable_expert_bias", False))
+
+    @property
+    def has_linear_biases(self) -> bool:
+        """Whether the attention's output layer, routers and experts have biases."""
+        return Part.linear_biases in self.parts
 
     @property
     def norms_per_layer(self) -> int:
@@ -162,7 +181,7 @@ class Family:
         return self.layer_rules.get(name) or LAYER_RULES[name]
 
     def expert_rule(self, name: str) -> Rule:
-        """Return the rule of the weight of one of an expert's linear layers."""
+        """Return the rule of the weight of one of an expert's linear layers, or of its bias."""
         return self.expert_rules.get(name) or EXPERT_RULES[name]
 
 

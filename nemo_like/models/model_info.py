@@ -82,7 +82,7 @@ class ModelInfo:
     window: int | None = None  # the tokens to which one attends, itself included; None: all earlier ones
     full_layers: tuple[int, ...] = ()  # those without the window, in a model whose other layers have it
     query_scale: float | None = None  # multiplies products of queries with keys; None: head_size ** -0.5
-    ropes: tuple[Rope, ...] = ()  # of layers with a window, and of full_layers; or of latent attention
+    ropes: tuple[Rope, ...] = ()  # of layers with a window, and of full_layers; or one of all; none: rope_theta's
     latent: LatentSizes | None = None  # of latent attention; None: queries, keys and values have no latents
     num_dense_layers: int = 0  # the first ones of a mixture, which have no experts
     dense_ffn_size: int = 0  # of the layers of a mixture that have no experts
@@ -185,7 +185,9 @@ class ModelInfo:
         Where the weight files were counted, the kinds are estimates: the other kinds are counted as in Llama,
         and the feed-forward layers share the rest of the counted sum.
         """
+        has_biases = self.family.has_linear_biases
         biases = self.num_heads * self.head_size + self.key_value_width if self.has_qkv_bias else 0
+        biases += self.hidden_size * has_biases + self.num_heads * (Part.sinks in self.family.parts)
         heads = self.num_heads + self.num_kv_heads if self.normalises_whole else 2
         norms = heads * self.head_size if self.has_qk_norm else 0
         if self.latent is not None:
@@ -193,6 +195,7 @@ class ModelInfo:
         ffn, dense_size = 3 * self.hidden_size, self.dense_ffn_size
         embedding = self.vocab_size * self.hidden_size
         num_experts = self.num_experts or 0
+        expert_biases = (2 * self.intermediate_size + self.hidden_size) * has_biases
         counts = ParameterCounts(
             num_layers=self.num_layers,
             num_dense_layers=self.num_layers - self.num_mixture_layers,
@@ -200,10 +203,10 @@ class ModelInfo:
             output_layer=self._output_layer,
             attention=self.projections + biases + norms,
             dense_ffn=ffn * (dense_size if num_experts else self.intermediate_size),
-            expert=ffn * self.intermediate_size if num_experts else 0,
+            expert=ffn * self.intermediate_size + expert_biases if num_experts else 0,
             num_experts=num_experts,
             num_experts_per_token=self.num_experts_per_token,
-            router=num_experts * (self.hidden_size + self.family.has_router_bias),
+            router=num_experts * (self.hidden_size + self.family.has_router_bias + has_biases),
             shared_experts=ffn * self.shared_ffn_size,
             layer_norms=self.family.norms_per_layer * self.hidden_size,
             final_norm=self.hidden_size,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,8 @@ class Rope:
 
     ``factor`` divides the angles: all of them, or with YaRN (arXiv 2309.00071) those of pairs that turn less
     than ``beta_slow`` times in the ``trained_length`` of a model's first training, and none of pairs that
-    turn more than ``beta_fast`` times. ``amplitude`` multiplies rotated queries, and rotated keys.
+    turn more than ``beta_fast`` times; with ``rounds`` the numbers of these pairs are whole ones.
+    ``amplitude`` multiplies rotated queries, and rotated keys.
     """
 
     theta: float
@@ -30,6 +31,7 @@ class Rope:
     trained_length: int | None = None  # None: no YaRN
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+    rounds: bool = True
     amplitude: float = 1.0
 
 
@@ -54,7 +56,7 @@ def rope(content: Mapping[str, Any]) -> tuple[float, float | None] | None:
 
 
 def two_ropes(content: Mapping[str, Any]) -> tuple[Rope, Rope] | None:
-    """Return the rotation in layers with a window, and that in layers without one.
+    """Return the rotation in layers with a window, and that in layers without one, where they differ.
 
     Earlier versions of transformers have one group of settings, which is for layers without a window, and the
     theta of the others apart. Returns None for a kind of scaling other than YaRN's usual one and the linear
@@ -74,21 +76,28 @@ def two_ropes(content: Mapping[str, Any]) -> tuple[Rope, Rope] | None:
     return None if local is None or whole is None else (local, whole)
 
 
-def latent_rope(content: Mapping[str, Any]) -> Rope | None:
+def yarn(content: Mapping[str, Any]) -> tuple[Rope] | None:
+    """Return the rotation of all layers with YaRN; None for another kind of scaling, and for none."""
+    one = _rope(_one_group(content))
+    return None if one is None or one.trained_length is None else (one,)
+
+
+def latent_rope(content: Mapping[str, Any]) -> tuple[Rope] | None:
     """Return the rotation of latent attention: without scaling, or with YaRN, also with ``mscale``.
 
     Returns None for another kind of scaling, for one of YaRN's two ``mscale`` alone, and for an
-    ``attention_factor``, which vLLM does not read there.
+    ``attention_factor`` or ``truncate``, which vLLM does not read there.
     """
-    settings = {"rope_theta": content.get("rope_theta", USUAL_ROPE_THETA), **rope_settings(content)}
+    settings = _one_group(content)
     of_rotated, of_all = settings.pop("mscale", None), settings.pop("mscale_all_dim", None)
-    is_known = _kind(settings) in ("default", "yarn") and settings.get("attention_factor") is None
-    if not is_known or bool(of_rotated) is not bool(of_all):
+    is_known = _kind(settings) in ("default", "yarn") and settings.get("truncate", True)
+    if not is_known or settings.get("attention_factor") or bool(of_rotated) is not bool(of_all):
         return None
     if of_rotated and of_all:
         factor = settings.get("factor")
         settings["attention_factor"] = yarn_mscale(factor, of_rotated) / yarn_mscale(factor, of_all)
-    return _rope(settings)
+    one = _rope(settings)
+    return None if one is None else (one,)
 
 
 def yarn_mscale(factor: float | None, mscale: float = 1.0) -> float:
@@ -96,19 +105,36 @@ def yarn_mscale(factor: float | None, mscale: float = 1.0) -> float:
     return 0.1 * mscale * math.log(max(factor or 1.0, 1.0)) + 1.0
 
 
+# What reads the rotations of models with such a part, and which kinds of scaling it knows.
+_READERS: Mapping[Part, tuple[Callable[[Mapping[str, Any]], tuple[Rope, ...] | None], str]] = {
+    Part.mla: (latent_rope, "none, or with YaRN with mscale and mscale_all_dim, or without both"),
+    Part.yarn: (yarn, "YaRN without mscale"),
+    Part.two_ropes: (two_ropes, "none, or with a linear one, or YaRN without mscale"),
+}
+
+
 def ropes_of(content: Mapping[str, Any], parts: frozenset[Part]) -> tuple[Rope, ...]:
-    """Return the rotations of models with parts that have their own: the one of latent attention, or those of
-    layers with a window and without one. Return none for other models and for unknown kinds of scaling."""
-    if Part.mla in parts:
-        one = latent_rope(content)
-        return () if one is None else (one,)
-    return (two_ropes(content) or ()) if Part.two_ropes in parts else ()
+    """Return the rotations of models with parts that have their own: one of all layers, or those of layers
+    with a window and without one. Return none for other models and for unknown kinds of scaling."""
+    return next((read(content) or () for part, (read, _) in _READERS.items() if part in parts), ())
+
+
+def known_scaling(content: Mapping[str, Any], parts: frozenset[Part]) -> str | None:
+    """Return which kinds of scaling models with these parts may have, where this one has another; else
+    None."""
+    read, known = next(
+        (_READERS[part] for part in _READERS if part in parts), (rope, "none, or with that of Llama 3.1")
+    )
+    return known if read(content) is None else None
 
 
 def rotated_share(content: Mapping[str, Any]) -> float:
-    """Return the share of a head's values that rotate, of models whose config.json says so."""
+    """Return the share of a head's values that rotate, of models whose config.json says so; ``rotary_dim`` is
+    their number."""
     name = "partial_rotary_factor"
-    return float(rope_settings(content).get(name, content.get(name, 1.0)))
+    size, rotated = content.get("head_dim"), content.get("rotary_dim")
+    share = rotated / size if size and rotated else 1.0
+    return float(rope_settings(content).get(name, content.get(name, share)))
 
 
 def query_scale(content: Mapping[str, Any], key: str, latent: LatentSizes | None) -> float | None:
@@ -121,6 +147,10 @@ def query_scale(content: Mapping[str, Any], key: str, latent: LatentSizes | None
     return scale * latent.head**-0.5
 
 
+def _one_group(content: Mapping[str, Any]) -> dict[str, Any]:
+    return {"rope_theta": content.get("rope_theta", USUAL_ROPE_THETA), **rope_settings(content)}
+
+
 def _rope(settings: Mapping[str, Any]) -> Rope | None:
     kind, theta = _kind(settings), float(settings["rope_theta"])
     if kind == "default":
@@ -130,8 +160,7 @@ def _rope(settings: Mapping[str, Any]) -> Rope | None:
         return None
     if kind == "linear":
         return Rope(theta=theta, factor=float(factor))
-    is_usual = not settings.get("mscale") and settings.get("truncate", True)
-    if not is_usual or "original_max_position_embeddings" not in settings:
+    if settings.get("mscale") or "original_max_position_embeddings" not in settings:
         return None
     return Rope(
         theta=theta,
@@ -139,6 +168,7 @@ def _rope(settings: Mapping[str, Any]) -> Rope | None:
         trained_length=int(settings["original_max_position_embeddings"]),
         beta_fast=float(settings.get("beta_fast") or 32),
         beta_slow=float(settings.get("beta_slow") or 1),
+        rounds=bool(settings.get("truncate", True)),
         amplitude=float(settings.get("attention_factor") or yarn_mscale(factor)),
     )
 

@@ -7,6 +7,7 @@ family's file has the others.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 
@@ -27,6 +28,8 @@ class Merge(Enum):
     vocabulary = "vocabulary"  # one tensor, a row per token, padded so that the ranks share it evenly
     stacked = "stacked"  # one below the other
     grouped_qkv = "grouped_qkv"  # per key-value group: its queries, its key, its value
+    transposed = "transposed"  # a column per output
+    alternating = "alternating"  # transposed, with the outputs of gate and up in turn
     fused_qkv = "fused_qkv"  # grouped_qkv of one tensor that has all queries, then all keys, then all values
 
 
@@ -41,6 +44,9 @@ class Rule:
     is_expert: bool = False
 
 
+# The name of one expert's part of a tensor that a checkpoint has of all experts of a layer, whose name has no
+# number.
+EXPERT_OF_STACK = re.compile(r"(?P<layer>.+\.experts)\.(?P<index>\d+)\.(?P<matrix>\w+)")
 # The last stage's parameter [vocabulary, H], or [1, H] in a critic's model.
 OUTPUT_LAYER = "output_layer.weight"
 MODEL_RULES = {
@@ -87,6 +93,8 @@ LAYER_RULES = {
 }
 # The rules of one expert. The names are below the expert's own place in a layer, such as mlp.experts.INDEX.
 EXPERT_RULES = {
-    "linear_fc1": Rule(("gate_proj.weight", "up_proj.weight"), Cut.gated_rows, Merge.stacked, is_expert=True),
-    "linear_fc2": Rule(("down_proj.weight",), Cut.columns, is_expert=True),
+    "linear_fc1.weight": Rule(
+        ("gate_proj.weight", "up_proj.weight"), Cut.gated_rows, Merge.stacked, is_expert=True
+    ),
+    "linear_fc2.weight": Rule(("down_proj.weight",), Cut.columns, is_expert=True),
 }

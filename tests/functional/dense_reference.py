@@ -54,8 +54,9 @@ class DenseReference:
             for name, parameter in self.model.named_parameters():
                 parameter.requires_grad_(not name.endswith("mlp.gate.weight"))
         self._adapted: dict[str, Any] = add_adapters(self.model, cfg.lora) if cfg.lora.enabled else {}
-        decayed = [parameter for parameter in self.model.parameters() if parameter.dim() > 1]
-        others = [parameter for parameter in self.model.parameters() if parameter.dim() == 1]
+        named = dict(self.model.named_parameters())  # gpt-oss has biases of all experts in one
+        decayed = [one for name, one in named.items() if one.dim() > 1 and not name.endswith("_bias")]
+        others = [one for name, one in named.items() if one.dim() == 1 or name.endswith("_bias")]
         adam = cfg.optimizer
         self.optimizer: Any = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": adam.weight_decay}, {"params": others, "weight_decay": 0.0}],

@@ -18,7 +18,9 @@ from transformers import (
     Gemma3TextConfig,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GptOssConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
     Olmo2Config,
@@ -158,7 +160,41 @@ TINY_MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         },
     ),
     "glm4_moe_lite": (Glm4MoeLiteConfig, {**_LATENT, "q_lora_rank": None}),
+    "gpt_oss": (
+        GptOssConfig,
+        {
+            "head_dim": 24,
+            "rms_norm_eps": 1e-5,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 700.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+                "beta_fast": 4.0,
+                "beta_slow": 0.5,
+                "truncate": False,
+            },
+        },
+    ),
     "llama": (LlamaConfig, {}),
+    "minimax_m2": (
+        MiniMaxM2Config,
+        {
+            "head_dim": 24,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "rope_parameters": {**_SIZES["rope_parameters"], "partial_rotary_factor": 0.5},
+            # vLLM reads these from config.json.
+            "rotary_dim": 12,
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+            "bos_token_id": None,
+            "eos_token_id": 1,
+        },
+    ),
     "mistral": (MistralConfig, {"head_dim": 24, "sliding_window": 5}),
     "mixtral": (MixtralConfig, {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
     "olmo2": (Olmo2Config, {}),
@@ -221,6 +257,10 @@ def make_checkpoint(
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(0.1 * torch.randn_like(parameter))
+            if name.endswith("gate_up_proj_bias"):  # some beyond the limit of gpt-oss
+                parameter.mul_(40)
+            if name.endswith("sinks"):
+                parameter.normal_()
         for name, buffer in model.named_buffers():
             if name.endswith("correction_bias"):
                 buffer.add_(0.2 * torch.randn_like(buffer))

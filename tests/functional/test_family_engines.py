@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -45,11 +46,15 @@ def test_an_engine_computes_what_transformers_does_before_and_after_an_update(
 ) -> None:
     kind = FAMILIES.load(family)
     sizes = SIZES | (EXPERTS if kind.mixture and kind.mixture.expert_size in EXPERTS else {})
+    engine: dict[str, Any] = {}
     if Part.mla in kind.parts:
         sizes = {**sizes, **LATENTS, "head_dim": LATENTS["qk_rope_head_dim"]}
+    if family == "minimax_m2":
+        sizes = {**sizes, "rotary_dim": 16}
+        engine = {"target": "tests.functional.one_group_engine:OneGroupEngine"}
     is_tied = kind.defaults.get("tie_word_embeddings", False)
     checkpoint = make_checkpoint(tmp_path_factory.mktemp(family), family, tied=is_tied, **sizes)
-    setup = processes.setup(checkpoint, WeightTransport.shared_memory)
+    setup = processes.setup(checkpoint, WeightTransport.shared_memory, engine=engine)
     assert setup.logprob_error(setup.generate("first")) < TOLERANCE
     setup.update(seed=1)
     stale = setup.logprob_error(setup.generate("stale"))

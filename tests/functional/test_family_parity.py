@@ -29,6 +29,7 @@ from tests.functional.policy_fixtures import (
 from tests.functional.test_policy_parity import (
     ADAPTERS,
     DYNAMIC,
+    EXPERT_ADAPTERS,
     PACKED,
     SEQUENCE_PARALLEL,
     SHARED,
@@ -70,7 +71,7 @@ def cases_of(family: str) -> list[Case]:
     if is_mixture:
         layouts.append(Case(f"{family}, EP2", {"ep": 2, "dp": 2}, PACKED, model, slow=True))
     if kind.parts:
-        # Prompts are shared, and contexts divided, where a window is as long as the longest sequence.
+        # Contexts are divided where a window is as long as the longest sequence.
         wide = {**model, "sliding_window": 64} if kind.has_window else model
         layouts += [
             Case(
@@ -81,18 +82,25 @@ def cases_of(family: str) -> list[Case]:
                 slow=True,
             ),
             _with_adapters(family, kind, model),
-            Case(f"{family}, prompts shared", {}, SHARED, wide, slow=True),
+            Case(f"{family}, prompts shared", {}, SHARED, model, slow=True),
             Case(f"{family}, CP2", {"cp": 2}, PACKED, wide, slow=True),
         ]
+    if kind.parts and is_mixture:
+        grouped = {"moe_grouped_gemm": True, **PACKED}
+        layouts.append(Case(f"{family}, experts in one matrix product", {}, grouped, model, slow=True))
+        grouped = {"moe_grouped_gemm": True, **DYNAMIC}
+        layouts.append(Case(f"{family}, EP2, grouped", {"ep": 2, "dp": 2}, grouped, model, slow=True))
     return [Case(f"{family}, one process", {}, PACKED, model), *layouts]
 
 
 def _with_adapters(family: str, kind: Family, model: dict[str, Any]) -> Case:
-    """Adapters beside all layers that can have them: of latent attention, the projection of its output."""
-    if Part.mla not in kind.parts:
+    """Adapters beside all layers of a dense model, and beside those of a mixture's attention that can have
+    them: of latent attention, the projection of its output; else beside experts too."""
+    if kind.mixture is None:
         return Case(f"{family}, adapters, TP2", {"tp": 2}, {**ADAPTERS, **PACKED}, model, slow=True)
-    layout, options = SEQUENCE_PARALLEL, {"adapts": ("o_proj",), **PACKED}
-    return Case(f"{family}, adapters, TP2 with sequence parallelism", layout, options, model, slow=True)
+    adapters = {"adapts": ("o_proj",)} if Part.mla in kind.parts else EXPERT_ADAPTERS
+    name = f"{family}, adapters, TP2 with sequence parallelism"
+    return Case(name, SEQUENCE_PARALLEL, {**adapters, **PACKED}, model, slow=True)
 
 
 CASES = [case for family in FAMILIES.names() for case in cases_of(family)]

@@ -18,7 +18,7 @@ class TorchMuon:
         self._matrices = {
             parameter: (name, matrices_of(name, parameter))
             for name, parameter in model.named_parameters()
-            if ".layers." in name and parameter.dim() > 1
+            if ".layers." in name and parameter.dim() > 1 and not name.endswith("bias")
         }
         for group in adam.param_groups:
             group["params"] = [one for one in group["params"] if one not in self._matrices]

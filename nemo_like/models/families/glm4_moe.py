@@ -1,6 +1,6 @@
 """GLM-4.5 to 4.7: dense first layers, shared experts, sigmoid routers with a bias, half of a head rotates."""
 
-from nemo_like.models.family import Family, Mixture, TrainedValues
+from nemo_like.models.family import SIGMOID_ROUTER, Family, Mixture, TrainedValues
 
 KIND = Family(
     about="GLM-4.5 to 4.7: dense first layers, shared experts, sigmoid routers with a bias",
@@ -20,10 +20,5 @@ KIND = Family(
         num_shared="n_shared_experts",
         scale="routed_scaling_factor",
     ),
-    megatron={
-        "moe_router_score_function": "sigmoid",
-        "moe_router_enable_expert_bias": True,
-        "moe_router_bias_update_rate": 0.0,
-        "moe_router_dtype": "fp32",
-    },
+    megatron=SIGMOID_ROUTER,
 )

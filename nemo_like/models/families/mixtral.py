@@ -11,8 +11,8 @@ KIND = Family(
     mixture=Mixture(expert_size="intermediate_size", normalises=""),
     layer_rules={"mlp.router.weight": Rule(("block_sparse_moe.gate.weight",))},
     expert_rules={
-        "linear_fc1": Rule(("w1.weight", "w3.weight"), Cut.gated_rows, Merge.stacked, is_expert=True),
-        "linear_fc2": Rule(("w2.weight",), Cut.columns, is_expert=True),
+        "linear_fc1.weight": Rule(("w1.weight", "w3.weight"), Cut.gated_rows, Merge.stacked, is_expert=True),
+        "linear_fc2.weight": Rule(("w2.weight",), Cut.columns, is_expert=True),
     },
     experts_at="block_sparse_moe.experts",
 )

@@ -115,7 +115,7 @@ def adapter_problem(model_directory: str, group: str, lora: LoraConfig) -> str |
 
 
 def _refusal(name: str, content: Mapping[str, Any]) -> tuple[str, str] | None:
-    return refusal_of_quantized(content, reads_blocks=False)
+    return refusal_of_quantized(content, reads=None)
 
 
 KIND = BackendKind(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,8 +22,8 @@ from nemo_like.models.adapter_layers import (
 from nemo_like.models.division import must_divide, nearest_divisors
 from nemo_like.models.family import Mixture, Part, described_types, family_of, nearest_type
 from nemo_like.models.model_info import ModelInfo, read_model_info
-from nemo_like.models.quantization import refusal_of_quantized
-from nemo_like.models.rope import latent_rope, rope, rope_settings, two_ropes
+from nemo_like.models.quantization import Form, refusal_of_quantized
+from nemo_like.models.rope import known_scaling, rope_settings
 from nemo_like.policy.backends.backend_kind import (
     FLOAT32,
     MOMENTS,
@@ -264,6 +264,9 @@ def _divided_experts(name: str, group: WorkerGroupConfig, model: ModelInfo) -> I
             remedy="with 1 each expert is whole on a rank",
         )
     yield from must_divide(key, size, {"columns of an expert": model.intermediate_size})
+    if size > 1 and model.family.has_linear_biases:
+        rule = f"must be 1 for a model of type {model.model_type!r}, whose experts have biases"
+        yield Problem(key=f"{key}={size}", rule=rule, remedy="set it to 1")
     if size > 1 and megatron.expert_model_parallel_size > 1 and group.device is Device.cpu:
         yield Problem(
             key=f"{key}={size}",
@@ -449,7 +452,8 @@ def _refusal(name: str, content: Mapping[str, Any]) -> tuple[str, str] | None:
             f"supported are {', '.join(described_types())}{nearest}; {name}.backend=fsdp trains others too"
         )
         return f"is a model of type {model_type!r}", remedy
-    if (quantized := refusal_of_quantized(content, reads_blocks=True)) is not None:
+    form = Form.mxfp4 if family.stacks_experts else Form.fp8_blocks
+    if (quantized := refusal_of_quantized(content, reads=form)) is not None:
         return quantized
     for one in family.trained_values:
         if (refusal := one.refusal(name, content)) is not None:
@@ -460,15 +464,9 @@ def _refusal(name: str, content: Mapping[str, Any]) -> tuple[str, str] | None:
     if Part.mixed_windows in family.parts and others:
         rule = f"has layers of types {', '.join(sorted(others))}, which is not supported"
         return rule, f"set {name}.backend=fsdp"
-    read: Callable[[Mapping[str, Any]], object] = rope
-    known = "that of Llama 3.1"
-    if Part.two_ropes in family.parts:
-        read, known = two_ropes, "a linear one, or YaRN without mscale"
-    if Part.mla in family.parts:
-        read, known = latent_rope, "YaRN with mscale and mscale_all_dim, or without both"
-    if read(content) is None:
+    if (known := known_scaling(content, family.parts)) is not None:
         rule = f"has rope scaling {rope_settings(content)}, which is not supported"
-        return rule, f"use a checkpoint with none, or with {known}"
+        return rule, f"use a checkpoint with {known}"
     return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from nemo_like.models.weight_names import EXPERT_OF_STACK
 from nemo_like.observability.disk import give_usual_mode
 
 _MAX_FILE_BYTES = 4 << 30
@@ -64,6 +65,23 @@ def write_weights(path: Path, stage: int, tensors: Iterator[tuple[str, Tensor]])
         num_bytes += tensor.nbytes
     flush()
     return WrittenWeights(files, num_bytes)
+
+
+def stacked_experts(tensors: Iterable[tuple[str, Tensor]], num_experts: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield one tensor of all experts of a layer in place of each expert's own, once all have come, and the
+    other tensors as they are."""
+    held: dict[str, dict[int, Tensor]] = {}
+    for name, tensor in tensors:
+        match = EXPERT_OF_STACK.fullmatch(name)
+        if match is None:
+            yield name, tensor
+            continue
+        stack = f"{match['layer']}.{match['matrix']}"
+        experts = held.setdefault(stack, {})
+        experts[int(match["index"])] = tensor.to("cpu", copy=True)
+        if len(experts) == num_experts:
+            del held[stack]
+            yield stack, torch.stack([experts[index] for index in range(num_experts)])
 
 
 def complete_checkpoint(path: Path, source: Path, written: list[WrittenWeights], dtype: torch.dtype) -> None:

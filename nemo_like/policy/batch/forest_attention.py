@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nemo_like.batch.forest import Forest, PathPiece
 from nemo_like.policy.backends.devices import on_device
+from nemo_like.policy.backends.masked_attention import attend_masked
 from nemo_like.policy.backends.varlen import Sequences, attend_varlen, has_varlen_kernel
 from nemo_like.policy.batch.context_parts import WHOLE_CONTEXT, ContextRank, context_positions
 from nemo_like.policy.batch.token_runs import path_tokens
@@ -56,18 +57,25 @@ class PaddedAttention:
         )
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Compute the attention of a row. query: [T, heads, d]; key: [T, groups, d]; value: [T, groups, v].
 
         With several context ranks the queries are those of one, and keys and values those of all, rank by
-        rank. With ``window`` a token attends to that many of the latest tokens of its path. Returns
-        [T, heads, v], with arbitrary values in unused slots.
+        rank. With ``window`` a token attends to that many of the latest tokens of its path. Each of
+        ``sinks``, [heads], is a logit that takes a share of its head's attention. Returns [T, heads, v], with
+        arbitrary values in unused slots.
         """
         if self.cut is not None:
             query, key, value = self.cut.whole(query), self.cut.by_slot(key), self.cut.by_slot(value)
         outputs = [
-            _causal(_picked(query, slots), _picked(key, slots), _picked(value, slots), scale, window)
+            _causal(*(_picked(tensor, slots) for tensor in (query, key, value)), scale, window, sinks)
             for slots in self.chunks
         ]
         return torch.cat([one.transpose(1, 2).flatten(0, 1) for one in outputs]).index_select(
@@ -112,11 +120,17 @@ class VarlenAttention:
         )
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Compute the attention of a row, as ``PaddedAttention.attend`` does."""
         keys, values = (tensor.index_select(0, self.seen) for tensor in (key, value))
-        used = attend_varlen(query[: self.num_used], keys, values, self.sequences, scale, window)
+        used = attend_varlen(query[: self.num_used], keys, values, self.sequences, scale, window, sinks)
         return functional.pad(used, (0, 0, 0, 0, 0, len(query) - self.num_used))
 
 
@@ -164,13 +178,19 @@ class ForestAttention:
         self._layout: PaddedAttention | VarlenAttention | None = None
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None = None
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        window: int | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         """Compute the attention of the row, as ``PaddedAttention.attend`` does."""
         if self._layout is None:
             kind = VarlenAttention if has_varlen_kernel(query) else PaddedAttention
             self._layout = on_device(kind.of(*self._row), query.device)
-        return self._layout.attend(query, key, value, scale, window)
+        return self._layout.attend(query, key, value, scale, window, sinks)
 
 
 def _chunks(paths: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -188,11 +208,13 @@ def _picked(tensor: Tensor, slots: Tensor) -> Tensor:
     return tensor.index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None) -> Tensor:
-    longest = query.shape[2]
-    if window is None or window >= longest:
-        return functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, scale=scale, enable_gqa=True
-        )
-    mask = torch.ones(longest, longest, dtype=torch.bool, device=query.device).tril().triu(1 - window)
-    return functional.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=True)
+def _causal(
+    query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None, sinks: Tensor | None
+) -> Tensor:
+    if window is not None and window >= query.shape[2]:
+        window = None
+    if window is not None or sinks is not None:
+        return attend_masked(query, key, value, scale, window, sinks)
+    return functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=scale, enable_gqa=True
+    )

@@ -33,7 +33,7 @@ def layer_matrices(model: PreTrainedModel, names: Iterable[str], group: str) -> 
     found: dict[str, WholeMatrices] = {}
     for name in names:
         parameter = model.get_parameter(name)
-        if not name.startswith(prefixes):
+        if not name.startswith(prefixes) or name.endswith("bias"):  # gpt-oss stacks those of all experts
             continue
         if parameter.dim() == 2:
             found[name] = _single

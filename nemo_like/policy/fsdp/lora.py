@@ -79,7 +79,10 @@ class Adapters:
         down, up = (full(f"{layer_name}.{part}.{_NAME}.weight") for part in (LORA_A, LORA_B))
         if weight.dim() == 3:
             down, up = down.unflatten(0, (len(weight), -1)), up.unflatten(1, (-1, len(weight)))
-            return weight.float() + layer.scaling[_NAME] * torch.einsum("ore,eri->eoi", up, down)
+            # transformers' mark of experts that are stored [in, out].
+            is_transposed = getattr(layer.get_base_layer(), "is_transposed", False)
+            delta = layer.scaling[_NAME] * torch.einsum("ore,eri->eoi", up, down)
+            return weight.float() + (delta.mT if is_transposed else delta)
         delta = layer.scaling[_NAME] * (up @ down)
         # Some layers store their weight [in, out].
         return weight.float() + (delta.T if layer.fan_in_fan_out else delta)

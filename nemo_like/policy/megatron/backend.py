@@ -38,7 +38,7 @@ from nemo_like.policy.backends.adapters import (
 )
 from nemo_like.policy.backends.devices import DTYPES, compute_device
 from nemo_like.policy.backends.hf_checkpoint import HFCheckpoint, value_head
-from nemo_like.policy.backends.hf_export import complete_checkpoint, write_weights
+from nemo_like.policy.backends.hf_export import complete_checkpoint, stacked_experts, write_weights
 from nemo_like.policy.backends.interface import is_weight_sender
 from nemo_like.policy.backends.kept_weights import KeptWeights
 from nemo_like.policy.backends.loss_scaling import loss_scaler
@@ -400,6 +400,8 @@ class MegatronBackend(UpdatingBackend):
             for _ in chain(tensors, adapters):  # this rank takes part in the gathering
                 pass
             return
+        if self._model_info.family.stacks_experts:
+            tensors = stacked_experts(tensors, self._model_info.num_experts or 0)
         mine = write_weights(path, self.coordinates.pp, tensors)
         group = parallel_state.get_pipeline_model_parallel_group()
         written = [mine] * group.size()

@@ -6,6 +6,9 @@ in which transformers stacks all experts of a layer. A rank holds those of its o
     A  [experts, rank, inputs]
     B  [experts, layers, outputs of a layer, rank], where gate and up are two layers
 
+peft has the outputs of gate and up in the order in which a checkpoint's parameter has them: those of gate
+first, or in gpt-oss one of gate and one of up in turn.
+
 Where tensor-parallel ranks hold a part of each expert, the third axis is cut as the weight beside it: of B
 for gate and up, of A for down. The other of the two is on every rank. Its gradient is summed over these
 ranks, since each computes a part of it: tokens go to all of them, and their outputs are summed.
@@ -27,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nemo_like.models.adapter_layers import DOWN, GATE_AND_UP, adapted_experts, adapter_scale
-from nemo_like.models.weight_names import Cut, Rule
+from nemo_like.models.weight_names import Cut, Merge, Rule
 from nemo_like.policy.backends.adapters import LORA_A, LORA_B, expert_layer, initial_value, peft_name
 from nemo_like.policy.megatron.adapter_parts import AdapterPart, AdapterSettings
 from nemo_like.policy.megatron.experts import GroupedExperts, grouped_products
@@ -51,14 +54,15 @@ class ExpertAdapterPart(AdapterPart):
         shape[0] *= self.part.ep_size
         if self.rule.cut is not Cut.replicated:
             shape[_CUT_AXIS] *= self.part.etp_size
-        return tuple(as_saved(torch.empty(shape, device="meta")).shape)
+        return tuple(as_saved(torch.empty(shape, device="meta"), self.rule.merge).shape)
 
     def joined(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the full tensor of all ranks' parts, as peft saves it. ``parts`` are in the order of the
         ranks' experts, then of those ranks that share an expert."""
         size, is_cut = self.part.etp_size, self.rule.cut is not Cut.replicated
         sharing = [parts[start : start + size] for start in range(0, len(parts), size)]
-        return as_saved(torch.cat([torch.cat([*one], _CUT_AXIS) if is_cut else one[0] for one in sharing]))
+        stacked = torch.cat([torch.cat([*one], _CUT_AXIS) if is_cut else one[0] for one in sharing])
+        return as_saved(stacked, self.rule.merge)
 
     def sharded(self) -> ShardedTensor:
         """Return the part with its place in the full tensor, as Megatron-core's checkpoints take it."""
@@ -71,12 +75,14 @@ class ExpertAdapterPart(AdapterPart):
         return ShardedTensor.from_rank_offsets(self.name, self.parameter, *places, replica_id=replica)
 
 
-def as_saved(stacked: Tensor) -> Tensor:
+def as_saved(stacked: Tensor, merge: Merge) -> Tensor:
     """Return a stacked tensor of all experts as peft saves it: A [experts x rank, inputs], expert by expert,
-    or B [outputs, rank x experts], in which the experts lie side by side for each row of A."""
+    or B [outputs, rank x experts], in which the experts lie side by side for each row of A. The outputs of
+    two layers are in turn where those of a weight are, by its ``merge``."""
     if stacked.dim() == 3:
         return stacked.flatten(0, 1)
-    return stacked.permute(1, 2, 3, 0).flatten(2, 3).flatten(0, 1)
+    outputs = (2, 1) if merge is Merge.alternating else (1, 2)
+    return stacked.permute(*outputs, 3, 0).flatten(2, 3).flatten(0, 1)
 
 
 def stacked_a(saved: Tensor, num_experts: int) -> Tensor:
@@ -84,10 +90,13 @@ def stacked_a(saved: Tensor, num_experts: int) -> Tensor:
     return saved.unflatten(0, (num_experts, -1))
 
 
-def stacked_b(saved: Tensor, num_experts: int, num_layers: int) -> Tensor:
+def stacked_b(saved: Tensor, num_experts: int, num_layers: int, merge: Merge) -> Tensor:
     """Return the B of all experts, [experts, layers, outputs of a layer, rank]; the reverse of
     ``as_saved``."""
-    return saved.unflatten(1, (-1, num_experts)).unflatten(0, (num_layers, -1)).permute(3, 0, 1, 2)
+    of_experts = saved.unflatten(1, (-1, num_experts))
+    if merge is Merge.alternating:
+        return of_experts.unflatten(0, (-1, num_layers)).permute(3, 1, 0, 2)
+    return of_experts.unflatten(0, (num_layers, -1)).permute(3, 0, 1, 2)
 
 
 class ExpertAdapters(nn.Module):
@@ -99,7 +108,7 @@ class ExpertAdapters(nn.Module):
         super().__init__()
         self.is_enabled = True
         self.parts: list[AdapterPart] = []
-        self._settings, self._scaling = settings, adapter_scale(settings.lora)
+        self._settings, self._scaling, self._merge = settings, adapter_scale(settings.lora), rule.merge
         part, rank = settings.part, settings.lora.rank
         parameter, num_layers = PARAMETERS[place[1]]
         layer = expert_layer(f"model.layers.{place[0]}", parameter, adapted_experts(settings.lora))
@@ -119,7 +128,8 @@ class ExpertAdapters(nn.Module):
         cut_a, cut_b = (Cut.columns, Cut.replicated) if cuts_inputs else (Cut.replicated, Cut.rows)
         device = weight.device
         self._down = self._add(peft_name(layer, LORA_A), cut_a, stacked_a(down, num_experts), device)
-        self._up = self._add(peft_name(layer, LORA_B), cut_b, stacked_b(up, num_experts, num_layers), device)
+        up = stacked_b(up, num_experts, num_layers, rule.merge)
+        self._up = self._add(peft_name(layer, LORA_B), cut_b, up, device)
 
     def _add(self, name: str, cut: Cut, value: Tensor, device: torch.device) -> nn.Parameter:
         """Make this rank's part of the A or B of all experts, and mark it as Megatron-core's experts are
@@ -137,7 +147,7 @@ class ExpertAdapters(nn.Module):
         elif is_cut:
             parameter.tensor_model_parallel = True
             parameter.partition_dim, parameter.partition_stride = _CUT_AXIS, 1
-        rule = Rule((name,), cut if part.etp_size > 1 else Cut.replicated, is_expert=True)
+        rule = Rule((name,), cut if part.etp_size > 1 else Cut.replicated, self._merge, is_expert=True)
         self.parts.append(ExpertAdapterPart(rule, parameter, part))
         return parameter
 

@@ -5,8 +5,12 @@
     post norms          NormThenAdd      in place of the bias-dropout-add after attention and after the MLP
     whole norms         WholeRMSNorm     of the queries of all heads, and of the keys
     GELU in the gate    TorchGeGLU       between the two linear layers of an MLP
-    two rotations       TwoRopeAttention takes its layer's own of angles_of, which the model computes once
+    own rotations       RopeAttention    takes its layer's own of angles_of, which the model computes once
     latents             LatentAttention  in place of attention that projects queries, keys and values at once
+    clamped SwiGLU      ClampedSwiGLU    between the two linear layers of an expert
+    biases of experts   FreshOutput      the second linear layer of an expert
+
+Sinks are in TorchCoreAttention, and biases of other layers are Megatron-core's own.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedStateDict
+from megatron.core.tensor_parallel.layers import RowParallelLinear
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
@@ -30,10 +35,12 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from nemo_like.models.family import Part
 from nemo_like.models.model_info import ModelInfo
 from nemo_like.models.rope import Rope
+from nemo_like.policy.megatron.experts import GroupedExperts
 from nemo_like.policy.megatron.latent_attention import LatentAttention
 from nemo_like.policy.megatron.modules import TorchRMSNorm
 
@@ -55,10 +62,20 @@ def add_parts(layers: TransformerBlockSubmodules, model: ModelInfo, config: Tran
                 setattr(attention.submodules, name, whole)
         if Part.gelu_gate in parts:
             of_layer.mlp.submodules.activation_func = TorchGeGLU
-        if Part.two_ropes in parts:
-            attention.module, attention.params["model"] = TwoRopeAttention, model
+        if Part.clamped_swiglu in parts:
+            _add_clamped_experts(of_layer.mlp.submodules.experts)
+        if not parts.isdisjoint({Part.two_ropes, Part.yarn}):
+            attention.module, attention.params["model"] = RopeAttention, model
         if Part.mla in parts:
             attention.module, attention.params["model"] = LatentAttention, model
+
+
+def _add_clamped_experts(experts: ModuleSpec) -> None:
+    if experts.module is GroupedExperts:
+        experts.params["activation"] = clamped_swiglu
+    else:
+        experts.submodules.activation_func = ClampedSwiGLU
+        experts.submodules.linear_fc2 = FreshOutput
 
 
 class NormThenAdd(torch.nn.Module):
@@ -110,12 +127,14 @@ class WholeRMSNorm(TorchRMSNorm):
         return make_sharded_tensors_for_checkpoint(state, prefix, {"weight": 0}, sharded_offsets)
 
 
-class TwoRopeAttention(SelfAttention):
-    """Attention that rotates queries and keys as layers with a window do, or as layers without one."""
+class RopeAttention(SelfAttention):
+    """Attention that rotates queries and keys in the family's own way: as all layers do, or where there are
+    two rotations as layers with a window do, or as layers without one."""
 
     def __init__(self, *args: Any, model: ModelInfo, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._index = int(self.layer_number - 1 in model.full_layers)
+        self._num_ropes = len(model.ropes)
+        self._index = int(self._num_ropes > 1 and self.layer_number - 1 in model.full_layers)
         self._amplitude = model.ropes[self._index].amplitude
 
     def get_query_key_value_tensors(self, *args: Any, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -128,8 +147,8 @@ class TwoRopeAttention(SelfAttention):
     def forward(
         self, hidden_states: Tensor, *args: Any, rotary_pos_emb: Tensor, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        # The angles of both rotations are there twice, for both halves of a head.
-        angles = rotary_pos_emb.unflatten(-1, (2, 2, -1))[..., self._index, :].flatten(-2)
+        # The angles of all rotations are there twice, for both halves of a head.
+        angles = rotary_pos_emb.unflatten(-1, (2, self._num_ropes, -1))[..., self._index, :].flatten(-2)
         outputs: tuple[Tensor, Tensor | None] = super().forward(
             hidden_states, *args, rotary_pos_emb=angles, **options
         )
@@ -143,6 +162,34 @@ class TorchGeGLU(MegatronModule):
     def forward(self, halves: Tensor) -> Tensor:
         gate, linear = halves.chunk(2, dim=-1)
         return functional.gelu(gate, approximate="tanh") * linear
+
+
+def clamped_swiglu(halves: Tensor) -> Tensor:
+    """Compute (b + 1) a sigmoid(1.702 a) of the halves a and b, after a is held below 7 and b within 7, as
+    gpt-oss does. halves: [..., 2 f]. Returns [..., f]. For the backward pass the halves alone are kept."""
+    return checkpoint(_clamped_swiglu, halves, use_reentrant=False, preserve_rng_state=False)
+
+
+def _clamped_swiglu(halves: Tensor) -> Tensor:
+    gate, linear = halves.chunk(2, dim=-1)
+    gate, linear = gate.clamp(max=7.0), linear.clamp(-7.0, 7.0)
+    return (linear + 1) * gate * torch.sigmoid(1.702 * gate)
+
+
+class ClampedSwiGLU(MegatronModule):
+    """``clamped_swiglu`` as a module, of which Megatron-core asks its part of a checkpoint."""
+
+    def forward(self, halves: Tensor) -> Tensor:
+        return clamped_swiglu(halves)
+
+
+class FreshOutput(RowParallelLinear):
+    """A linear layer whose output is a tensor of its own: Megatron-core adds an expert's bias to it in place,
+    which autograd refuses for a view."""
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor | None]:
+        output, bias = super().forward(hidden)
+        return output.clone(), bias
 
 
 def embedding_scale(model: ModelInfo, dtype: torch.dtype) -> float:
@@ -167,7 +214,9 @@ def _angles(rope: Rope, size: int) -> Tensor:
         size * math.log(rope.trained_length / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
         for turns in (rope.beta_fast, rope.beta_slow)
     )
-    first, last = max(math.floor(first), 0), min(math.ceil(last), size - 1)
+    if rope.rounds:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, size - 1)
     width = last - first or 0.001
     share = ((torch.arange(size // 2, dtype=torch.float32) - first) / width).clamp(0, 1)
     kept = 1 - share

@@ -253,7 +253,8 @@ def _beside_experts(experts: nn.Module, number: int, settings: AdapterSettings) 
     prefix, adapted = f"decoder.layers.{number}.mlp.experts", adapted_experts(settings.lora)
     for name, parameter in single_experts(experts.named_parameters(prefix)):
         place = expert_of(name)
-        assert place is not None
+        if place is None:  # a bias
+            continue
         linear_layer = place[0].rpartition(".")[2]
         if place[1] == 0 and PARAMETERS[linear_layer][0] in adapted:
             rule = rule_for(name, settings.part)

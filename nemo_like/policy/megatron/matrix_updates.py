@@ -108,8 +108,11 @@ def layer_matrices(model: ModelChunks, geometry: Geometry, part: ModelPart) -> d
     with what finds them whole."""
     found: dict[Tensor, WholeMatrices] = {}
     for name, parameter in model.named_tensors():
-        if name.startswith(_IN_LAYERS) and parameter.dim() > 1 and parameter.requires_grad:
-            rule = rule_for(next(single_experts([(name, parameter)]))[0], part)
+        if not name.startswith(_IN_LAYERS) or not parameter.requires_grad:
+            continue
+        name_of_one, one = next(single_experts([(name, parameter)]))
+        if one.dim() > 1:  # one expert's, since a stack of their biases has two axes
+            rule = rule_for(name_of_one, part)
             found[parameter] = LayerMatrices(rule, geometry, *part.cut_of(rule))
     return found
 

@@ -67,7 +67,7 @@ def transformer_config(model: ModelInfo, cfg: WorkerGroupConfig, layout: Paralle
         normalization="RMSNorm",
         layernorm_epsilon=model.norm_epsilon,
         **_attention_options(model, cfg),
-        add_bias_linear=False,
+        add_bias_linear=model.family.has_linear_biases,
         gated_linear_unit=True,
         activation_func=functional.gelu if Part.gelu_gate in model.family.parts else functional.silu,
         hidden_dropout=0.0,
@@ -126,6 +126,7 @@ def _attention_options(model: ModelInfo, cfg: WorkerGroupConfig) -> dict[str, An
         "qk_layernorm": model.has_qk_norm and not model.normalises_whole,
         "add_qkv_bias": model.has_qkv_bias,
         "window_size": None if window is None else (window - 1, 0),
+        "softmax_type": "learnable" if Part.sinks in model.family.parts else "vanilla",
         "attention_softmax_in_fp32": True,
     }
     if model.full_layers:

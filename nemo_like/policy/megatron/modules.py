@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedStateDict
 from megatron.core.extensions.transformer_engine_spec_provider import TESpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import (
     HAVE_TE,
@@ -25,12 +26,13 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
-from megatron.core.transformer.utils import is_layer_window_attention
+from megatron.core.transformer.utils import is_layer_window_attention, make_sharded_tensors_for_checkpoint
 from torch import Tensor
 from torch.nn import functional
 
 from nemo_like.batch.micro_batches import round_up
 from nemo_like.policy.backends.devices import on_device
+from nemo_like.policy.backends.masked_attention import attend_masked
 from nemo_like.policy.backends.varlen import Sequences, attend_varlen, has_varlen_kernel
 from nemo_like.policy.batch.context_parts import ContextRank, context_positions
 from nemo_like.policy.batch.forest_attention import ForestAttention
@@ -78,7 +80,7 @@ class TorchCoreAttention(MegatronModule):
 
     Under context parallelism a rank has the keys and values of every rank and the queries of its own
     tokens, two pieces of each sample. In a layer with a sliding window each query attends to its latest keys
-    alone.
+    alone. In some families each head has a sink, a logit without a value that every query attends to.
     """
 
     def __init__(
@@ -95,7 +97,18 @@ class TorchCoreAttention(MegatronModule):
         window, windowed = config.window_size, config.window_attn_skip_freq
         has_window = is_layer_window_attention(window, windowed, layer_number)
         self._window = window[0] + 1 if has_window else None
+        self.sinks: torch.nn.Parameter | None = None
+        if config.softmax_type == "learnable":
+            num_heads = config.num_attention_heads // config.tensor_model_parallel_size
+            self.sinks = torch.nn.Parameter(torch.zeros(num_heads, dtype=config.params_dtype))
         self._context = parallel_state.get_context_parallel_group()
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: dict[str, Any] | None = None
+    ) -> ShardedStateDict:
+        """Return the sinks as a part of those of all ranks; Megatron-core would take them for copies."""
+        state = self.state_dict(keep_vars=True)
+        return make_sharded_tensors_for_checkpoint(state, prefix, {"sinks": 0}, sharded_offsets)
 
     def forward(
         self,
@@ -129,7 +142,7 @@ class TorchCoreAttention(MegatronModule):
         if isinstance(packed, ForestSequences):
             assert packed.attention is not None
             keys, values = self._of_all_ranks(key), self._of_all_ranks(value)
-            return packed.attention.attend(query, keys, values, self.softmax_scale, self._window)
+            return packed.attention.attend(query, keys, values, self.softmax_scale, self._window, self.sinks)
         if has_varlen_kernel(query):
             return self._packed_in_one_kernel(query, key, value, packed)
         return self._packed(query, key, value, packed.lengths)
@@ -158,7 +171,7 @@ class TorchCoreAttention(MegatronModule):
         where, indexes = packed.sequences(self._context.rank(), self._context.size())
         if indexes is not None:
             key, value = (self._of_all_ranks(tensor).index_select(0, indexes) for tensor in (key, value))
-        return attend_varlen(query, key, value, where, self.softmax_scale, self._window)
+        return attend_varlen(query, key, value, where, self.softmax_scale, self._window, self.sinks)
 
     def _of_all_ranks(self, tensor: Tensor) -> Tensor:
         """Gather the tokens of all context-parallel ranks, [T of all ranks, ...], by rank; the backward pass
@@ -189,13 +202,11 @@ class TorchCoreAttention(MegatronModule):
         """Have the last query attend to all keys, the query before it to all but the last, and so on.
 
         Where there are more keys than queries, zeros stand in for the earlier queries. A mask would hide the
-        keys as well, but its memory grows with the square of a sample's length. With a window there is one.
+        keys as well, but its memory grows with the square of a sample's length. With a window or sinks there
+        is one.
         """
-        if self._window is not None:
-            mask = _window_mask(query, key, self._window)
-            return functional.scaled_dot_product_attention(
-                query, key, value, mask, scale=self.softmax_scale, enable_gqa=True
-            )
+        if self._window is not None or self.sinks is not None:
+            return attend_masked(query, key, value, self.softmax_scale, self._window, self.sinks)
         if num_earlier := key.shape[2] - query.shape[2]:
             query = functional.pad(query, (0, 0, num_earlier, 0))
         context = functional.scaled_dot_product_attention(
@@ -218,14 +229,6 @@ class FusedCoreAttention(MegatronModule):
         chosen = self.of_forests if isinstance(packed_seq_params, ForestSequences) else self.fused
         context: Tensor = chosen(*args, packed_seq_params=packed_seq_params, **options)
         return context
-
-
-def _window_mask(query: Tensor, key: Tensor, window: int) -> Tensor:
-    """Return which keys each query attends to, [queries, keys] bool; the last query stands at the last
-    key."""
-    num_queries, num_keys = query.shape[2], key.shape[2]
-    mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
-    return mask.tril(num_keys - num_queries).triu(num_keys - num_queries - window + 1)
 
 
 def _indexes_by_position(num_tokens: int, num_ranks: int) -> Tensor:

@@ -21,10 +21,14 @@ from nemo_like.models.weight_names import MODEL_RULES, Cut, Merge, Rule
 from nemo_like.policy.backends.hf_checkpoint import HFCheckpoint
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)\.(.+)")
-_EXPERT = re.compile(r"mlp\.experts\.local_experts\.(?P<index>\d+)\.(?P<layer>linear_fc[12])\.weight")
+_EXPERT = re.compile(
+    r"mlp\.experts\.local_experts\.(?P<index>\d+)\.(?P<layer>linear_fc[12])\.(?P<kind>weight|bias)"
+)
 # Transformer Engine's grouped layers number their weights.
-_TE_EXPERT = re.compile(r"mlp\.experts\.(?P<layer>linear_fc[12])\.weight(?P<index>\d+)")
-_GROUPED_EXPERTS = re.compile(r"(.+\.mlp\.experts)\.weight([12])")
+_TE_EXPERT = re.compile(r"mlp\.experts\.(?P<layer>linear_fc[12])\.(?P<kind>weight)(?P<index>\d+)")
+_GROUPED_EXPERTS = re.compile(r"(.+\.mlp\.experts)\.(?:weight([12])|linear_fc([12])\.bias)")
+
+_TRANSPOSED = (Merge.transposed, Merge.alternating)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +118,7 @@ def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
     if expert is None:
         rule = part.family.layer_rule(rest)
     else:
-        rule = part.family.expert_rule(expert["layer"])
+        rule = part.family.expert_rule(f"{expert['layer']}.{expert['kind']}")
         first = (part.ep_rank if ep_rank is None else ep_rank) * part.num_local_experts
         prefix += f"{part.family.experts_at}.{first + int(expert['index'])}."
     return replace(rule, hf_names=tuple(prefix + hf_name for hf_name in rule.hf_names))
@@ -122,10 +126,11 @@ def rule_for(name: str, part: ModelPart, ep_rank: int | None = None) -> Rule:
 
 def expert_of(name: str) -> tuple[str, int] | None:
     """Return the linear layer of all experts, such as decoder.layers.0.mlp.experts.linear_fc1, to which the
-    weight of one expert of a rank belongs, and that expert's index; None for another parameter."""
+    weight of one expert of a rank belongs, and that expert's index; None for another parameter, such as a
+    bias."""
     match = _LAYER.fullmatch(name)
     expert = match and (_EXPERT.fullmatch(match[2]) or _TE_EXPERT.fullmatch(match[2]))
-    if not match or not expert:
+    if not match or not expert or expert["kind"] != "weight":
         return None
     return f"decoder.layers.{match[1]}.mlp.experts.{expert['layer']}", int(expert["index"])
 
@@ -152,8 +157,9 @@ def single_experts(parameters: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[s
         if grouped is None:
             yield name, parameter
             continue
+        layer = f"linear_fc{grouped[2]}.weight" if grouped[2] else f"linear_fc{grouped[3]}.bias"
         for index, expert in enumerate(parameter.detach()):
-            yield f"{grouped[1]}.local_experts.{index}.linear_fc{grouped[2]}.weight", expert
+            yield f"{grouped[1]}.local_experts.{index}.{layer}", expert
 
 
 def rules_of_all_ranks(name: str, part: ModelPart) -> list[Rule]:
@@ -176,6 +182,9 @@ def merge(rule: Rule, parts: Sequence[Tensor], geometry: Geometry) -> Tensor:
         return functional.pad(parts[0], (0, 0, 0, geometry.padded_vocab_size - len(parts[0])))
     if rule.merge is Merge.stacked:
         return torch.cat(list(parts))
+    if rule.merge in _TRANSPOSED:
+        rows = parts[0].t()  # a bias as it is
+        return rows if rule.merge is Merge.transposed else torch.cat([rows[::2], rows[1::2]])
     if rule.merge is Merge.fused_qkv:
         parts = parts[0].split([geometry.num_query_groups * size for size in geometry.group_sizes])
     groups = geometry.num_query_groups
@@ -190,6 +199,10 @@ def split(rule: Rule, full: Tensor, geometry: Geometry) -> list[Tensor]:
         return [full[: geometry.vocab_size]]
     if rule.merge is Merge.stacked:
         return list(full.chunk(2))
+    if rule.merge in _TRANSPOSED:
+        is_plain = rule.merge is Merge.transposed
+        rows = full if is_plain else torch.stack(full.chunk(2), dim=1).flatten(0, 1)
+        return [rows.t().contiguous()]
     per_group = full.unflatten(0, (geometry.num_query_groups, -1)).split(geometry.group_sizes, dim=1)
     parts = [part.flatten(0, 1) for part in per_group]
     return [torch.cat(parts)] if rule.merge is Merge.fused_qkv else parts

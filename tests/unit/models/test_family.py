@@ -72,7 +72,7 @@ def test_a_family_has_the_rules_of_most_families_but_for_its_own() -> None:
     family = family_of("qwen3")
     assert family is not None
     assert family.layer_rule("mlp.linear_fc2.weight").hf_names == ("mlp.down_proj.weight",)
-    assert family.expert_rule("linear_fc2").hf_names == ("down_proj.weight",)
+    assert family.expert_rule("linear_fc2.weight").hf_names == ("down_proj.weight",)
     with pytest.raises(KeyError, match="gate_weight"):
         family.layer_rule("mlp.shared_experts.gate_weight")
 

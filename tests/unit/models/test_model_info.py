@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,20 @@ def test_what_the_conversion_does_not_cover_is_refused(
             "glm4_moe_lite",
             {"mlp_layer_types": ["sparse", "dense"]},
             "mlp_layer_types other than 1 dense layers before all others; set policy.backend=fsdp",
+        ),
+        ("gpt_oss", {"swiglu_limit": 6.0}, "another swiglu_limit than 7.0, and vLLM computes with that"),
+        ("gpt_oss", {"rms_norm_eps": 1e-5}, "rope scaling .*; use a checkpoint with YaRN without mscale"),
+        (
+            "minimax_m2",
+            {"use_qk_norm": False},
+            "has use_qk_norm=false, .*; use a checkpoint with these norms",
+        ),
+        ("qwen3", {"quantization_config": {"quant_method": "fp8"}}, r"in fewer than 16 bits \(fp8\); use"),
+        ("qwen3", {"quantization_config": {"quant_method": "mxfp4"}}, r"\(mxfp4\); scripts/dequantise_ch"),
+        (
+            "gpt_oss",
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}},
+            r"in fewer than 16 bits \(fp8\); scripts/dequantise",
         ),
     ],
 )
@@ -320,3 +335,35 @@ def test_a_directory_with_config_json_alone_has_the_sizes_for_a_plan_and_is_no_m
     assert planned_shape(str(model)) == model
     (model / "tokenizer.json").touch()
     assert is_here(str(model))
+
+
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150_000,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+}
+
+
+@pytest.mark.parametrize("method", ["mxfp4", None])
+def test_gpt_oss_rotates_by_yarn_in_all_layers_and_may_be_in_mxfp4(
+    tmp_path: Path, method: str | None
+) -> None:
+    by = None if method is None else {"quant_method": method}
+    model = described(checkpoint(tmp_path, **GPT_OSS, quantization_config=by))
+    one = Rope(theta=1.5e5, factor=32.0, trained_length=4096, rounds=False, amplitude=0.1 * math.log(32) + 1)
+    assert model.ropes == (one,)
+    assert (model.window, model.full_layers, model.quantization) == (128, (1,), method)
+
+
+def test_the_rotated_share_may_be_given_by_a_number_of_values(tmp_path: Path) -> None:
+    sizes = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32}
+    model = described(checkpoint(tmp_path, model_type="minimax_m2", rotary_dim=8, **sizes))
+    assert model.rotated_share == 0.25

@@ -11,6 +11,7 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from nemo_like.models.weight_names import Merge
 from nemo_like.policy.megatron.expert_adapters import (
     ExpertAdapters,
     as_saved,
@@ -45,12 +46,19 @@ def with_values(adapters: ExpertAdapters) -> ExpertAdapters:
 
 def test_peft_has_the_ranks_of_an_experts_a_together_and_the_experts_of_a_rank_of_b() -> None:
     a = torch.tensor([[[1.0], [2.0]], [[3.0], [4.0]]])  # 2 experts of rank 2, 1 input
-    assert as_saved(a)[:, 0].tolist() == [1, 2, 3, 4]
+    assert as_saved(a, Merge.stacked)[:, 0].tolist() == [1, 2, 3, 4]
     b = torch.tensor([[[[1.0, 2.0]]], [[[3.0, 4.0]]]])  # 1 layer with 1 output
-    assert as_saved(b).tolist() == [[1, 3, 2, 4]]
+    assert as_saved(b, Merge.stacked).tolist() == [[1, 3, 2, 4]]
     random_a, random_b = torch.randn(3, 4, 5), torch.randn(3, 2, 5, 4)
-    assert torch.equal(stacked_a(as_saved(random_a), 3), random_a)
-    assert torch.equal(stacked_b(as_saved(random_b), 3, 2), random_b)
+    for merge in (Merge.stacked, Merge.alternating):
+        assert torch.equal(stacked_a(as_saved(random_a, merge), 3), random_a)
+        assert torch.equal(stacked_b(as_saved(random_b, merge), 3, 2, merge), random_b)
+
+
+def test_peft_has_the_outputs_of_gate_and_up_in_turn_where_a_checkpoint_has_them_so() -> None:
+    b = torch.tensor([[[[1.0], [2.0]], [[3.0], [4.0]]]])  # 1 expert, 2 layers with 2 outputs, rank 1
+    assert as_saved(b, Merge.stacked)[:, 0].tolist() == [1, 2, 3, 4]
+    assert as_saved(b, Merge.alternating)[:, 0].tolist() == [1, 3, 2, 4]
 
 
 def test_peft_saves_one_adapter_for_gate_and_up_and_one_for_down() -> None:
@@ -114,6 +122,7 @@ def test_experts_of_one_matrix_product_add_it_too_and_not_while_adapters_are_dis
         num_attention_heads=1,
         num_moe_experts=NUM_EXPERTS,
         moe_ffn_hidden_size=FFN,
+        add_bias_linear=False,
         use_cpu_initialization=True,
     )
     own = GroupedExperts(NUM_EXPERTS, config, pg_collection=SimpleNamespace(ep=alone, expt_dp=alone))

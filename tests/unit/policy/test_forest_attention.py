@@ -13,12 +13,13 @@ from torch.nn.attention import varlen
 
 from nemo_like.batch.forest import ROOT, Forest, TokenRun
 from nemo_like.batch.micro_batches import round_up
+from nemo_like.policy.backends import varlen as own_varlen
 from nemo_like.policy.batch import forest_attention
 from nemo_like.policy.batch.context_parts import ContextRank, context_positions
 from nemo_like.policy.batch.forest_attention import PaddedAttention, VarlenAttention
 from tests.unit.batch.forests import forests, path_of
 from tests.unit.policy.largest_tensor import largest
-from tests.unit.policy.varlen_by_hand import loops_over_sequences
+from tests.unit.policy.varlen_by_hand import loops_over_sequences, sinks_by_the_sums
 
 HEADS, GROUPS, HEAD_SIZE, VALUE_SIZE, SCALE = 4, 2, 8, 6, 0.3
 NUM_UNUSED = 2
@@ -29,42 +30,61 @@ Kind = type[PaddedAttention] | type[VarlenAttention]
 def kernel_by_hand() -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(varlen, "varlen_attn", loops_over_sequences)
+        patch.setattr(own_varlen, "attend_with_sinks", sinks_by_the_sums)
         yield
 
 
 def inputs(num_slots: int) -> list[Tensor]:
+    """Query, key and value."""
     torch.manual_seed(3)
     shapes = ((HEADS, HEAD_SIZE), (GROUPS, HEAD_SIZE), (GROUPS, VALUE_SIZE))
     return [torch.randn(num_slots, *shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
 
-def with_a_mask(forest: Forest, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
-    """The definition: softmax over a token's path, or over the latest tokens of it. [T, heads, v]"""
+def some_sinks() -> Tensor:
+    return torch.tensor([-1.0, 0.0, 0.5, 2.0], dtype=torch.float64, requires_grad=True)
+
+
+def with_a_mask(
+    forest: Forest,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: int | None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """The definition: softmax over a token's path, or over the latest tokens of it, and over a head's sink,
+    whose share is dropped. [T, heads, v]"""
     parents, count = forest.parents(), forest.num_tokens
     allowed = torch.zeros(count, count, dtype=torch.bool)
     for token in range(count):
         allowed[token, path_of(token, parents)[-(window or count) :]] = True
     key, value = (each[:count].repeat_interleave(HEADS // GROUPS, dim=1) for each in (key, value))
     logits = torch.einsum("qhd,khd->hqk", query[:count], key) * SCALE
-    return torch.einsum("hqk,khd->qhd", logits.masked_fill(~allowed, -torch.inf).softmax(-1), value)
+    logits = logits.masked_fill(~allowed, -torch.inf)
+    if sinks is not None:
+        logits = torch.cat([logits, sinks[:, None, None].expand(-1, count, 1)], dim=-1)
+    return torch.einsum("hqk,khd->qhd", logits.softmax(-1)[..., :count], value)
 
 
 @pytest.mark.parametrize("kind", [PaddedAttention, VarlenAttention])
-@given(forest=forests(), window=st.none() | st.integers(1, 12))
+@given(forest=forests(), window=st.none() | st.integers(1, 12), has_sinks=st.booleans())
 def test_values_and_gradients_are_those_of_a_dense_mask(
-    kind: Kind, forest: Forest, window: int | None
+    kind: Kind, forest: Forest, window: int | None, has_sinks: bool
 ) -> None:
     count = forest.num_tokens
     weights = torch.randn(count, HEADS, VALUE_SIZE, dtype=torch.float64)
     tensors, expected = inputs(count + NUM_UNUSED), inputs(count + NUM_UNUSED)
-    found = kind.of(forest, count + NUM_UNUSED).attend(*tensors, SCALE, window)
+    both = [some_sinks(), some_sinks()] if has_sinks else [None, None]
+    found = kind.of(forest, count + NUM_UNUSED).attend(*tensors, SCALE, window, both[0])
     assert found.shape == (count + NUM_UNUSED, HEADS, VALUE_SIZE)
-    wanted = with_a_mask(forest, *expected, window)
+    wanted = with_a_mask(forest, *expected, window, both[1])
     torch.testing.assert_close(found[:count], wanted)
     (found[:count] * weights).sum().backward()
     (wanted * weights).sum().backward()
-    for one, other in zip(tensors, expected, strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+    for one, other in [*zip(tensors, expected, strict=True), both]:
+        if one is not None and other is not None:
+            torch.testing.assert_close(one.grad, other.grad)
 
 
 @pytest.mark.parametrize("kind", [PaddedAttention, VarlenAttention])

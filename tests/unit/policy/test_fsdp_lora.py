@@ -32,19 +32,22 @@ def test_a_merged_weight_is_the_weight_plus_the_scaled_product() -> None:
     assert torch.equal(transposed, 1 + DELTA.T)
 
 
-def test_a_parameter_of_all_experts_is_merged_with_an_adapter_per_expert() -> None:
+@pytest.mark.parametrize("is_transposed", [False, True])
+def test_a_parameter_of_all_experts_is_merged_with_an_adapter_per_expert(is_transposed: bool) -> None:
     parameters = {
         "experts.base_layer.lora_A.default.weight": torch.tensor(
             [[1.0, 2.0], [3.0, 4.0]]
         ),  # rank 1, 2 experts
         "experts.base_layer.lora_B.default.weight": torch.tensor([[10.0, 100.0], [20.0, 200.0]]),
     }
-    layers = {"experts.base_layer": SimpleNamespace(scaling={"default": 0.5})}
+    experts = SimpleNamespace(is_transposed=is_transposed)
+    layers = {"experts.base_layer": SimpleNamespace(scaling={"default": 0.5}, get_base_layer=lambda: experts)}
     beside = Adapters(layers, experts={"experts.base_layer": "experts.gate_up_proj"})
     name = "experts.base_layer.base_layer.gate_up_proj"
     merged = beside.merged(name, torch.ones(2, 2, 2), parameters.__getitem__)
     first, second = [[5.0, 10.0], [10.0, 20.0]], [[150.0, 200.0], [300.0, 400.0]]
-    assert torch.equal(merged, 1 + torch.tensor([first, second]))
+    expected = torch.tensor([first, second])
+    assert torch.equal(merged, 1 + (expected.mT if is_transposed else expected))
 
 
 @pytest.mark.parametrize("name", ["q_proj.base_layer.bias", "k_proj.weight", "norm.weight"])

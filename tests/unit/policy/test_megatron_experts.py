@@ -18,8 +18,8 @@ from nemo_like.policy.options import Device, Precision
 NUM_EXPERTS, HIDDEN, FFN = 3, 8, 16
 
 
-@pytest.fixture
-def experts() -> GroupedExperts:
+@pytest.fixture(params=[False, True], ids=["no biases", "biases"])
+def experts(request: pytest.FixtureRequest) -> GroupedExperts:
     alone = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
     config = TransformerConfig(
         num_layers=1,
@@ -28,6 +28,7 @@ def experts() -> GroupedExperts:
         num_moe_experts=NUM_EXPERTS,
         moe_ffn_hidden_size=FFN,
         use_cpu_initialization=True,
+        add_bias_linear=request.param,
     )
     layer = GroupedExperts(NUM_EXPERTS, config, pg_collection=SimpleNamespace(ep=alone, expt_dp=alone))
     torch.manual_seed(2)
@@ -38,9 +39,12 @@ def experts() -> GroupedExperts:
 
 def one_by_one(layer: GroupedExperts, hidden: Tensor, counts: Tensor, weights: Tensor) -> Tensor:
     outputs, split = [], counts.tolist()
+    parameters = dict(layer.named_parameters())
+    first, second = (parameters.get(f"linear_fc{one}.bias", torch.zeros(NUM_EXPERTS, 1)) for one in (1, 2))
     for expert, (tokens, scale) in enumerate(zip(hidden.split(split), weights.split(split), strict=True)):
-        gate, up = (tokens @ layer.weight1[expert].T).chunk(2, dim=1)
-        outputs.append(functional.silu(gate) * up * scale[:, None] @ layer.weight2[expert].T)
+        gate, up = (tokens @ layer.weight1[expert].T + first[expert]).chunk(2, dim=1)
+        activated = functional.silu(gate) * up * scale[:, None]
+        outputs.append(activated @ layer.weight2[expert].T + second[expert] * scale[:, None])
     return torch.cat(outputs)
 
 

@@ -9,7 +9,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from nemo_like.models.rope import Rope
-from nemo_like.policy.megatron.layer_parts import NormThenAdd, TorchGeGLU, WholeRMSNorm, angles_of
+from nemo_like.policy.megatron.layer_parts import (
+    NormThenAdd,
+    TorchGeGLU,
+    WholeRMSNorm,
+    angles_of,
+    clamped_swiglu,
+)
 from nemo_like.policy.megatron.modules import TorchRMSNorm
 
 
@@ -39,6 +45,18 @@ def test_the_gates_gelu_is_the_one_with_tanh() -> None:
     activated = TorchGeGLU(config())(torch.tensor([0.0, 1.0, 2.0, 3.0]))
     # 0.5 x (1 + tanh(0.79788 (x + 0.044715 x^3))) of 0 and 1, times 2 and 3
     assert activated.tolist() == pytest.approx([0.0, 3 * 0.841192])
+
+
+def test_a_clamped_swiglu_holds_the_gate_below_7_and_the_rest_within_7() -> None:
+    halves = torch.tensor([1.0, 9.0, -9.0, 2.0, -9.0, 9.0], requires_grad=True)
+    activated = clamped_swiglu(halves)
+    # 1 sigmoid(1.702) (2 + 1), 7 sigmoid(11.914) (-7 + 1), -9 sigmoid(-15.318) (7 + 1)
+    assert activated.tolist() == pytest.approx([3 * 0.845796, -42 * 0.9999933, -72 * 2.2258e-7], rel=1e-4)
+    activated.sum().backward()
+    assert halves.grad is not None
+    # Of a value beyond its limit there is none; of the first linear half it is the gate's activation.
+    assert [bool(one) for one in halves.grad] == [True, False, True, True, False, False]
+    assert halves.grad[3].item() == pytest.approx(0.845796)
 
 
 def test_a_whole_norm_divides_by_the_root_mean_square_of_all_heads() -> None:
@@ -78,3 +96,14 @@ def test_yarn_divides_the_angles_of_pairs_that_turn_seldom() -> None:
     rope = Rope(theta=1e4, factor=2.0, trained_length=62_832, beta_fast=700.0, beta_slow=15.0)
     # Kept of pairs 0 and 1, halved of pair 3; pair 2 has the mean of both.
     assert angles_of((rope, rope), 8)[4:].tolist() == pytest.approx([1.0, 0.1, 0.0075, 0.0005])
+
+
+def test_yarn_may_begin_and_end_between_pairs() -> None:
+    """Pair 2 is a third of the way from 1.5 to 3, that of 10^2.5 turns to that of 10."""
+    rope = Rope(
+        theta=1e4, factor=2.0, trained_length=62_832, beta_fast=316.2278, beta_slow=10.0, rounds=False
+    )
+    kept = 2 / 3 + 1 / 3 / 2
+    assert angles_of((rope, rope), 8)[4:].tolist() == pytest.approx(
+        [1.0, 0.1, 0.01 * kept, 0.0005], rel=1e-4
+    )

@@ -119,6 +119,31 @@ def test_an_expert_is_found_under_the_names_of_its_family() -> None:
     assert rule.hf_names == (f"{prefix}.w1.weight", f"{prefix}.w3.weight")
 
 
+@pytest.mark.parametrize("leaf", ["weight", "bias"])
+def test_gate_and_up_may_alternate_with_a_column_per_output(leaf: str) -> None:
+    name = f"decoder.layers.0.mlp.experts.local_experts.1.linear_fc1.{leaf}"
+    rule = rule_for(name, replace(part(), family=FAMILIES.load("gpt_oss")))
+    columns = torch.tensor([10.0, 20, 11, 21, 12, 22])  # gates are 10 to 12
+    given = columns if leaf == "bias" else torch.stack((columns, -columns))
+    full = merge(rule, [given], GEOMETRY)
+    assert full.t().tolist() == torch.cat((given.t()[::2], given.t()[1::2])).t().tolist()
+    assert full.flatten()[0] == 10 and full[1].flatten()[0] == 11 and full[3].flatten()[0] == 20
+    (back,) = split(rule, full, GEOMETRY)
+    assert back.tolist() == given.tolist()
+    suffix = "" if leaf == "weight" else "_bias"
+    assert rule.hf_names == (f"model.layers.0.mlp.experts.1.gate_up_proj{suffix}",)
+
+
+def test_biases_in_one_parameter_are_those_of_single_experts() -> None:
+    biases = torch.arange(4.0).view(2, 2)
+    prefix = "decoder.layers.0.mlp.experts"
+    found = [(name, bias.tolist()) for name, bias in single_experts([(f"{prefix}.linear_fc1.bias", biases)])]
+    assert found == [
+        (f"{prefix}.local_experts.0.linear_fc1.bias", [0, 1]),
+        (f"{prefix}.local_experts.1.linear_fc1.bias", [2, 3]),
+    ]
+
+
 def test_every_rank_holds_its_part_of_the_gate_above_its_part_of_the_up_projection() -> None:
     rule = rule_for("decoder.layers.0.mlp.linear_fc1.weight", part())
     gate, up = torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0], [4.0]])

@@ -10,6 +10,7 @@ from nemo_like.config.problems import ConfigError
 from nemo_like.configuration import Config
 from nemo_like.models.family import described_types
 from nemo_like.models.model_info import read_model_info
+from nemo_like.models.quantization import DEQUANTISE
 from nemo_like.plan.machine_rules import Machine
 from nemo_like.rules.checkpoint_rules import checkpoint_problems
 from tests.unit.config.checkpoints import write_checkpoint
@@ -322,6 +323,41 @@ def test_a_window_shorter_than_sequences_is_not_for_context_parallelism(demo: De
     assert [one for one in problems(demo(*settings)) if "window" in one] == [
         f"policy.megatron_cfg.context_parallel_size=2 {rule}; set it to 1",
     ]
+
+
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},
+}
+
+
+def test_experts_with_biases_are_whole(demo: Demo, checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, **GPT_OSS)
+    assert not problems(demo("policy.sequence_packing.share_prompts=true"))
+    of = "policy.megatron_cfg."
+    (problem,) = problems(
+        demo(
+            f"{of}tensor_model_parallel_size=2",
+            f"{of}expert_tensor_parallel_size=2",
+            f"{of}sequence_parallel=true",
+        )
+    )
+    assert problem == (
+        f"{of}expert_tensor_parallel_size=2 must be 1 for a model of type 'gpt_oss', whose experts have "
+        "biases; set it to 1"
+    )
+
+
+def test_engines_are_not_built_from_experts_in_mxfp4(demo: Demo, checkpoint: Path) -> None:
+    write_checkpoint(checkpoint, **GPT_OSS, quantization_config={"quant_method": "mxfp4"})
+    (problem,) = problems(demo())
+    assert problem.startswith(f"policy.model_name={checkpoint} has weights in fewer than 16 bits (mxfp4), for")
+    assert not problems(demo("rollout.replay=recorded"))
+    (problem,) = problems(demo("policy.backend=fsdp", "rollout.replay=recorded"))
+    assert problem.endswith("(mxfp4); " + DEQUANTISE)
 
 
 def test_a_dense_model_has_no_experts_to_spread(demo: Demo) -> None:
