@@ -383,6 +383,20 @@ def test_norms_of_which_ranks_have_parts_are_stored_whole(
     check_resumption((whole, run(whole, saved_by, model)), resumed_by, 1e-5, model, tmp_path / "resumed")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("saved_by", "resumed_by"),
+    [
+        ("EP2 x TP2", "experts in one matrix product"),
+        ("EP2 with experts in one matrix product", "EP2 x TP2"),
+    ],
+)
+def test_sinks_and_biases_of_experts_are_stored_whole(saved_by: str, resumed_by: str, tmp_path: Path) -> None:
+    model = make_checkpoint(tmp_path / "model", "gpt_oss", tied=False)
+    whole = tmp_path / "whole"
+    check_resumption((whole, run(whole, saved_by, model)), resumed_by, 1e-5, model, tmp_path / "resumed")
+
+
 @pytest.mark.parametrize(
     ("saved_by", "resumed_by"),
     [
