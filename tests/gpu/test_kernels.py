@@ -89,6 +89,7 @@ GPU_CASES = [
     Case(
         "packed attention, Megatron-core", *HALF, Way(PACKED, WITHOUT_TE), Way(PACKED, {**WITHOUT_TE, **LOOP})
     ),
+    Case("packed attention with sinks", *HALF, Way(PACKED), Way(PACKED, LOOP), "gpt_oss"),
     Case("packed attention, FSDP", *HALF, Way(FSDP_PACKED), Way(FSDP_PACKED, LOOP)),
     Case(
         "PyTorch's grouped experts",
