@@ -36,7 +36,9 @@ def main() -> int:
     try:
         form = stored_form(config_of(str(options.source)))
         if form is None:
-            raise ValueError(f"{options.source} has no weights in 8 bits with a scale for each block, or in MXFP4")
+            raise ValueError(
+                f"{options.source} has no weights in 8 bits with a scale for each block, or in MXFP4"
+            )
         if options.output.exists():
             raise ValueError(f"--output {options.output} exists already; name a new directory")
         dequantise(options.source, options.output, form)

@@ -41,10 +41,19 @@ __all__ = [
 
 MUON: dict[str, Any] = {"optimizer_kind": OptimizerKind.muon, "use_distributed_optimizer": False}
 FSDP: dict[str, Any] = {"backend": "fsdp", **MUON}
+GPT_OSS = {"model_type": "gpt_oss", **UNTIED}
 CASES = [
     Case("one process", {}, {**MUON, **PACKED}),
     Case("mixture of experts", {}, MUON, MIXTURE, slow=True),
     Case("experts in one matrix product", {}, {**MUON, "moe_grouped_gemm": True}, MIXTURE, slow=True),
+    Case("gpt-oss", {}, {**MUON, **PACKED}, GPT_OSS, slow=True),
+    Case(
+        "gpt-oss, EP2, in one product",
+        {"ep": 2, "dp": 2},
+        {**MUON, "moe_grouped_gemm": True},
+        GPT_OSS,
+        slow=True,
+    ),
     Case("on the host between phases", {}, {**MUON, "offloads": True, **PACKED}, slow=True),
     Case("TP2", {"tp": 2}, {**MUON, **PACKED}, {"model_type": "qwen2"}, slow=True),
     Case("TP2, one matrix of queries, keys and values", {"tp": 2}, MUON, {"model_type": "phi3"}, slow=True),
@@ -65,6 +74,7 @@ CASES = [
     ),
     Case("FSDP, one process", {}, {**FSDP, **PACKED}),
     Case("FSDP, mixture of experts, DP2", {"dp": 2}, {**FSDP, **PACKED}, MIXTURE, slow=True),
+    Case("FSDP, gpt-oss, DP2", {"dp": 2}, FSDP, GPT_OSS, slow=True),
     Case("FSDP, DP2", {"dp": 2}, {**FSDP, **DYNAMIC}, slow=True),
     Case("FSDP, on the host between phases, DP2", {"dp": 2}, {**FSDP, "offloads": True}, slow=True),
     FsdpCase("FSDP, recomputed and offloaded, DP2", {"dp": 2}, {**MUON, **PACKED}, fsdp=SAVING, slow=True),

@@ -16,7 +16,7 @@ class TorchMuon:
     def __init__(self, model: torch.nn.Module, adam: torch.optim.Optimizer, cfg: OptimizerConfig) -> None:
         self._adam = adam
         self._matrices = {
-            parameter: (name, matrices_of(name, parameter))
+            parameter: (num_blocks(model, name), matrices_of(parameter, num_blocks(model, name)))
             for name, parameter in model.named_parameters()
             if ".layers." in name and parameter.dim() > 1 and not name.endswith("bias")
         }
@@ -41,19 +41,25 @@ class TorchMuon:
         """One update; torch's iteration is in float64 and not in bfloat16, whose rounding is a matter of
         chance."""
         self._adam.step()
-        for parameter, (name, matrices) in self._matrices.items():
+        for parameter, (count, matrices) in self._matrices.items():
             assert parameter.grad is not None
-            for matrix, gradient in zip(matrices, matrices_of(name, parameter.grad), strict=True):
+            for matrix, gradient in zip(matrices, matrices_of(parameter.grad, count), strict=True):
                 matrix.grad = gradient.contiguous()
         with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.double):
             self._muon.step()
 
 
-def matrices_of(name: str, parameter: Tensor) -> list[Tensor]:
+def num_blocks(model: torch.nn.Module, name: str) -> int:
+    """How many matrices of a checkpoint are one below the other in what transformers has of each expert; in
+    gpt-oss a checkpoint has gate and up in one."""
+    is_in_turn = getattr(model.get_submodule(name.rpartition(".")[0]), "is_transposed", False)
+    return 2 if "gate_up" in name and not is_in_turn else 1
+
+
+def matrices_of(parameter: Tensor, num_blocks: int) -> list[Tensor]:
     """Views of the matrices of a parameter of transformers: itself, or of each expert what its checkpoint
     has."""
     whole = parameter.detach()
     if whole.dim() == 2:
         return [whole]
-    num_blocks = 2 if "gate_up" in name else 1
     return [block for expert in whole for block in expert.chunk(num_blocks)]

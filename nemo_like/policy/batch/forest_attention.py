@@ -75,7 +75,7 @@ class PaddedAttention:
         if self.cut is not None:
             query, key, value = self.cut.whole(query), self.cut.by_slot(key), self.cut.by_slot(value)
         outputs = [
-            _causal(*(_picked(tensor, slots) for tensor in (query, key, value)), scale, window, sinks)
+            _causal(_picked(query, slots), _picked(key, slots), _picked(value, slots), scale, window, sinks)
             for slots in self.chunks
         ]
         return torch.cat([one.transpose(1, 2).flatten(0, 1) for one in outputs]).index_select(

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from nemo_like.policy.backends.muon import WholeMatrices, of_stacked
 from nemo_like.policy.fsdp.weights import hf_tensors
+from nemo_like.policy.loss.updated_tensors import is_matrix
 
 
 def layer_matrices(model: PreTrainedModel, names: Iterable[str], group: str) -> dict[str, WholeMatrices]:
@@ -33,7 +34,7 @@ def layer_matrices(model: PreTrainedModel, names: Iterable[str], group: str) -> 
     found: dict[str, WholeMatrices] = {}
     for name in names:
         parameter = model.get_parameter(name)
-        if not name.startswith(prefixes) or name.endswith("bias"):  # gpt-oss stacks those of all experts
+        if not name.startswith(prefixes) or not is_matrix(name, parameter):
             continue
         if parameter.dim() == 2:
             found[name] = _single

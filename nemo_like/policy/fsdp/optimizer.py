@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from nemo_like.policy.backends.muon import MOMENTUM, Muon, WholeMatrices
 from nemo_like.policy.fsdp.weights import gathered, local_part
-from nemo_like.policy.loss.updated_tensors import UpdatedTensor
+from nemo_like.policy.loss.updated_tensors import UpdatedTensor, is_matrix
 from nemo_like.policy.options import TrainedGroupConfig
 
 # Keeps the clipping factor finite; the same constant as in torch.nn.utils.clip_grad_norm_.
@@ -51,11 +51,17 @@ class ShardedOptimizer:
         self._momenta: dict[str, DTensor] = {}
         self._parameters, self._partial = dict(parameters), partial_gradients
         self._tensor_group = tensor_group
-        adam, of_adam = cfg.optimizer, [one for name, one in parameters.items() if name not in matrices]
+        adam, of_adam = cfg.optimizer, {name: parameters[name] for name in parameters if name not in matrices}
         self._adam = torch.optim.AdamW(
             [
-                {"params": [one for one in of_adam if one.dim() > 1], "weight_decay": adam.weight_decay},
-                {"params": [one for one in of_adam if one.dim() <= 1], "weight_decay": 0.0},
+                {
+                    "params": [one for name, one in of_adam.items() if is_matrix(name, one)],
+                    "weight_decay": adam.weight_decay,
+                },
+                {
+                    "params": [one for name, one in of_adam.items() if not is_matrix(name, one)],
+                    "weight_decay": 0.0,
+                },
             ],
             lr=adam.lr,
             betas=(adam.adam_beta1, adam.adam_beta2),
@@ -125,7 +131,7 @@ class ShardedOptimizer:
                 yield UpdatedTensor(
                     name=names[parameter],
                     weight=parameter.detach().to_local(),
-                    is_matrix=parameter.dim() > 1,
+                    is_matrix=is_matrix(names[parameter], parameter),
                     group=group,
                     state={
                         name: value.to_local() if isinstance(value, DTensor) else value

@@ -20,7 +20,7 @@ class UpdatedTensor:
 
     name: str  # in the model
     weight: Tensor
-    is_matrix: bool  # whether the model's tensor has more than one dimension; others have no weight decay
+    is_matrix: bool  # as ``is_matrix`` has it; others have no weight decay
     group: Mapping[str, Any]
     state: Mapping[str, Any]
 
@@ -28,3 +28,9 @@ class UpdatedTensor:
     def num_updates(self) -> int:
         """How many updates the optimizer has made of the tensor, as it counts them itself."""
         return int(self.state.get("step", self.group.get("step", 0)))
+
+
+def is_matrix(name: str, tensor: Tensor) -> bool:
+    """Return whether a model's tensor of this name is a matrix, or several of them. Biases of all experts in
+    one tensor are vectors."""
+    return tensor.dim() > 1 and not name.endswith("bias")

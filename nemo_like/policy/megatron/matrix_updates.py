@@ -21,6 +21,7 @@ from torch import Tensor
 from nemo_like.compat.foreach import GroupStepAdamW
 from nemo_like.models.weight_names import Cut, Merge, Rule
 from nemo_like.policy.backends.muon import MOMENTUM, Muon, WholeMatrices, of_stacked
+from nemo_like.policy.loss.updated_tensors import is_matrix
 from nemo_like.policy.megatron.model_chunks import ModelChunks
 from nemo_like.policy.megatron.weight_conversion import (
     Geometry,
@@ -108,11 +109,8 @@ def layer_matrices(model: ModelChunks, geometry: Geometry, part: ModelPart) -> d
     with what finds them whole."""
     found: dict[Tensor, WholeMatrices] = {}
     for name, parameter in model.named_tensors():
-        if not name.startswith(_IN_LAYERS) or not parameter.requires_grad:
-            continue
-        name_of_one, one = next(single_experts([(name, parameter)]))
-        if one.dim() > 1:  # one expert's, since a stack of their biases has two axes
-            rule = rule_for(name_of_one, part)
+        if name.startswith(_IN_LAYERS) and is_matrix(name, parameter) and parameter.requires_grad:
+            rule = rule_for(next(single_experts([(name, parameter)]))[0], part)
             found[parameter] = LayerMatrices(rule, geometry, *part.cut_of(rule))
     return found
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.policy.loss.update_watch import WeightCopies
-from nemo_like.policy.loss.updated_tensors import UpdatedTensor
+from nemo_like.policy.loss.updated_tensors import UpdatedTensor, is_matrix
 from nemo_like.policy.megatron.optimizer import chained_optimizers
 
 # Pairs of attributes with lists, by parameter group, of a model's parameters and of what is updated for them.
@@ -37,10 +37,11 @@ def updated_tensors(
         for group in part.optimizer.param_groups:
             for held in group["params"]:
                 parameter = originals.get(id(held), held)
+                name = names.get(id(parameter), "a tensor without a name")
                 yield UpdatedTensor(
-                    name=names.get(id(parameter), "a tensor without a name"),
+                    name=name,
                     weight=held.detach(),
-                    is_matrix=parameter.dim() > 1,
+                    is_matrix=is_matrix(name, parameter),
                     group=group,
                     state=part.optimizer.state.get(held, {}),
                 )

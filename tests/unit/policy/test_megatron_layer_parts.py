@@ -104,6 +104,4 @@ def test_yarn_may_begin_and_end_between_pairs() -> None:
         theta=1e4, factor=2.0, trained_length=62_832, beta_fast=316.2278, beta_slow=10.0, rounds=False
     )
     kept = 2 / 3 + 1 / 3 / 2
-    assert angles_of((rope, rope), 8)[4:].tolist() == pytest.approx(
-        [1.0, 0.1, 0.01 * kept, 0.0005], rel=1e-4
-    )
+    assert angles_of((rope, rope), 8)[4:].tolist() == pytest.approx([1.0, 0.1, 0.01 * kept, 0.0005], rel=1e-4)

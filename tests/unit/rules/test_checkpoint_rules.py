@@ -354,7 +354,9 @@ def test_experts_with_biases_are_whole(demo: Demo, checkpoint: Path) -> None:
 def test_engines_are_not_built_from_experts_in_mxfp4(demo: Demo, checkpoint: Path) -> None:
     write_checkpoint(checkpoint, **GPT_OSS, quantization_config={"quant_method": "mxfp4"})
     (problem,) = problems(demo())
-    assert problem.startswith(f"policy.model_name={checkpoint} has weights in fewer than 16 bits (mxfp4), for")
+    assert problem.startswith(
+        f"policy.model_name={checkpoint} has weights in fewer than 16 bits (mxfp4), for"
+    )
     assert not problems(demo("rollout.replay=recorded"))
     (problem,) = problems(demo("policy.backend=fsdp", "rollout.replay=recorded"))
     assert problem.endswith("(mxfp4); " + DEQUANTISE)
