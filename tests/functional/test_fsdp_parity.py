@@ -64,6 +64,7 @@ class FsdpCase(Case):
 
 SAVING = {"activation_checkpointing": True, "cpu_offload": True}
 
+GPT_OSS = {"model_type": "gpt_oss", **UNTIED}
 CASES = [
     FsdpCase("one process", slow=True),
     FsdpCase("one process, one sample per micro-batch", {}, {"micro_batch_size": 1}),
@@ -106,6 +107,7 @@ CASES = [
     FsdpCase("some adapters, TP2", {"tp": 2}, SOME_ADAPTERS),
     FsdpCase("adapters of experts", {}, {**EXPERT_ADAPTERS, **PACKED}, MIXTURE),
     FsdpCase("adapters of experts, DP2", {"dp": 2}, {**EXPERT_ADAPTERS, **PACKED}, MIXTURE, slow=True),
+    FsdpCase("adapters of gpt-oss's experts, DP2", {"dp": 2}, EXPERT_ADAPTERS, GPT_OSS, slow=True),
     FsdpCase(
         "adapters of experts, DP2, recomputed and offloaded",
         {"dp": 2},

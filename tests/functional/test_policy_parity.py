@@ -249,6 +249,13 @@ CASES = [
         slow=True,
     ),
     Case(
+        "adapters of gpt-oss's experts, EP2, in one matrix product",
+        {"ep": 2, "dp": 2},
+        {"moe_grouped_gemm": True, **EXPERT_ADAPTERS, **PACKED},
+        {"model_type": "gpt_oss", **UNTIED},
+        slow=True,
+    ),
+    Case(
         "adapters of some of Mixtral's experts' layers, EP2",
         {"ep": 2, "dp": 2},
         {"adapts": ("k_proj", "w2")},
