@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from nemo_like.algorithms.options import SurrogateLossConfig
@@ -54,7 +55,7 @@ class RoutedReference(DenseReference):
         self._routes: Tensor | None = None  # [T, layers, k]
         # By layer, of the latest sample: the weights of the experts that were used, and the experts.
         self._used = [(torch.zeros(0), torch.zeros(0))] * NUM_LAYERS
-        kinds = (Qwen3MoeTopKRouter, DeepseekV3TopkRouter)
+        kinds = (Qwen3MoeTopKRouter, DeepseekV3TopkRouter, GptOssTopKRouter)
         routers = [one for one in self.model.modules() if isinstance(one, kinds)]
         for layer, router in enumerate(routers):
             router.register_forward_hook(self._replay(layer))

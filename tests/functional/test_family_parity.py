@@ -94,8 +94,8 @@ def cases_of(family: str) -> list[Case]:
 
 
 def _with_adapters(family: str, kind: Family, model: dict[str, Any]) -> Case:
-    """Adapters beside all layers of a dense model, and beside those of a mixture's attention that can have
-    them: of latent attention, the projection of its output; else beside experts too."""
+    """Adapters beside all layers of a dense model; of a mixture beside queries and experts, or with latent
+    attention beside the projection of its output."""
     if kind.mixture is None:
         return Case(f"{family}, adapters, TP2", {"tp": 2}, {**ADAPTERS, **PACKED}, model, slow=True)
     adapters = {"adapts": ("o_proj",)} if Part.mla in kind.parts else EXPERT_ADAPTERS

@@ -121,6 +121,7 @@ CASES = [
         model=DENSE_FIRST,
         slow=True,
     ),
+    case("gpt-oss, packed", {}, PACKED, model={"model_type": "gpt_oss", **UNTIED}, slow=True),
     case("TP2 x PP2", {"pp": 2, **SEQUENCE_PARALLEL}, {**PACKED, **RECOMPUTE}, slow=True),
 ]
 
