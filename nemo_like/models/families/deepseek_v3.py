@@ -1,7 +1,7 @@
 """DeepSeek-V3 and R1, Kimi-K2 and Moonlight: latent attention, and routers that choose groups of experts
 first."""
 
-from nemo_like.models.family import SWIGLU, Family, Mixture, Part, TrainedValues, without
+from nemo_like.models.family import SIGMOID_ROUTER, SWIGLU, Family, Mixture, Part, TrainedValues, without
 
 KIND = Family(
     about="DeepSeek-V3 and R1, Kimi-K2, Moonlight: latent attention, groups of experts",
@@ -40,13 +40,7 @@ KIND = Family(
         num_groups="n_group",
         num_chosen_groups="topk_group",
     ),
-    megatron={
-        "rotary_interleaved": True,
-        "moe_router_score_function": "sigmoid",
-        "moe_router_enable_expert_bias": True,
-        "moe_router_bias_update_rate": 0.0,
-        "moe_router_dtype": "fp32",
-    },
+    megatron={"rotary_interleaved": True, **SIGMOID_ROUTER},
     engine_config={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     # vLLM's kernel for rotations on CPUs is wrong for these heads where there is no YaRN.
     cpu_engine={
