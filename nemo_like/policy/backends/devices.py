@@ -22,16 +22,16 @@ def compute_device(device: Device) -> torch.device:
 
 
 def on_device(holder: _T, device: torch.device) -> _T:
-    """Return a copy of a dataclass with all its tensors on ``device``, also in tuples and dataclasses among
-    its fields; other fields stay as they are."""
+    """Return a copy of a dataclass with all its tensors on ``device``, also in dataclasses and tuples of them
+    among its fields; other fields stay as they are."""
     record: Any = holder
     moved: dict[str, Any] = {}
     for name in (one.name for one in fields(record)):
         value = getattr(record, name)
         if isinstance(value, torch.Tensor):
             moved[name] = value.to(device, non_blocking=True)
-        elif isinstance(value, tuple) and value and isinstance(value[0], torch.Tensor):
-            moved[name] = tuple(one.to(device, non_blocking=True) for one in value)
+        elif isinstance(value, tuple) and value and is_dataclass(value[0]):
+            moved[name] = tuple(on_device(one, device) for one in value)
         elif is_dataclass(value):
             moved[name] = on_device(value, device)
     copy: _T = replace(record, **moved)

@@ -8,18 +8,27 @@ from torch.nn import functional
 
 
 def attend_masked(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None, sinks: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float | None,
+    window: int | None,
+    sinks: Tensor | None,
+    num_earlier: Tensor | None = None,
 ) -> Tensor:
-    """Have the last query attend to the latest keys, ``window`` or all of them, the query before it to those
-    up to the last but one, and so on.
+    """Have each query attend to its key and to those before it, to ``window`` keys or to all of them.
 
-    query: [n, heads, T, d]; key: [n, groups, keys, d]; value: [n, groups, keys, e]; sinks: [heads]. Returns
-    [n, heads, T, e]. The mask's memory grows with the square of the keys.
+    query: [n, heads, T, d]; key: [n, groups, keys, d]; value: [n, groups, keys, e]; sinks: [heads].
+    ``num_earlier``, [n] or [1] int64, says how many keys are before that of the first query; None says that
+    the last query has the last key. Returns [n, heads, T, e]. The mask has T x keys elements, or n times as
+    many where ``num_earlier`` has n.
     """
-    num_queries, num_keys = query.shape[2], key.shape[2]
-    earlier, reach = num_keys - num_queries, num_keys if window is None else window
-    mask = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device)
-    mask = mask.tril(earlier).triu(earlier - reach + 1)
+    device = query.device
+    if num_earlier is None:
+        num_earlier = torch.tensor([key.shape[2] - query.shape[2]], device=device)
+    own = num_earlier[:, None, None, None] + torch.arange(query.shape[2], device=device)[:, None]
+    behind = own - torch.arange(key.shape[2], device=device)  # by how many tokens a key is before a query's
+    mask = behind >= 0 if window is None else (behind >= 0) & (behind < window)
     if sinks is not None:
         return _attend_to_sinks_too(query, key, value, sinks, mask, scale)
     return functional.scaled_dot_product_attention(query, key, value, mask, scale=scale, enable_gqa=True)

@@ -7,9 +7,9 @@ several samples, or several calls of an agent, have in common is computed once (
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -23,38 +23,96 @@ from nemo_like.policy.backends.varlen import Sequences, attend_varlen, has_varle
 from nemo_like.policy.batch.context_parts import WHOLE_CONTEXT, ContextRank, context_positions
 from nemo_like.policy.batch.token_runs import path_tokens
 
-# How many slots of paths, with padding, one call attends to, unless a path alone has more.
-_SLOTS_PER_CHUNK = 16_384
+# One call attends to at most so many keys, with padding, unless a path alone has more.
+_KEYS_PER_CALL = 16_384
+# A mask has at most so many queries, so that it grows with the length of a path and not with its square.
+_QUERIES_PER_MASK = 512
+# A call takes as long as so many pairs of a query and a key.
+_PAIRS_OF_A_CALL = 16_384
+
+
+class QueryPart(NamedTuple):
+    """Queries that follow one another in a run, and the keys of their path.
+
+    The last query attends to all keys, the query before it to all but the last, and so on.
+    """
+
+    first: int  # among the queries of a rank
+    num_queries: int
+    keys: Tensor  # int64, slots of the row
+
+    @property
+    def num_earlier(self) -> int:
+        """How many keys are before that of the first query."""
+        return len(self.keys) - self.num_queries
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedCall:
+    """Parts whose attention one call computes, with padding behind their queries and keys."""
+
+    queries: Tensor  # [n, Q] int64, among the queries of a rank
+    keys: Tensor  # [n, K] int64, among the keys of all ranks
+    num_earlier: Tensor  # [n] int64, or [1] where it is the same number for all parts
+    is_causal: bool  # whether no part has earlier keys, so that a kernel needs no mask
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        scale: float | None,
+        window: int | None,
+        sinks: Tensor | None,
+    ) -> Tensor:
+        """Compute the attention of these parts, as ``PaddedAttention.attend`` does; [n x Q, heads, v]."""
+        query, key, value = _picked(query, self.queries), _picked(key, self.keys), _picked(value, self.keys)
+        if window is not None and window >= key.shape[2]:
+            window = None
+        if self.is_causal and window is None and sinks is None:
+            context = functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, scale=scale, enable_gqa=True
+            )
+        else:
+            context = attend_masked(query, key, value, scale, window, sinks, self.num_earlier)
+        return context.transpose(1, 2).flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class PaddedAttention:
-    """Attention by scaled_dot_product_attention on batches of n whole paths of at most L tokens.
+    """Attention by scaled_dot_product_attention, of several parts in each call.
 
-    Padding comes after all tokens that are read, so no mask is needed, whose memory would grow with the
-    square of the paths' lengths. A token is computed on each path that it is on, and its output is read from
-    the first.
+    The first run of a tree needs no mask. Later ones have masks of bounded size.
     """
 
-    chunks: tuple[Tensor, ...]  # [n, L] int64 each, slots
-    output_index: Tensor  # int64, of each query the index in the flattened outputs of all chunks
-    cut: CutRow | None
+    calls: tuple[PaddedCall, ...]
+    output_index: Tensor  # int64, of each query the index in the outputs of all calls, end to end
 
     @classmethod
     def of(cls, forest: Forest, num_slots: int, context: ContextRank = WHOLE_CONTEXT) -> Self:
         """Lay out a row of ``num_slots`` slots; with several context ranks, for the queries of one."""
-        paths = forest.paths()
-        leaves = sorted((path_tokens(paths[leaf]) for leaf in forest.leaves()), key=len)
-        chunks = [pad_sequence(chunk, batch_first=True, padding_value=num_slots) for chunk in _chunks(leaves)]
-        places = torch.cat([chunk.flatten() for chunk in chunks])
-        first = torch.full((num_slots + 1,), len(places) - 1)
-        first.scatter_reduce_(0, places, torch.arange(len(places)), "amin")
         cut = CutRow.of(num_slots, context)
-        return cls(
-            chunks=tuple(chunk.masked_fill_(chunk == num_slots, 0) for chunk in chunks),
-            output_index=first[:num_slots] if cut is None else first[cut.own],
-            cut=cut,
-        )
+        num_queries = num_slots if cut is None else len(cut.own)
+        calls, computed = [], []
+        for parts in _calls(
+            [short for part in query_parts(forest, num_slots, cut) for short in _short(part)]
+        ):
+            queries = [torch.arange(part.first, part.first + part.num_queries) for part in parts]
+            keys = [part.keys if cut is None else cut.places[part.keys] for part in parts]
+            earlier = torch.tensor([part.num_earlier for part in parts])
+            padded = pad_sequence(queries, batch_first=True, padding_value=num_queries)
+            computed.append(padded.flatten())
+            calls.append(
+                PaddedCall(
+                    queries=padded.clamp(max=num_queries - 1),
+                    keys=pad_sequence(keys, batch_first=True),
+                    num_earlier=earlier[:1] if len(earlier.unique()) == 1 else earlier,
+                    is_causal=not earlier.any(),
+                )
+            )
+        output_index = torch.zeros(num_queries + 1, dtype=torch.int64)
+        output_index[torch.cat(computed)] = torch.arange(sum(map(len, computed)))
+        return cls(tuple(calls), output_index[:num_queries])
 
     def attend(
         self,
@@ -72,50 +130,31 @@ class PaddedAttention:
         ``sinks``, [heads], is a logit that takes a share of its head's attention. Returns [T, heads, v], with
         arbitrary values in unused slots.
         """
-        if self.cut is not None:
-            query, key, value = self.cut.whole(query), self.cut.by_slot(key), self.cut.by_slot(value)
-        outputs = [
-            _causal(_picked(query, slots), _picked(key, slots), _picked(value, slots), scale, window, sinks)
-            for slots in self.chunks
-        ]
-        return torch.cat([one.transpose(1, 2).flatten(0, 1) for one in outputs]).index_select(
-            0, self.output_index
-        )
+        outputs = [call.attend(query, key, value, scale, window, sinks) for call in self.calls]
+        return torch.cat(outputs).index_select(0, self.output_index)
 
 
 @dataclass(frozen=True, slots=True)
 class VarlenAttention:
     """Attention on a GPU in half precision, by one call of PyTorch's variable-length FlashAttention, without
-    padding or mask: the queries of each run, with the keys of its path."""
+    padding or mask."""
 
     num_used: int  # queries
     sequences: Sequences
-    seen: Tensor  # int64, where the keys of each run are among the row's, run by run
+    seen: Tensor  # int64, where the keys of each part are among those of all ranks, part by part
 
     @classmethod
     def of(cls, forest: Forest, num_slots: int, context: ContextRank = WHOLE_CONTEXT) -> Self:
-        """Lay out a row of ``num_slots`` slots; with several context ranks, for the queries of one, which
-        begin and end within runs."""
+        """Lay out a row of ``num_slots`` slots; with several context ranks, for the queries of one."""
         cut = CutRow.of(num_slots, context)
-        own = [PathPiece(0, num_slots)] if cut is None else cut.pieces
-        paths = forest.paths()
-        parts = [
-            (
-                max(piece.start, path[-1].start),
-                [*path[:-1], PathPiece(path[-1].start, min(piece.stop, path[-1].stop))],
-            )
-            for piece in own
-            for path in paths
-            if path[-1].start < piece.stop and path[-1].stop > piece.start
-        ]
-        if not parts:  # a rank without tokens computes too, since the ranks exchange gradients
-            parts = [(own[0].start, [PathPiece(own[0].start, own[0].start + 1)])]
-        num_queries = [path[-1].stop - start for start, path in parts]
-        seen = [path_tokens(path) for _, path in parts]
-        slots = torch.cat(seen)
+        parts = query_parts(forest, num_slots, cut)
+        num_queries = [part.num_queries for part in parts]
+        slots = torch.cat([part.keys for part in parts])
         return cls(
             num_used=sum(num_queries),
-            sequences=Sequences.of(torch.tensor(num_queries), torch.tensor([len(keys) for keys in seen])),
+            sequences=Sequences.of(
+                torch.tensor(num_queries), torch.tensor([len(part.keys) for part in parts])
+            ),
             seen=slots if cut is None else cut.places[slots],
         )
 
@@ -156,15 +195,6 @@ class CutRow:
         half = len(self.own) // 2
         return [PathPiece(int(part[0]), int(part[-1]) + 1) for part in self.own.split(half)]
 
-    def by_slot(self, tensor: Tensor) -> Tensor:
-        """Return what all ranks have, [T, ...] rank by rank, in the order of slots."""
-        return tensor.index_select(0, self.places)
-
-    def whole(self, tensor: Tensor) -> Tensor:
-        """Return what this rank has, [T / ranks, ...], in its slots of a row that is 0 elsewhere."""
-        row = tensor.new_zeros(len(self.places), *tensor.shape[1:])
-        return row.index_copy(0, self.own, tensor)
-
 
 class ForestAttention:
     """Attention in a row of ``num_slots`` slots, on any device; with several context ranks for the queries of
@@ -193,28 +223,51 @@ class ForestAttention:
         return self._layout.attend(query, key, value, scale, window, sinks)
 
 
-def _chunks(paths: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Divide paths, the shortest first, into chunks of bounded size."""
-    chunks: list[list[Tensor]] = [[]]
-    for path in paths:
-        if chunks[-1] and (len(chunks[-1]) + 1) * len(path) > _SLOTS_PER_CHUNK:
-            chunks.append([])
-        chunks[-1].append(path)
-    return chunks
+def query_parts(forest: Forest, num_slots: int, cut: CutRow | None) -> list[QueryPart]:
+    """Divide the used slots of a row of ``num_slots``, or those of a context rank, into parts of runs."""
+    own = [PathPiece(0, num_slots)] if cut is None else cut.pieces
+    paths = forest.paths()
+    found: list[QueryPart] = []
+    for piece in own:
+        for *before, run in paths:
+            start, stop = max(piece.start, run.start), min(piece.stop, run.stop)
+            if start < stop:
+                first = found[-1].first + found[-1].num_queries if found else 0
+                keys = path_tokens([*before, PathPiece(run.start, stop)])
+                found.append(QueryPart(first, stop - start, keys))
+    # A rank without tokens computes too, since the ranks exchange gradients.
+    return found or [QueryPart(0, 1, torch.tensor([own[0].start]))]
+
+
+def _short(part: QueryPart) -> Iterator[QueryPart]:
+    """Divide a part that needs a mask into some with few queries."""
+    if part.num_earlier == 0:
+        yield part
+        return
+    for begin in range(0, part.num_queries, _QUERIES_PER_MASK):
+        count = min(_QUERIES_PER_MASK, part.num_queries - begin)
+        yield QueryPart(part.first + begin, count, part.keys[: part.num_earlier + begin + count])
+
+
+def _calls(parts: Sequence[QueryPart]) -> list[list[QueryPart]]:
+    """Distribute parts over calls: parts that are much alike go together."""
+    calls: list[list[QueryPart]] = []
+    for part in sorted(parts, key=lambda part: (part.num_earlier, part.num_queries)):
+        if not calls or not _go_together([*calls[-1], part]):
+            calls.append([])
+        calls[-1].append(part)
+    return calls
+
+
+def _go_together(parts: Sequence[QueryPart]) -> bool:
+    """Return whether one call for these parts has few keys, and little padding."""
+    keys = max([len(part.keys) for part in parts])
+    pairs = len(parts) * keys * max([part.num_queries for part in parts])
+    padding = pairs - sum([part.num_queries * len(part.keys) for part in parts])
+    same_kind = (parts[0].num_earlier == 0) == (parts[-1].num_earlier == 0)
+    return same_kind and len(parts) * keys <= _KEYS_PER_CALL and padding <= _PAIRS_OF_A_CALL
 
 
 def _picked(tensor: Tensor, slots: Tensor) -> Tensor:
     """Select slots [n, L] of a row's tensor [T, heads, d]; return [n, heads, L, d]."""
     return tensor.index_select(0, slots.flatten()).unflatten(0, slots.shape).transpose(1, 2)
-
-
-def _causal(
-    query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None, sinks: Tensor | None
-) -> Tensor:
-    if window is not None and window >= query.shape[2]:
-        window = None
-    if window is not None or sinks is not None:
-        return attend_masked(query, key, value, scale, window, sinks)
-    return functional.scaled_dot_product_attention(
-        query, key, value, is_causal=True, scale=scale, enable_gqa=True
-    )

@@ -104,14 +104,17 @@ def test_context_ranks_together_compute_what_one_does(
     torch.testing.assert_close(found[: forest.num_tokens], wanted)
 
 
-@given(forest=forests(max_runs=12), size=st.integers(1, 30))
-def test_paths_in_several_chunks_give_the_same(forest: Forest, size: int) -> None:
+@given(forest=forests(max_runs=12), keys=st.integers(1, 30), queries=st.integers(1, 4))
+def test_many_small_calls_give_the_same(forest: Forest, keys: int, queries: int) -> None:
     tensors = inputs(forest.num_tokens)
     whole = PaddedAttention.of(forest, forest.num_tokens)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forest_attention, "_SLOTS_PER_CHUNK", size)
+        patch.setattr(forest_attention, "_KEYS_PER_CALL", keys)
+        patch.setattr(forest_attention, "_QUERIES_PER_MASK", queries)
+        patch.setattr(forest_attention, "_PAIRS_OF_A_CALL", 0)
         cut = PaddedAttention.of(forest, forest.num_tokens)
-    assert all(chunk.numel() <= max(size, chunk.shape[1]) for chunk in cut.chunks)
+    assert all(call.keys.numel() <= max(keys, call.keys.shape[1]) for call in cut.calls)
+    assert all(call.is_causal or call.queries.shape[1] <= queries for call in cut.calls)
     torch.testing.assert_close(cut.attend(*tensors, SCALE), whole.attend(*tensors, SCALE))
 
 
@@ -119,8 +122,13 @@ def test_slots_by_hand() -> None:
     """A prompt of two tokens, one answer of two and one of one; the row has a slot more than tokens."""
     forest = Forest((TokenRun(2), TokenRun(2, 1), TokenRun(1, 1)))
     padded, packed = PaddedAttention.of(forest, 6), VarlenAttention.of(forest, 6)
-    assert [chunk.tolist() for chunk in padded.chunks] == [[[0, 1, 4, 0], [0, 1, 2, 3]]]
-    assert padded.output_index[:5].tolist() == [0, 1, 6, 7, 2]
+    prompt, answers = padded.calls
+    assert (prompt.queries.tolist(), prompt.keys.tolist()) == ([[0, 1]], [[0, 1]])
+    assert (prompt.num_earlier.tolist(), prompt.is_causal) == ([0], True)
+    assert answers.queries.tolist() == [[4, 5], [2, 3]]  # slot 5 is padding
+    assert answers.keys.tolist() == [[0, 1, 4, 0], [0, 1, 2, 3]]
+    assert (answers.num_earlier.tolist(), answers.is_causal) == ([2], False)
+    assert padded.output_index[:5].tolist() == [0, 1, 4, 5, 2]
     assert packed.seen.tolist() == [0, 1, 0, 1, 2, 3, 0, 1, 4]
     assert packed.sequences.cu_queries.tolist() == [0, 2, 4, 5]
     assert packed.sequences.cu_keys.tolist() == [0, 2, 6, 9]
@@ -128,11 +136,11 @@ def test_slots_by_hand() -> None:
 
 def test_no_tensor_grows_with_the_square_of_a_path() -> None:
     sizes = []
-    for length in (256, 512):  # of the prompt, and of what follows it in either sample
+    for length in (1024, 2048):  # of the prompt, and of what follows it in either sample
         forest = Forest((TokenRun(length, ROOT), TokenRun(length, length - 1), TokenRun(length, length - 1)))
         heads = (HEADS, GROUPS, GROUPS)
         tensors = [torch.randn(3 * length, count, HEAD_SIZE, requires_grad=True) for count in heads]
         attend: Callable[..., Tensor] = PaddedAttention.of(forest, 3 * length).attend
         sizes.append(largest(*tensors, lambda *qkv, attend=attend: attend(*qkv, SCALE)))
-    # Queries of both samples, with their prompt; a mask would have as many elements as there are pairs.
-    assert sizes == [2 * 512 * HEADS * HEAD_SIZE, 2 * 1024 * HEADS * HEAD_SIZE]
+    # The mask of the latest queries of a sample, which the samples have in common.
+    assert sizes == [512 * 2 * 1024, 512 * 2 * 2048]
