@@ -46,7 +46,7 @@ def task_problems(cfg: TaskConfigGroups) -> Iterator[Problem]:
     for name, env in task_environments(cfg).items():
         training, validation = training_sampling(cfg, name), validation_sampling(cfg, name)
         yield from _unique(_ranges(training), _ranges(validation))
-        yield from _unique(_grammars(name, env, training), _grammars(name, env, validation))
+        yield from _unique(_grammars(training), _grammars(validation))
         yield from _same_distribution(cfg, training)
         yield from _lengths(cfg, name, env, training)
 
@@ -106,14 +106,11 @@ def _ranges(sourced: SourcedSampling) -> Iterator[Problem]:
             )
 
 
-def _grammars(name: str, env: EnvConfig, sourced: SourcedSampling) -> Iterator[Problem]:
+def _grammars(sourced: SourcedSampling) -> Iterator[Problem]:
     """Yield every problem of the grammar that a task's responses shall follow."""
     if sourced.sampling.structured_outputs is None:
         return
     key, given = sourced.keys["structured_outputs"], json.loads(sourced.sampling.structured_outputs)
-    if kind_of(env).calls_policy:
-        rule = f"is of single responses, and env.{name} is an agent, whose requests bring their own"
-        yield Problem(key=key, rule=rule, remedy=f"set env.{name}.sampling.structured_outputs={{}}")
     if len(given) != 1 or not given.keys() <= _GRAMMARS.keys():
         rule = f"has {', '.join(given)}, and must have one of {', '.join(_GRAMMARS)}"
         yield Problem(key=key, rule=rule, remedy="for example {regex: '[0-9]+'}")

@@ -6,7 +6,7 @@ claims are those of ``test_policy_parity``, over this module's cases.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,18 +82,42 @@ def random_parents(length: int, rng: np.random.Generator) -> list[int]:
     return parents
 
 
+def per_sample(batch: dict[str, Any], name: str) -> list[Any]:
+    return np.split(batch["columns"][name], np.cumsum(batch["lengths"])[:-1])
+
+
+def parents_of(batch: dict[str, Any], row: int) -> list[int]:
+    gaps = per_sample(batch, PARENT_GAPS.name)[row]
+    parents: list[int] = (np.arange(len(gaps)) - 1 - gaps).tolist()
+    return parents
+
+
 class ForestReference(DenseReference):
     """Reads the path of every token that another follows, each as if there were no other token."""
 
     def logits(self, batch: dict[str, Any], row: int, ids: Tensor) -> Tensor:
-        gaps = torch.from_numpy(batch["columns"][PARENT_GAPS.name]).split(batch["lengths"])[row]
-        parents = (torch.arange(len(gaps)) - 1 - gaps).tolist()
+        parents = parents_of(batch, row)
         of_paths = {
             parent: self.model(ids[:, path_of(parent, parents)]).logits[0, -1]
             for parent in set(parents) - {ROOT}
         }
         of_paths[ROOT] = torch.zeros_like(of_paths[0])  # predicts nothing that is scored
         return torch.stack([*(of_paths[parent] for parent in parents[1:]), of_paths[ROOT]])[None]
+
+    def choices(self, batch: dict[str, Any], rows: Iterable[int]) -> Tensor:
+        """Each response token is the only one of a sample that is its path."""
+        ids, masks = (per_sample(batch, name) for name in ("input_ids", "response_mask"))
+        paths = [
+            ids[row][path_of(token, parents_of(batch, row))]
+            for row in rows
+            for token in masks[row].nonzero()[0].tolist()
+        ]
+        columns = {
+            "input_ids": np.concatenate(paths),
+            "response_mask": np.concatenate([np.arange(len(path)) == len(path) - 1 for path in paths]),
+        }
+        alone = {"columns": columns, "lengths": [len(path) for path in paths]}
+        return super().choices(alone, range(len(paths)))
 
 
 @dataclass(frozen=True)

@@ -325,7 +325,7 @@ class CallAnswerer:
                 **settings,
                 "max_new_tokens": most,
                 "stop_strings": (*settings["stop_strings"], *wanted.stop),
-                "structured_outputs": wanted.tools.structured_outputs if wanted.tools else None,
+                **({"structured_outputs": wanted.tools.structured_outputs} if wanted.tools else {}),
             },
             num_top_logprobs=wanted.top_logprobs,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from nemo_like.rollout.agents.agent_messages_api import as_chat as messages_as_c
 from nemo_like.rollout.agents.agent_prompts import AgentPrompts
 from nemo_like.rollout.agents.agent_request import BadRequest
 from nemo_like.rollout.agents.agent_responses_api import as_chat as responses_as_chat
+from nemo_like.rollout.agents.agent_tools import ToolUse
 from nemo_like.rollout.agents.agent_work import RequestWork
 from scripts.demo_model.tool_tokenizer import TEMPLATE, save_tokenizer
 from tests.unit.data.tokenizers_at_tiny_size import BOS, BOS_ID, with_post_processor
 from tests.unit.rollout.conversations import conversation
 
+GRAMMAR = '{"regex": "[0-9]+"}'
 USER = {"role": "user", "content": "1+2?"}
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
 
@@ -37,9 +40,15 @@ class Host:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.prompts: list[tuple[int, ...]] = []
+        self.grammars: list[str | None] = []
         self._said = ""
         sampling = SamplingSettings(
-            temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=50, stop_token_ids=tokenizer.end_token_ids
+            temperature=1.0,
+            top_p=1.0,
+            top_k=0,
+            max_new_tokens=50,
+            stop_token_ids=tokenizer.end_token_ids,
+            structured_outputs=GRAMMAR,
         )
         self._session = AgentSession(
             key="k",
@@ -58,6 +67,7 @@ class Host:
     ) -> None:
         (group,) = groups
         self.prompts.append(group.prompt_ids)
+        self.grammars.append(sampling.structured_outputs)
         ids = np.array([*self.tokenizer.encode_text(self._said), self.tokenizer.eos_token_id], np.int32)
         response = Response(ids, np.zeros(len(ids), np.float32), is_truncated=False)
         self._calls.on_groups([GroupResult(group.request_id, (response,), 0)])
@@ -94,6 +104,13 @@ def test_messages_that_end_in_the_assistants_are_continued(host: Host) -> None:
     assert text == "? 1+2?\n> It is 3<eos>\n? sure?\n> "
     assert num_continued == len("? 1+2?\n> It is 3") + 1
     assert host.prompts[1][:num_continued] == (*host.prompts[0], *host.tokenizer.encode_text(" 3<eos>"))
+
+
+def test_a_call_follows_the_grammar_of_its_task_unless_it_brings_tools_or_a_grammar(host: Host) -> None:
+    own, tools_alone = (ToolUse(None, None, grammar) for grammar in ('{"choice": ["a"]}', None))
+    for wanted in (chat(USER), replace(chat(USER), tools=own), replace(chat(USER), tools=tools_alone)):
+        host.ask(wanted, "3")
+    assert host.grammars == [GRAMMAR, '{"choice": ["a"]}', None]
 
 
 def test_a_beginning_and_its_rest_may_stay_two_messages(host: Host) -> None:
