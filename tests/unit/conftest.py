@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,17 @@ def unchanging() -> Iterator[set[Path]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Composition, "_defaults", defaults)
         yield folders
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """Variables that a test sets in this process are not there for the next: storage and engines set some
+    where they start, which is a process of their own in a run."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    os.environ.update({name: before[name] for name in before if name != "PYTEST_CURRENT_TEST"})
 
 
 @pytest.fixture(scope="session")
