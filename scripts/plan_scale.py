@@ -4,6 +4,7 @@
     python scripts/plan_scale.py [--config recipes/X.yaml ...] [--gpus 8,64,256,1024] [--gpu h100-sxm]
                                  [--mean-response 0.33] [--json]
 
+A recipe that --config names is planned on one, two, four and eight times its own GPUs unless --gpus is given.
 It computes them from the model's arithmetic, from data sheets and from what the driver and the data plane
 took on CPUs. Prints the tables of docs/explanation/scaling.md, which says what they are worth. A recipe's
 layout grows by replicas and engines; its batch grows with the GPUs ("grows") or stays as it is ("constant").
@@ -37,6 +38,7 @@ DEFAULT_CONFIGS = tuple(
     for name in ("qwen2.5-1.5b-1n8g", "qwen3-8b-1n8g", "llama3.1-8b-1n8g", "qwen3-30b-a3b-4n8g")
 )
 DEFAULT_GPUS = (8, 64, 256, 1024)
+MULTIPLES = (1, 2, 4, 8)  # of the GPUs of a recipe that --config names
 # Of the table that says which assumptions matter: a dense model and a mixture, with a batch that grows.
 VARIED = (("grpo-qwen3-8b-1n8g", 256), ("grpo-qwen3-8b-1n8g", 1024), ("grpo-qwen3-30b-a3b-4n8g", 256))
 
@@ -67,7 +69,7 @@ def parsed_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config", type=Path, action="append", help="a recipe; may be given several times")
-    parser.add_argument("--gpus", type=_numbers, default=DEFAULT_GPUS, help="numbers of GPUs")
+    parser.add_argument("--gpus", type=_numbers, help="numbers of GPUs")
     parser.add_argument("--gpu", choices=GPUS, default="h100-sxm")
     parser.add_argument(
         "--mean-response",
@@ -77,6 +79,8 @@ def parsed_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if not options.config and not options.gpus:
+        options.gpus = DEFAULT_GPUS
     options.config = tuple(options.config or DEFAULT_CONFIGS)
     return options
 
@@ -96,9 +100,10 @@ def _share(text: str) -> float:
 
 
 def plan(
-    configs: Sequence[Path], gpus: Sequence[int], gpu: GpuDataSheet, assumptions: Assumptions
+    configs: Sequence[Path], gpus: Sequence[int] | None, gpu: GpuDataSheet, assumptions: Assumptions
 ) -> dict[tuple[str, Scaling, int], StepCost | LayoutError]:
-    """Return every recipe's step at every number of GPUs, with a batch that grows and with a constant one.
+    """Return every recipe's step at every number of GPUs, with a batch that grows and with a constant one;
+    without numbers, at multiples of the recipe's own.
 
     Raises ConfigError for a configuration that does not load, or whose model is not there.
     """
@@ -107,8 +112,14 @@ def plan(
         for path in configs
         for cfg in [load_config(path)]
         for scaling in Scaling
-        for num_gpus in gpus
+        for num_gpus in gpus or multiples(cfg)
     }
+
+
+def multiples(cfg: Config) -> tuple[int, ...]:
+    """Return multiples of the number of GPUs that a recipe has; one without GPUs counts as one."""
+    own = max(1, cfg.cluster.num_nodes * cfg.cluster.gpus_per_node)
+    return tuple(own * factor for factor in MULTIPLES)
 
 
 def planned_step(

@@ -18,7 +18,7 @@ from nemo_like.models.model_arithmetic import (
 from nemo_like_tools.scale_plan.hardware import Assumptions, GpuDataSheet
 from nemo_like_tools.scale_plan.recipe_workload import LayoutError, Workload
 
-BYTES_PER_WEIGHT = 2  # bfloat16
+_EMBEDDING_BYTES = 2  # of a weight: bfloat16, also where linear layers have 8 bits
 _WATERMARK = 0.01  # share of the KV cache that vLLM keeps free when it admits a request
 
 
@@ -91,14 +91,24 @@ def kv_tokens(workload: Workload, gpu: GpuDataSheet, assumptions: Assumptions) -
 
     Raises LayoutError when the cache does not hold one sample.
     """
-    weights = workload.model.num_parameters * BYTES_PER_WEIGHT / workload.engine_tp
+    counts = workload.model.parameters
+    weights = _weight_bytes(workload, counts.total, counts.embeddings) / workload.engine_tp
     room = gpu.hbm_bytes * workload.hbm_utilization - weights - assumptions.reserved_hbm_bytes
     # With more ranks than KV heads, tensor parallelism stores copies.
     shards = min(workload.engine_tp, workload.model.num_cached_heads)
     tokens = int(room / (kv_bytes_per_token(workload.model) / shards))
     if tokens < workload.prompt_tokens + workload.lengths.longest:
-        raise LayoutError(f"an engine's weights, {weights / 1e9:.0f} GB a GPU, leave no room for a KV cache")
+        raise LayoutError(
+            f"an engine's weights, {weights / 1e9:.0f} GB a GPU, leave no room for a KV cache on {gpu.name}; "
+            "try another --gpu"
+        )
     return tokens
+
+
+def _weight_bytes(workload: Workload, num_parameters: float, num_in_embeddings: float) -> float:
+    """Return the bytes of an engine's parameters, some of which are in embeddings."""
+    linear = workload.linear_bytes * (num_parameters - num_in_embeddings)
+    return linear + _EMBEDDING_BYTES * num_in_embeddings
 
 
 @dataclass(slots=True, eq=False)
@@ -161,7 +171,9 @@ def decode_step(
     """Return the seconds of one decoding step, and the HBM and link bytes of each of the engine's GPUs."""
     model, tp = workload.model, workload.engine_tp
     kv = kv_bytes_per_token(model) * context_tokens / min(tp, model.num_cached_heads)
-    hbm_bytes = BYTES_PER_WEIGHT * weights_read(model, num_sequences) / tp + kv
+    counts = model.parameters
+    output = counts.output_layer or counts.input_embeddings
+    hbm_bytes = _weight_bytes(workload, weights_read(model, num_sequences), output) / tp + kv
     flops: float = num_sequences * (layer_flops_per_token(model) + output_flops_per_token(model))
     flops += attention_flops_per_token(model, context_tokens)
     work_s = max(

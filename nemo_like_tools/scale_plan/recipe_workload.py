@@ -68,6 +68,7 @@ class Workload:
     logprob_phases: int
     max_num_seqs: int = 256
     hbm_utilization: float = 0.85
+    linear_bytes: int = 2  # of a weight that engines hold outside of embeddings: bfloat16, or 1 in 8 bits
     storage_units: int = 1
     shares_gpus: bool = False  # engines and trainer in turn on the same GPUs
 
@@ -134,6 +135,7 @@ def scaled(
         logprob_phases=scores_prev_logprobs(cfg.loss_fn) + (cfg.loss_fn.reference_policy_kl_penalty > 0),
         max_num_seqs=cfg.generation.vllm_cfg.max_num_seqs,
         hbm_utilization=cfg.generation.vllm_cfg.gpu_memory_utilization,
+        linear_bytes=2 if cfg.generation.vllm_cfg.quantization is None else 1,
         storage_units=max(1, num_gpus // cfg.cluster.gpus_per_node),
         shares_gpus=shares_gpus(cfg),
     )

@@ -188,6 +188,14 @@ def test_the_cache_gets_what_weights_leave_and_an_engine_without_room_is_refused
         kv_tokens(load, replace(SLOW, hbm_bytes=1500), IDEAL)
 
 
+def test_linear_layers_of_8_bits_take_half_and_embeddings_do_not() -> None:
+    load = workload(hbm_utilization=0.5, linear_bytes=1)
+    # Of 340 parameters 28 are in the input embedding and 28 in the output layer.
+    assert kv_tokens(load, SLOW, IDEAL) == int((0.5e6 - (340 - 56) - 2 * 56) / 24)
+    _, hbm_bytes, _ = decode_step(load, SLOW, IDEAL, 3, 0)
+    assert hbm_bytes == (340 - 56) + 2 * 28
+
+
 def test_the_last_engine_has_the_longest_of_its_neighbours() -> None:
     load = workload(num_engines=2, lengths=Lengths(mean=50, longest=1000, sigma=0.8))
     quantiles = [round(load.lengths.quantile((index + 0.5) / 8)) for index in range(8)]
@@ -339,6 +347,23 @@ def test_more_gpus_have_more_replicas_and_engines_and_the_batch_grows_if_it_shal
     for cost in (grown, constant):
         assert (cost.workload.train.dp, cost.workload.train.tp, cost.workload.num_engines) == (8, 4, 32)
     assert (grown.workload.num_prompts, constant.workload.num_prompts) == (512, 64)
+
+
+@pytest.mark.parametrize("name", ["glm4.5-air-12n8g", "gpt-oss-20b-2n8g", "mistral-small-24b-2n8g"])
+def test_a_recipe_of_several_nodes_is_planned_on_multiples_of_its_gpus(name: str) -> None:
+    path = ROOT / "recipes" / f"grpo-{name}.yaml"
+    steps = plan_scale.plan([path], None, GPUS["h100-sxm"], Assumptions())
+    assert len(steps) == 8 and all(isinstance(cost, StepCost) for cost in steps.values())
+    num_nodes = int(name.rsplit("-", maxsplit=1)[-1].removesuffix("n8g"))
+    assert {num for _, _, num in steps} == {8 * num_nodes * factor for factor in (1, 2, 4, 8)}
+
+
+def test_engines_of_8_bits_hold_deepseek_v3_on_the_gpus_of_its_recipe_alone() -> None:
+    path = ROOT / "recipes" / "grpo-deepseek-v3-24n8g.yaml"
+    steps = plan_scale.plan([path], None, GPUS["h200"], Assumptions())
+    assert len(steps) == 8 and all(isinstance(cost, StepCost) for cost in steps.values())
+    refused = str(planned("grpo-deepseek-v3-24n8g", 192))
+    assert "84 GB a GPU, leave no room for a KV cache on h100-sxm; try another --gpu" in refused
 
 
 def test_too_few_gpus_for_the_experts_are_no_layout() -> None:
