@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from vllm import EngineArgs
@@ -81,7 +82,19 @@ def engine_args(spec: EngineSpec) -> EngineArgs:
         **_by_family(spec),
         **(_FOR_IMAGES if has_vision_tower(spec.model_name) else {}),
     )
-    return EngineArgs(**{**by_device, **own, **with_absolute_draft(spec.generation.vllm_kwargs)})
+    return EngineArgs(**with_given({**by_device, **own}, with_absolute_draft(spec.generation.vllm_kwargs)))
+
+
+def with_given(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``own`` with the entries of ``given`` in their place, but for mappings, which are merged, and
+    lists, which are joined: a configuration adds to what a model's family needs, and takes nothing away."""
+    merged = {**own, **given}
+    for name in own.keys() & given.keys():
+        if isinstance(own[name], Mapping) and isinstance(given[name], Mapping):
+            merged[name] = with_given(own[name], given[name])
+        elif isinstance(own[name], list) and isinstance(given[name], list):
+            merged[name] = [*own[name], *given[name]]
+    return merged
 
 
 def _by_family(spec: EngineSpec) -> dict[str, Any]:

@@ -41,6 +41,8 @@ def engine_layout_problems(
         )
     if is_used:
         yield from cache_problems(generation, policy, model)
+    if is_used and policy.device is Device.cpu:
+        yield from _unmerged(generation, model)
     key = "generation.vllm_cfg.tensor_parallel_size"
     tp = generation.vllm_cfg.tensor_parallel_size
     yield from must_divide(
@@ -55,6 +57,19 @@ def engine_layout_problems(
             rule=f"must divide the model's {model.num_kv_heads} key-value heads, or be a multiple of them",
             remedy=f"try {nearest_divisors(model.num_kv_heads, tp)}",
         )
+
+
+def _unmerged(generation: GenerationConfig, model: ModelInfo) -> Iterator[Problem]:
+    """Yield a problem for each argument of vLLM that replaces entries which the family's engines need."""
+    for name, needed in model.family.cpu_engine.items():
+        given = generation.vllm_kwargs.get(name, {})
+        if isinstance(needed, Mapping) and not isinstance(given, Mapping):
+            yield Problem(
+                key=f"generation.vllm_kwargs.{name}={given}",
+                rule=f"must be a mapping, which is merged with {needed}: vLLM's engines on CPUs need that "
+                f"for a model of type {model.model_type!r}",
+                remedy="write entries instead of one value, or leave it out",
+            )
 
 
 def without_cpu_attention(model: ModelInfo) -> tuple[str, int, str] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.config import CUDAGraphMode
 
 from nemo_like.generation.engine_args import engine_args
 from nemo_like.generation.options import WeightTransport
@@ -70,6 +71,11 @@ def test_an_engine_gets_what_config_json_lacks_and_on_a_cpu_the_arguments_of_the
     asked = engine_args(spec)
     assert asked.hf_overrides == {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
     assert (asked.attention_backend, asked.block_size) == ("CPU_MLA", 16)
+    given = {"compilation_config": {"custom_ops": ["-rms_norm"], "cudagraph_mode": "NONE"}, "block_size": 32}
+    more = engine_args(replace(spec, generation=replace(spec.generation, vllm_kwargs=given)))
+    assert more.block_size == 32
+    assert more.compilation_config.custom_ops == ["-rotary_embedding", "-rms_norm"]
+    assert more.compilation_config.cudagraph_mode is CUDAGraphMode.NONE
     content = json.loads((checkpoint / "config.json").read_text())
     (checkpoint / "config.json").write_text(json.dumps({**content, **asked.hf_overrides}))
     on_gpu = engine_args(replace(spec, device=Device.cuda))

@@ -102,6 +102,20 @@ def test_latents_without_attention_on_the_cpu_are_refused_where_engines_are_on_o
     assert not problems(demo())
 
 
+def test_what_replaces_entries_that_engines_of_a_family_need_is_refused_on_cpus(
+    demo: Demo, checkpoint: Path
+) -> None:
+    write_checkpoint(checkpoint, **MLA)
+    (problem,) = problems(demo("generation.vllm_kwargs.compilation_config=3"))
+    assert problem == (
+        "generation.vllm_kwargs.compilation_config=3 must be a mapping, which is merged with "
+        "{'custom_ops': ['-rotary_embedding']}: vLLM's engines on CPUs need that for a model of type "
+        "'deepseek_v3'; write entries instead of one value, or leave it out"
+    )
+    assert not problems(demo("generation.vllm_kwargs.compilation_config={cudagraph_mode: NONE}"))
+    assert not problems(demo("generation.vllm_kwargs.compilation_config=3", "policy.device=cuda"))
+
+
 def test_weights_in_8_bits_are_refused_where_engines_would_take_them(demo: Demo, checkpoint: Path) -> None:
     settings = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     write_checkpoint(checkpoint, **MLA, quantization_config=settings)
