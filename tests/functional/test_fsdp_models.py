@@ -17,6 +17,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     GPT2Config,
     GraniteConfig,
     MistralConfig,
@@ -73,6 +74,9 @@ MODELS: dict[str, Callable[[], PreTrainedConfig]] = {
     "Qwen3-MoE: experts fused in memory": lambda: Qwen3MoeConfig(
         **SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, output_router_logits=False
     ),
+    "GLM-4.5: routers with biases that do not train": lambda: Glm4MoeConfig(
+        **SIZES, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, first_k_dense_replace=1
+    ),
 }
 
 
@@ -125,7 +129,12 @@ def score_and_train(
 
 def save_model(config: PreTrainedConfig, path: Path) -> Path:
     torch.manual_seed(11)
-    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, buffer in model.named_buffers():
+            if name in model.state_dict():
+                buffer.normal_()
+    model.save_pretrained(path)
     return path
 
 

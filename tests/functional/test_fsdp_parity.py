@@ -102,6 +102,7 @@ CASES = [
     FsdpCase("CP2 x TP2, packed", {"cp": 2, "tp": 2}, PACKED, slow=True),
     FsdpCase("adapters, CP2", {"cp": 2}, {**ADAPTERS, **PACKED}, slow=True),
     FsdpCase("CP4, packed, more ranks than KV heads", {"cp": 4}, PACKED, slow=True),
+    FsdpCase("biases of routers, DP2", {"dp": 2}, PACKED, {"model_type": "glm4_moe"}),
     FsdpCase("adapters, DP2", {"dp": 2}, {**ADAPTERS, **PACKED}),
     FsdpCase("adapters, on the host between phases", {}, {"offloads": True, **ADAPTERS}, slow=True),
     FsdpCase("some adapters, TP2", {"tp": 2}, SOME_ADAPTERS),

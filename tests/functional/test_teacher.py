@@ -110,15 +110,27 @@ def test_each_task_has_the_columns_of_its_own_teacher(
     checkpoint: Path, maths_checkpoint: Path, worlds: WorldPool, layout: dict[str, Any], group_size: int
 ) -> None:
     """One group of one task and three of another, which two replicas cannot share evenly."""
+    check_two_teachers(checkpoint, maths_checkpoint, worlds, layout, group_size)
+
+
+def test_teachers_of_a_mixture_have_their_own_router_biases(tmp_path: Path, worlds: WorldPool) -> None:
+    """The biases are buffers; a checkpoint has them beside the parameters."""
+    logic, maths = (make_checkpoint(tmp_path / f"{seed}", "glm4_moe", seed=seed) for seed in (11, 12))
+    check_two_teachers(logic, maths, worlds, {"dp": 2, "backend": "fsdp"}, 3)
+
+
+def check_two_teachers(
+    logic: Path, maths: Path, worlds: WorldPool, layout: dict[str, Any], group_size: int
+) -> None:
     tasks = np.repeat(["logic", "maths", "logic", "logic"], group_size).tolist()
     batch = random_batch(len(tasks))
     batch["chunk_sizes"] = [group_size] * 4
     batch["tags"]["task"] = tasks
-    cfg = teacher_config(policy_config(checkpoint, **layout), {"maths": str(maths_checkpoint)})
+    cfg = teacher_config(policy_config(logic, **layout), {"maths": str(maths)})
     ranks = worlds.run(teachers.by_workers, parallel_layout(cfg), cfg, batch, TEMPERATURE, VOCAB_SIZE, 2)
     dense = {
         name: teachers.by_dense_model(path, batch, TEMPERATURE)
-        for name, path in (("logic", checkpoint), ("maths", maths_checkpoint))
+        for name, path in (("logic", logic), ("maths", maths))
     }
     check_all(ranks, [dense[task][number] for number, task in enumerate(tasks)])
 

@@ -64,7 +64,7 @@ from nemo_like.policy.fsdp.model import (
 )
 from nemo_like.policy.fsdp.optimizer import ShardedOptimizer, is_whole_over_tensor_ranks
 from nemo_like.policy.fsdp.tensor_parallel import TensorParallelModel, parallelize
-from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, logit_scale
+from nemo_like.policy.fsdp.weights import fill, full_tensor, hf_tensors, logit_scale, stored_buffers
 from nemo_like.policy.groups.layout import adapters_of, uses_muon
 from nemo_like.policy.groups.parallelism import FIRST_REPLICA
 from nemo_like.policy.loss.objective import LossFunction, Objective
@@ -118,10 +118,11 @@ class FSDPBackend(UpdatingBackend):
         # While a layer computes, FSDP has gathered parameters in place of these sharded ones, which live on.
         self._parameters: dict[str, DTensor] = dict(self._causal_lm.named_parameters())
         self._trained = {name: value for name, value in self._parameters.items() if value.requires_grad}
+        self._buffers = stored_buffers(self._causal_lm)
         self._kept = {}
         for model in objective.further_models:
             self._load_weights(Path(model))
-            self._kept[model] = KeptWeights(self._local_parts, cfg.reference_placement)
+            self._kept[model] = KeptWeights(self._loaded_parts, cfg.reference_placement)
         scale = self._load_weights(self._source)
         if objective.scoring is not None:
             self._model.scale_logits(scale)
@@ -240,14 +241,17 @@ class FSDPBackend(UpdatingBackend):
 
     def weight_metadata(self) -> list[TensorSpec]:
         """Describe the tensors that ``stage_weights`` will yield, in its order, without communication."""
-        dtype = str(self._dtype).removeprefix("torch.")
-        return [
-            TensorSpec(hf_name, dtype, tuple(part.shape))
-            for name, plain_name in self._sent_parameters()
-            for hf_name, part in hf_tensors(
-                self._causal_lm, plain_name, torch.empty(self._parameters[name].shape, device="meta")
-            )
-        ]
+        specs = []
+        for name, plain_name in self._sent_tensors():
+            if name in self._buffers:  # in its own precision: a rounded bias would choose other experts
+                empty = torch.empty_like(self._buffers[name], device="meta")
+            else:
+                empty = torch.empty(self._parameters[name].shape, dtype=self._dtype, device="meta")
+            specs += [
+                TensorSpec(hf_name, str(part.dtype).removeprefix("torch."), tuple(part.shape))
+                for hf_name, part in hf_tensors(self._causal_lm, plain_name, empty)
+            ]
+        return specs
 
     @torch.no_grad()
     def stage_weights(self, replicas: Sequence[int] = FIRST_REPLICA) -> Iterator[tuple[str, Tensor]]:
@@ -256,7 +260,7 @@ class FSDPBackend(UpdatingBackend):
         Collective over all ranks; one parameter is gathered at a time.
         """
         with self._weights_in_use():
-            for name, plain_name in self._sent_parameters():
+            for name, plain_name in self._sent_tensors():
                 yield from hf_tensors(self._causal_lm, plain_name, self._merged(name))
 
     def adapter_config(self) -> Mapping[str, Any] | None:
@@ -331,17 +335,19 @@ class FSDPBackend(UpdatingBackend):
     def set_random_states(self, states: Mapping[str, Tensor]) -> None:
         """Do nothing: there are no generators besides torch's."""
 
-    def _sent_parameters(self) -> Iterator[tuple[str, str]]:
-        """Yield (name here, name in a model without adapters) for every parameter except the adapters'
-        own."""
-        for name in self._parameters:
+    def _sent_tensors(self) -> Iterator[tuple[str, str]]:
+        """Yield (name here, name in a model without adapters) for every parameter except the adapters' own,
+        and for every buffer that a checkpoint has."""
+        for name in (*self._parameters, *self._buffers):
             plain_name = checkpoint_name(name)
             if plain_name is not None:
                 yield name, plain_name
 
     def _merged(self, name: str) -> Tensor:
-        """Gather a full parameter and merge its adapter, if it has one, into it; collective over all
-        ranks."""
+        """Gather a full parameter and merge its adapter, if it has one, into it; collective over all ranks.
+        Every rank has a buffer whole."""
+        if name in self._buffers:
+            return self._buffers[name]
         if not self._adapters:
             return full_tensor(self._parameters[name], self.device, self._dtype)
 
@@ -385,9 +391,10 @@ class FSDPBackend(UpdatingBackend):
             else:
                 hidden_size = model.get_input_embeddings().weight.shape[1]
                 source[give_value_head(model)] = value_head(path, hidden_size)
-            source = {**dict(model.named_parameters()), **source}
+            source = {**dict(model.named_parameters()), **stored_buffers(model), **source}
         dist.broadcast(scale, src=0)
-        named = {checkpoint_name(name) or name: value for name, value in self._parameters.items()}
+        tensors = {**self._parameters, **self._buffers}
+        named = {checkpoint_name(name) or name: value for name, value in tensors.items()}
         fill(named, source, self.device)
         return float(scale)
 
@@ -397,6 +404,10 @@ class FSDPBackend(UpdatingBackend):
 
     def _local_parts(self) -> list[Tensor]:
         return [part.to_local() for part in self._parameters.values()]
+
+    def _loaded_parts(self) -> list[Tensor]:
+        """Return this rank's part of all that a checkpoint has."""
+        return [*self._local_parts(), *self._buffers.values()]
 
     def _moments(self) -> list[Tensor]:
         """Return this rank's parts of the optimizer's moments. Gradients are not among them, since each

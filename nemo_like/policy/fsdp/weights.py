@@ -1,5 +1,5 @@
-"""Moves weights from a checkpoint to sharded parameters, and from these back to full tensors under the
-checkpoint's names."""
+"""Moves weights from a checkpoint to sharded parameters and to buffers, and from these back to full tensors
+under the checkpoint's names."""
 
 from __future__ import annotations
 
@@ -52,24 +52,35 @@ def gathered(part: Tensor, parameter: DTensor) -> Tensor:
     return local.full_tensor()
 
 
+def stored_buffers(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the buffers that a checkpoint has, by name, such as the biases by which routers choose experts;
+    every rank has them whole. Buffers that follow from the configuration are not among them."""
+    stored = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in stored}
+
+
 def hf_tensors(model: PreTrainedModel, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield the checkpoint's tensors, with their names, from which a parameter is made: transformers fuses
-    some tensors when it loads them."""
+    """Yield the checkpoint's tensors, with their names, from which a parameter or a buffer is made:
+    transformers fuses some tensors when it loads them."""
     yield from revert_weight_conversion(model, {name: tensor}).items()
 
 
 @torch.no_grad()
-def fill(parameters: Mapping[str, DTensor], source: Mapping[str, Tensor], device: torch.device) -> None:
-    """Fill sharded parameters with the values that the first rank has in ``source``, one tensor at a time.
+def fill(tensors: Mapping[str, Tensor], source: Mapping[str, Tensor], device: torch.device) -> None:
+    """Fill sharded parameters and whole buffers with the values that the first rank has in ``source``, one
+    tensor at a time.
 
     ``source`` is empty on the other ranks.
     """
-    for name, parameter in parameters.items():
-        full = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+    for name, tensor in tensors.items():
+        full = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         if source:
             full.copy_(source[name])
         dist.broadcast(full, src=0)
-        parameter.to_local().copy_(local_part(full, parameter))
+        if isinstance(tensor, DTensor):
+            tensor.to_local().copy_(local_part(full, tensor))
+        else:
+            tensor.copy_(full)
 
 
 @torch.no_grad()
