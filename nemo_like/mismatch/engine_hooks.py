@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nemo_like.generation.sampling import SamplingSettings
-from nemo_like.mismatch.points import AFTER_LAYERS, EMBEDDING, FINAL_NORM
+from nemo_like.mismatch.points import AFTER_LAYERS, EMBEDDING, FINAL_NORM, usual_leaf
 from nemo_like.mismatch.sampled_distribution import log_distribution
 
 _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\.(.+)")
@@ -37,14 +37,8 @@ class WorkerTrace:
 
 
 def begin_trace(worker: Any) -> None:
-    """Begin to record in this worker. Raises ValueError for a model whose modules are not known here."""
-    model = worker.get_model()
-    if type(model).__name__.startswith("Transformers"):
-        raise ValueError(
-            f"vLLM computes this model with its Transformers backend ({type(model).__name__}), whose modules "
-            "the search for a mismatch does not know; a run's metrics compare its log-probs"
-        )
-    setattr(worker, _ATTRIBUTE, _Recorder(model))
+    """Begin to record in this worker."""
+    setattr(worker, _ATTRIBUTE, _Recorder(worker.get_model()))
 
 
 def end_trace(worker: Any, token_ids: list[int], sampling: SamplingSettings) -> WorkerTrace:
@@ -92,13 +86,16 @@ class _Recorder:
     def __init__(self, model: nn.Module) -> None:
         self.parts: dict[str, list[Tensor]] = {}
         self._hooks: list[Any] = []
+        # Modules of transformers, with which vLLM computes some models, have a batch of one sample.
+        self._has_batch = type(model).__name__.startswith("Transformers")
         for name, module in model.named_modules():
             match = _LAYER.fullmatch(name)
-            leaf = name.rpartition(".")[2]
-            if match is not None and match[2] in _OF_LAYER:
-                self._watch(module, f"layers.{match[1]}", _OF_LAYER[match[2]])
-            elif match is None and leaf in _OF_MODEL:
-                self._watch(module, "", _OF_MODEL[leaf])
+            if match is None:
+                prefix, watching = "", _OF_MODEL.get(name.rpartition(".")[2])
+            else:
+                prefix, watching = f"layers.{match[1]}", _OF_LAYER.get(usual_leaf(match[2]))
+            if watching is not None:
+                self._watch(module, prefix, watching)
 
     def stop(self) -> None:
         """Remove the hooks."""
@@ -107,7 +104,8 @@ class _Recorder:
 
     def keep(self, name: str, tensor: Tensor) -> None:
         """Copy the values at a point; rows of a later call follow those of earlier ones."""
-        copied = tensor.detach().reshape(len(tensor), -1).to("cpu", torch.float32, copy=True)
+        rows = tensor.squeeze(0) if self._has_batch and tensor.dim() > 2 else tensor
+        copied = rows.detach().reshape(len(rows), -1).to("cpu", torch.float32, copy=True)
         self.parts.setdefault(name, []).append(copied)
 
     def _watch(self, module: nn.Module, prefix: str, watching: _Watching) -> None:
@@ -190,17 +188,23 @@ def _join(prefix: str, leaf: str) -> str:
     return f"{prefix}.{leaf}" if prefix else leaf
 
 
+_NORMS_OF_ATTENTION = ("q_norm", "k_norm", "q_a_layernorm", "kv_a_layernorm")
 _OF_LAYER = {
     "input_layernorm": _norm("input_layernorm", "input"),
     "self_attn.qkv_proj": _Watching(after=_qkv),
-    "self_attn.q_norm": _output("self_attn.q_norm"),
-    "self_attn.k_norm": _output("self_attn.k_norm"),
+    **{f"self_attn.{name}": _output(f"self_attn.{name}") for name in _NORMS_OF_ATTENTION},
     "self_attn.attn": _Watching(_rotated, _output("self_attn.attention").after),
     "self_attn.o_proj": _output("self_attn.o_proj"),
     "post_attention_layernorm": _norm("post_attention_layernorm", "after_attention"),
+    "pre_feedforward_layernorm": _output("pre_feedforward_layernorm"),
+    "post_feedforward_layernorm": _output("post_feedforward_layernorm"),
     "mlp.gate": _output("mlp.gate"),
     "mlp.gate_up_proj": _Watching(after=_gate_up),
     "mlp.down_proj": _Watching(_activation, _output("mlp.down_proj").after),
     "mlp.experts": _output("mlp.experts"),
 }
-_OF_MODEL = {EMBEDDING: _output(EMBEDDING), "norm": _norm(FINAL_NORM, AFTER_LAYERS)}
+_OF_MODEL = {
+    EMBEDDING: _output(EMBEDDING),
+    "embedding": _output(EMBEDDING),  # of gpt-oss
+    "norm": _norm(FINAL_NORM, AFTER_LAYERS),
+}

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from nemo_like.mismatch.points import AFTER_LAYERS, EMBEDDING, FINAL_NORM
+from nemo_like.mismatch.points import AFTER_LAYERS, EMBEDDING, FINAL_NORM, PARTS, usual_leaf
 from nemo_like.mismatch.substitution import Substitution
 from nemo_like.policy.fsdp.attention import ATTENTION_NAME, causal_attention
 
@@ -18,8 +19,9 @@ _LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)(?:\.(.+))?")
 # Modules whose output is a point of the same name.
 _OUTPUTS = {
     *("input_layernorm", "post_attention_layernorm"),
+    *("pre_feedforward_layernorm", "post_feedforward_layernorm"),
     *(f"self_attn.{name}_{kind}" for name in "qk" for kind in ("proj", "norm")),
-    *("self_attn.v_proj", "self_attn.o_proj"),
+    *("self_attn.v_proj", "self_attn.o_proj", "self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"),
     *("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mlp.experts"),
 }
 # Modules whose input is a point; None is the layer itself.
@@ -35,7 +37,8 @@ def substituting(model: nn.Module, substitution: Substitution) -> Iterator[None]
         for name, module in model.named_modules():
             match = _LAYER.fullmatch(name)
             if match is not None:
-                _watch_layer(stack, module, f"layers.{match[1]}", match[2], substitution)
+                leaf = match[2] and usual_leaf(match[2])
+                _watch_layer(stack, module, f"layers.{match[1]}", leaf, substitution)
                 if match[2] == "self_attn":
                     layers[id(module)] = f"layers.{match[1]}.self_attn"
             elif name.rpartition(".")[2] == EMBEDDING:
@@ -54,6 +57,8 @@ def _watch_layer(
         _replace_input(stack, module, f"{prefix}.{_INPUTS[leaf]}", substitution)
     if leaf in _OUTPUTS:
         _replace_output(stack, module, f"{prefix}.{leaf}", substitution)
+    if leaf in PARTS:
+        _replace_parts(stack, module, [f"{prefix}.{name}" for name in PARTS[leaf]], substitution)
     if leaf == _ROUTER:
 
         def see(module: nn.Module, args: Any, output: Any) -> None:
@@ -66,6 +71,21 @@ def _watch_layer(
 def _replace_output(stack: ExitStack, module: nn.Module, name: str, substitution: Substitution) -> None:
     def replaced(module: nn.Module, args: Any, output: Tensor) -> Tensor:
         return substitution(name, output)
+
+    stack.callback(module.register_forward_hook(replaced).remove)
+
+
+def _replace_parts(
+    stack: ExitStack, module: nn.Module, names: Sequence[str], substitution: Substitution
+) -> None:
+    """Substitute the parts into which a module's output is cut, in the order of their names."""
+
+    def replaced(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        widths = [substitution.width(name) or 0 for name in names]
+        if sum(widths) != output.shape[-1]:
+            return output
+        parts = output.split(widths, dim=-1)
+        return torch.cat([substitution(name, part) for name, part in zip(names, parts, strict=True)], dim=-1)
 
     stack.callback(module.register_forward_hook(replaced).remove)
 

@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nemo_like.mismatch.weight_words import weight_word
 
 _COLUMNS_AT_ONCE = 512
 _STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-_LINEAR = re.compile(r".*\.(?:qkv_proj|o_proj|gate_up_proj|down_proj|gate)")
+_LINEAR = re.compile(r".*\.(?:qkv_proj|o_proj|gate_up_proj|down_proj|gate|router)")
+_OF_GPT_OSS = {r"(layers\.\d+)\.attn\b": r"\1.self_attn", r"\bembedding$": "embed_tokens"}
 
 
 def arrived_weights(worker: Any) -> dict[str, int]:
@@ -42,7 +43,8 @@ def held_weights(worker: Any) -> dict[str, int]:
 def _weights(worker: Any) -> Iterator[tuple[str, Tensor]]:
     model, dtype = worker.get_model(), worker.vllm_config.model_config.dtype
     vocab_size = model.config.vocab_size
-    for name, module in model.named_modules():
+    for module_name, module in model.named_modules():
+        name = _hf_name(module_name)
         if _LINEAR.fullmatch(name) and hasattr(module, "quant_method"):
             sizes = getattr(module, "output_sizes", None)
             yield from _parts(f"{name}.weight", multiplied(module, dtype, worker.device), sizes)
@@ -54,13 +56,21 @@ def _weights(worker: Any) -> Iterator[tuple[str, Tensor]]:
             yield f"{name}.weight", module.weight[:vocab_size]
         elif name == "lm_head":
             yield f"{name}.weight", multiplied(module, dtype, worker.device)[:vocab_size]
+        elif isinstance(sinks := getattr(module, "sinks", None), nn.Parameter):
+            yield f"{name}.sinks", sinks
+
+
+def _hf_name(name: str) -> str:
+    for own, usual in _OF_GPT_OSS.items():
+        name = re.sub(own, usual, name)
+    return name
 
 
 def _parts(name: str, tensor: Tensor, sizes: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the rows of a tensor that stacks several, under the name of each."""
+    """Yield a tensor, and of one that stacks several the rows of each: checkpoints have either."""
     prefix, leaf, kind = name.rsplit(".", 2)
+    yield name, tensor
     if leaf not in _STACKED:
-        yield name, tensor
         return
     for part, rows in zip(_STACKED[leaf], tensor.split(list(sizes)), strict=True):
         yield f"{prefix}.{part}.{kind}", rows

@@ -15,19 +15,23 @@ from nemo_like.mismatch.points import AFTER_LAYERS, EMBEDDING, FINAL_NORM
 from nemo_like.mismatch.substitution import Substitution
 
 _LAYER = re.compile(r"decoder\.layers\.(\d+)(?:\.(.+))?")
+# In layers with norms after attention and MLP, the first has the point of other layers' norm before the MLP.
+_PRE_MLP, _AFTER_ATTENTION, _BETWEEN = "pre_mlp_layernorm", "self_attn_bda.norm", "pre_feedforward_layernorm"
 _OUTPUTS = {
     "input_layernorm": "input_layernorm",
     "pre_mlp_layernorm": "post_attention_layernorm",
     "self_attention.q_layernorm": "self_attn.q_norm",
     "self_attention.k_layernorm": "self_attn.k_norm",
+    "self_attention.q_down_layernorm": "self_attn.q_a_layernorm",
+    "self_attention.kv_down_layernorm": "self_attn.kv_a_layernorm",
     "self_attention.core_attention": "self_attn.attention",
     "self_attention.linear_proj": "self_attn.o_proj",
     "mlp.linear_fc2": "mlp.down_proj",
+    "mlp_bda.norm": "post_feedforward_layernorm",
+    _BETWEEN: _BETWEEN,
 }
 # None is the layer itself.
 _INPUTS = {None: "input", "pre_mlp_layernorm": "after_attention", "mlp.linear_fc2": "mlp.activation"}
-# In layers with a norm after attention, that one has the names of the norm before the MLP of other layers.
-_PRE_MLP, _AFTER_ATTENTION = "pre_mlp_layernorm", "self_attn_bda.norm"
 _ROTATED = ("self_attn.rotated_q", "self_attn.rotated_k")
 
 
@@ -39,14 +43,17 @@ class _Replacing:
     substitution: Substitution
 
     def output(self, module: nn.Module, name: str) -> None:
-        """Substitute what a module returns, or the first of what it returns."""
+        """Substitute what a module returns."""
         self.changed(module, lambda tensor: self.substitution(name, tensor))
 
     def changed(self, module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
-        """Change what a module returns, or the first of what it returns."""
+        """Change what a module returns; of a tensor with a bias that is still to be added, their sum."""
 
         def hook(module: nn.Module, args: Any, output: Any) -> Any:
-            return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
+            if not isinstance(output, tuple):
+                return change(output)
+            values, bias = output
+            return change(values if bias is None else values + bias), None
 
         self.stack.callback(module.register_forward_hook(hook).remove)
 
@@ -76,7 +83,7 @@ def substituting(chunks: Iterable[nn.Module], substitution: Substitution) -> Ite
 def _substitute(replacing: _Replacing, chunk: nn.Module) -> None:
     modules = dict(chunk.named_modules())
     norms_later = any(name.endswith(_AFTER_ATTENTION) for name in modules)
-    renamed = {_PRE_MLP: "", _AFTER_ATTENTION: _PRE_MLP} if norms_later else {}
+    renamed = {_PRE_MLP: _BETWEEN, _AFTER_ATTENTION: _PRE_MLP} if norms_later else {}
     for name, module in modules.items():
         match = _LAYER.fullmatch(name)
         if match is not None:

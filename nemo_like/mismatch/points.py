@@ -11,7 +11,8 @@
     ...
     after_layers, norm, logprobs
 
-Names are those of transformers where it has the module.
+Names are those of transformers where it has the module. In layers with norms after attention and feed-forward
+part, ``post_attention_layernorm`` is the first of these, and ``after_attention`` what it reads.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ _OF_LAYER = {
     "self_attn.q_proj": PointKind(Law.linear, "input_layernorm", is_divided=True, by_head=True),
     "self_attn.k_proj": PointKind(Law.linear, "input_layernorm", is_divided=True, by_head=True),
     "self_attn.v_proj": PointKind(Law.linear, "input_layernorm", is_divided=True, by_head=True),
+    "self_attn.q_a_layernorm": PointKind(Law.norm),
+    "self_attn.kv_a_layernorm": PointKind(Law.norm),
     "self_attn.q_norm": PointKind(Law.norm, is_divided=True, by_head=True),
     "self_attn.k_norm": PointKind(Law.norm, is_divided=True, by_head=True),
     "self_attn.rotated_q": PointKind(Law.rotation, is_divided=True, by_head=True),
@@ -61,12 +64,21 @@ _OF_LAYER = {
     "self_attn.o_proj": PointKind(Law.linear, "self_attn.attention"),
     "after_attention": PointKind(Law.copy),
     "post_attention_layernorm": PointKind(Law.norm),
+    "pre_feedforward_layernorm": PointKind(Law.norm),
     "mlp.gate": PointKind(Law.linear, "post_attention_layernorm"),
     "mlp.gate_proj": PointKind(Law.linear, "post_attention_layernorm", is_divided=True),
     "mlp.up_proj": PointKind(Law.linear, "post_attention_layernorm", is_divided=True),
     "mlp.activation": PointKind(Law.product, is_divided=True),
     "mlp.down_proj": PointKind(Law.linear, "mlp.activation"),
     "mlp.experts": PointKind(Law.experts),
+    "post_feedforward_layernorm": PointKind(Law.norm),
+}
+# How points call what vLLM, transformers or a checkpoint calls otherwise in models of some families.
+_USUAL = {"attn.": "self_attn.", "block_sparse_moe.": "mlp.", "mlp.router": "mlp.gate"}
+# The points of layers whose output is cut into parts, in their order.
+PARTS = {
+    "self_attn.qkv_proj": tuple(f"self_attn.{name}_proj" for name in "qkv"),
+    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
 }
 _OF_MODEL = {
     EMBEDDING: PointKind(Law.copy),
@@ -101,6 +113,30 @@ def point(name: str) -> Point:
     if match is None:
         return Point(name, None, _OF_MODEL[name])
     return Point(name, int(match[1]), _OF_LAYER[match[2]])
+
+
+def usual_leaf(leaf: str) -> str:
+    """Return how points call a module of a layer, by its name below the layer."""
+    for other, usual in _USUAL.items():
+        leaf = leaf.replace(other, usual, 1) if leaf.startswith(other) else leaf
+    return leaf
+
+
+def point_of_weight(name: str) -> str | None:
+    """Return the point at which a weight is used, by its Hugging Face name; None where it is at none."""
+    module = name.removeprefix("model.").rpartition(".")[0]
+    if name == "lm_head.weight":
+        return LOGPROBS
+    if (match := _LAYER.fullmatch(module)) is None:
+        return module if module in _OF_MODEL else None
+    leaf = usual_leaf(match[2])
+    if leaf in PARTS:  # Phi-3's
+        leaf = PARTS[leaf][0]
+    if leaf.startswith("mlp.experts."):
+        leaf = "mlp.experts"
+    if name.endswith(".sinks"):
+        leaf = "self_attn.attention"
+    return f"layers.{match[1]}.{leaf}" if leaf in _OF_LAYER else None
 
 
 def in_order(names: Iterable[str]) -> list[Point]:

@@ -19,7 +19,7 @@ from nemo_like.generation.options import LoraSync
 from nemo_like.generation.sampling import SamplingSettings
 from nemo_like.mismatch.comparison import Compared, Finding, Sizes, compared, stale_weights
 from nemo_like.mismatch.past_run import PastSample
-from nemo_like.mismatch.points import EMBEDDING, LOGPROBS, Law, in_order, point
+from nemo_like.mismatch.points import EMBEDDING, LOGPROBS, Law, in_order, point, point_of_weight
 from nemo_like.mismatch.sides import (
     ARRIVED_WEIGHTS,
     HELD_WEIGHTS,
@@ -90,9 +90,11 @@ class EngineMismatch:
         if self.weights.differ_throughout:
             return [f"every weight: the engine has other values of {self.weights.share} than the trainer"]
         findings = {one.name: one for one in self.compared.findings}
-        by_point = {_point_of_weight(name): name for name in reversed([*self.weights.differing])}
+        by_point = {point_of_weight(name): name for name in reversed([*self.weights.differing])}
         names = [one.name for one in in_order({*findings, *filter(None, by_point)})]
         said = [self._sentence(name, findings.get(name), by_point.get(name)) for name in names]
+        elsewhere = [name for name in self.weights.differing if point_of_weight(name) is None]
+        said += [f"{_module_of(name)}: {self.weights.sentence(name)}" for name in elsewhere]
         if not said and self.settings is not None:
             said = [f"{NOTHING}; {self._of_log_probs(self.settings)}"]
         return said or [NOTHING]
@@ -120,7 +122,7 @@ class EngineMismatch:
         if weight is not None:
             return f"{name}: {self.weights.sentence(weight)}"
         assert finding is not None
-        law, known = point(name).kind.law, {_point_of_weight(one) for one in self.weights.compared}
+        law, known = point(name).kind.law, {point_of_weight(one) for one in self.weights.compared}
         has_weights = law in (Law.norm, Law.linear, Law.experts) or name == EMBEDDING
         if name in known or (known and not has_weights):
             return f"{name}: weights are equal, {name.rpartition('.')[2]} differs{_where(finding)}"
@@ -140,17 +142,8 @@ def _where(finding: Finding) -> str:
     return where
 
 
-def _point_of_weight(name: str) -> str | None:
-    """Return the point at which a weight is used, by its Hugging Face name; None where it is at none."""
-    if name == "lm_head.weight":
-        return LOGPROBS
-    leaf = name.removeprefix("model.").rpartition(".")[0]
-    if ".experts." in leaf:
-        leaf = leaf.partition(".experts.")[0] + ".experts"
-    try:
-        return point(leaf).name
-    except KeyError:
-        return None
+def _module_of(weight: str) -> str:
+    return weight.removeprefix("model.").rpartition(".")[0]
 
 
 @dataclass(slots=True)

@@ -53,6 +53,11 @@ class FaultyEngine(VllmEngine):
         (model,) = self._vllm.llm.collective_rpc(_model)
         return model.get_submodule(name)
 
+    def _tensor(self, name: str) -> torch.Tensor:
+        module, _, leaf = name.rpartition(".")
+        tensor: torch.Tensor = getattr(self._module(module), leaf)
+        return tensor
+
     def _rope_base(self, name: str) -> Callable[[], object]:
         attention = self._module(name.rpartition(".")[0])
         own = attention.rotary_emb
@@ -80,6 +85,36 @@ class FaultyEngine(VllmEngine):
         own = attention.scale
         attention.scale = own * 1.1
         return lambda: setattr(attention, "scale", own)
+
+    def _window(self, name: str) -> Callable[[], object]:
+        """The window has one position less."""
+        attention = self._module(name).impl
+        own = attention.sliding_window
+        attention.sliding_window = own - 1
+        return lambda: setattr(attention, "sliding_window", own)
+
+    def _no_sinks(self, name: str) -> Callable[[], object]:
+        attention = self._module(name).impl
+        own = attention.sinks
+        attention.sinks = torch.full_like(own, -torch.inf)
+        return lambda: setattr(attention, "sinks", own)
+
+    def _scaled(self, name: str) -> Callable[[], object]:
+        """The tensor of this name, which is no weight of a linear layer, is another."""
+        tensor = self._tensor(name)
+        own = tensor.detach().clone()
+        tensor.data.mul_(1.01)
+        return lambda: tensor.data.copy_(own)
+
+    def _zero(self, name: str) -> Callable[[], object]:
+        tensor = self._tensor(name)
+        own = tensor.detach().clone()
+        tensor.data.zero_()
+        return lambda: tensor.data.copy_(own)
+
+    def _logit_scale(self, name: str) -> Callable[[], object]:
+        self._module(name).scale = 1.01
+        return lambda: setattr(self._module(name), "scale", 1.0)
 
     def _replaced(self, name: str, module: torch.nn.Module) -> Callable[[], object]:
         parent, _, leaf = name.rpartition(".")

@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from vllm.config import CUDAGraphMode
 
 from nemo_like.generation.engine_args import engine_args
 from nemo_like.generation.options import WeightTransport
-from nemo_like.models.family import FAMILIES, Part
+from nemo_like.models.family import FAMILIES
 from nemo_like.policy.options import Device
+from tests.functional.engine_families import ENGINES, make_engine_checkpoint
 from tests.functional.generation_fixtures import engine_kwargs
 from tests.functional.policy_fixtures import make_checkpoint
 from tests.functional.weight_setup import Processes
@@ -23,11 +23,6 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.engine]
 
 QUICK = ("mixtral", "phi3")
 TOLERANCE = 1e-5
-# vLLM's attention on CPUs has no smaller heads, and its experts are multiples of 32 wide.
-SIZES = {"hidden_size": 128, "intermediate_size": 64, "head_dim": 32}
-EXPERTS = {"moe_intermediate_size": 64}
-# Its kernel for latent attention has one size of latents.
-LATENTS = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
 
 
 @pytest.fixture
@@ -45,16 +40,8 @@ def processes(private_ray: None, request: pytest.FixtureRequest) -> Iterator[Pro
 def test_an_engine_computes_what_transformers_does_before_and_after_an_update(
     family: str, processes: Processes, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    kind = FAMILIES.load(family)
-    sizes = SIZES | (EXPERTS if kind.mixture and kind.mixture.expert_size in EXPERTS else {})
-    engine: dict[str, Any] = {}
-    if Part.mla in kind.parts:
-        sizes = {**sizes, **LATENTS, "head_dim": LATENTS["qk_rope_head_dim"]}
-    if family == "minimax_m2":
-        sizes = {**sizes, "rotary_dim": 16}
-        engine = {"target": "tests.functional.one_group_engine:OneGroupEngine"}
-    is_tied = kind.defaults.get("tie_word_embeddings", False)
-    checkpoint = make_checkpoint(tmp_path_factory.mktemp(family), family, tied=is_tied, **sizes)
+    checkpoint = make_engine_checkpoint(tmp_path_factory.mktemp(family), family)
+    engine = {"target": ENGINES[family]} if family in ENGINES else {}
     setup = processes.setup(checkpoint, WeightTransport.shared_memory, engine=engine)
     assert setup.logprob_error(setup.generate("first")) < TOLERANCE
     setup.update(seed=1)

@@ -72,6 +72,18 @@ def test_differences_are_told_in_the_order_of_the_computation_and_a_weight_expla
     ]
 
 
+def test_a_weight_that_is_at_no_point_is_told_by_its_own_name() -> None:
+    found = mismatch(
+        [finding("layers.1.mlp.experts")],
+        {"model.layers.1.mlp.shared_experts.up_proj.weight": 11},
+        compared=frozenset({f"model.layers.{layer}.mlp.gate.weight" for layer in range(9)}),
+    )
+    assert found.sentences[1:] == [
+        "layers.1.mlp.shared_experts.up_proj: the engine has the weight that it had at version 11, the "
+        "trainer is at 12"
+    ]
+
+
 def test_weights_that_all_differ_get_one_sentence() -> None:
     found = mismatch(differing={"model.norm.weight": None, "lm_head.weight": 4}, compared=frozenset())
     assert found.sentences == ["every weight: the engine has other values of 2 of 2 weights than the trainer"]
