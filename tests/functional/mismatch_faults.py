@@ -77,7 +77,7 @@ class FaultyEngine(VllmEngine):
     def _epsilon(self, name: str) -> Callable[[], object]:
         norm = self._module(name)
         own = norm.variance_epsilon
-        norm.variance_epsilon = own * 10
+        norm.variance_epsilon = own * 1000
         return lambda: setattr(norm, "variance_epsilon", own)
 
     def _attention_scale(self, name: str) -> Callable[[], object]:
