@@ -18,6 +18,12 @@ SMALL = [
     "policy.data_parallel_size=1",
 ]
 
+BESIDE_OTHERS = [
+    *("grpo.num_prompts_per_step=4", "grpo.num_generations_per_prompt=4"),
+    *("policy.train_global_batch_size=16", "grpo.max_val_samples=16"),
+    *("generation.num_engines=1", "policy.data_parallel_size=1"),
+]
+
 
 def printed(script: str, *arguments: str, timeout_s: float = 280) -> str:
     """Return what a benchmark prints."""
@@ -99,6 +105,24 @@ def test_steps_are_timed_beside_a_plain_loop(arithmetic_model: str) -> None:
     found = figures("end_to_end.py", "--rounds", "1", "--steps", "2", *SMALL)
     assert found["num_steps_each"] == 1
     assert found["step_s"] > 0 and found["plain_step_s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.whole_run
+@pytest.mark.timeout(600)
+def test_every_way_of_this_framework_takes_its_turns_beside_bare_libraries(
+    arithmetic_model: str, tmp_path: Path
+) -> None:
+    out, picture = tmp_path / "found.json", tmp_path / "found.png"
+    sides = ("--sizes", "demo", "--sides", "synchronous", "exact", "ahead", "bare")
+    short = ("--rounds", "1", "--steps", "2", "--out", str(out), "--picture", str(picture))
+    found = figures("against_others.py", *sides, *short, *BESIDE_OTHERS, timeout_s=550)
+    assert found == json.loads(out.read_text()) and picture.stat().st_size > 0
+    assert found["demo"]["sides"].keys() == {"synchronous", "exact", "ahead", "bare"}
+    for side in found["demo"]["sides"].values():
+        assert side["step_s"] > 0 and side["new_tokens_per_s"] > 0 and side["peak_mib"] > 100
+    assert found["demo"]["time_over_bare"]["ahead"]["median"] > 0
+    assert len(found["demo"]["sides"]["synchronous"]["accuracies"]) == 1
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from tests.unit.documented import ROOT
         ("tripwires.py cost --steps 10", "argument --steps: 10 is too few; the least is 11"),
         ("long_run.py --steps 49", "--steps 49 is too few for two looks; the least is 50"),
         ("end_to_end.py --steps 1", "argument --steps: 1 is too few; the least is 2"),
+        ("against_others.py --steps 1", "argument --steps: 1 is too few; the least is 2"),
     ],
 )
 def test_too_few_steps_are_refused_with_the_least_that_there_may_be(command: str, said: str) -> None:
