@@ -1,5 +1,6 @@
 #!/usr/bin/env python
-"""This framework beside TRL: seconds per step, new tokens per second, time to an accuracy, memory.
+"""This framework beside TRL: seconds and CPU seconds per step, new tokens per second, time to an
+accuracy, memory.
 
     python scripts/bench/against_others.py --trl DIR [--sizes demo 17m] [--sides NAME ...] [--rounds 6]
         [--steps 8] [--goal 0.7] [--out FILE.json] [--picture FILE.png] [key=value ...]

@@ -12,9 +12,9 @@ from scripts.bench.others.summary import markdown, step_s, summary, time_over, t
 from scripts.bench.others.turns import Turn
 from tests.unit.documented import ROOT
 
-SLOW = Turn(ends_s=(9.0, 11.0, 14.0), new_tokens=(1000, 100, 150), accuracy=0.4)
-FAST = Turn(ends_s=(1.0, 2.0, 3.0), new_tokens=(1000, 90, 110), accuracy=0.8)
-PLAIN = Turn(ends_s=(1.0, 3.0, 5.0), new_tokens=(7, 100, 100), accuracy=None)
+SLOW = Turn(ends_s=(9.0, 11.0, 14.0), new_tokens=(1000, 100, 150), cpu_s=9.0, accuracy=0.4)
+FAST = Turn(ends_s=(1.0, 2.0, 3.0), new_tokens=(1000, 90, 110), cpu_s=3.0, accuracy=0.8)
+PLAIN = Turn(ends_s=(1.0, 3.0, 5.0), new_tokens=(7, 100, 100))
 
 
 def test_the_first_step_of_a_turn_is_not_counted() -> None:
@@ -25,6 +25,7 @@ def test_the_first_step_of_a_turn_is_not_counted() -> None:
 def test_a_side_that_learns_has_the_seconds_to_the_goal_by_its_median_step() -> None:
     found = summary([SLOW, FAST], goal=0.7)
     assert (found["step_s"], found["new_tokens_per_step"], found["new_tokens_per_s"]) == (1.5, 105, 75.0)
+    assert found["cpu_s_per_step"] == 2.0  # the median of 3 and 1
     assert found["s_to_goal"] == 9.0  # 6 steps
     assert found["accuracies"] == [
         {"step": 3, "s": 4.5, "accuracy": 0.4},
@@ -54,11 +55,17 @@ def test_a_side_is_compared_with_the_fastest_of_the_others_round_by_round() -> N
 
 def test_a_table_leaves_open_what_was_not_reached() -> None:
     sides = {
-        "ours": {"step_s": 1.234, "new_tokens_per_s": 4321.0, "s_to_goal": 80.4, "peak_mib": 2048.0},
-        "bare": {"step_s": 1.0, "new_tokens_per_s": 900.0, "peak_mib": 512.0},
+        "ours": {
+            "step_s": 1.234,
+            "cpu_s_per_step": 2.5,
+            "new_tokens_per_s": 4321.0,
+            "s_to_goal": 80.4,
+            "peak_mib": 2048.0,
+        },
+        "bare": {"step_s": 1.0, "cpu_s_per_step": 0.25, "new_tokens_per_s": 900.0, "peak_mib": 512.0},
     }
     rows = markdown({"sides": sides}, {"ours": "this", "bare": "alone"}).splitlines()
-    assert rows[2:] == ["| this | 1.23 | 4,321 | 80 | 2.0 |", "| alone | 1.00 | 900 |  | 0.5 |"]
+    assert rows[2:] == ["| this | 1.23 | 2.50 | 4,321 | 80 | 2.0 |", "| alone | 1.00 | 0.25 | 900 |  | 0.5 |"]
 
 
 def test_what_is_not_equal_is_told_of_the_sides_that_ran() -> None:

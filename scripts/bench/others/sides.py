@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,7 +18,7 @@ import psutil
 
 from nemo_like.configuration import Config
 from nemo_like.generation.environment import engine_environment
-from scripts.bench.others.turns import Turn, TurnRequest
+from scripts.bench.others.turns import ACCURACY, Turn, TurnRequest
 
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 900.0  # of a start, and of a turn
@@ -82,23 +82,29 @@ class Side:
         self._received()
 
     def turn(self, num_steps: int, *, measures_accuracy: bool) -> Turn:
-        """Have the side make so many steps. Raises RuntimeError with the end of its output if it cannot."""
-        self._pipe.send(TurnRequest(num_steps, measures_accuracy))
-        return self._received()
+        """Have the side make so many steps, and measure its accuracy after them where that is asked for.
+        Raises RuntimeError with the end of its output if it cannot."""
+        before_s = self._cpu_s()
+        self._pipe.send(TurnRequest(num_steps))
+        turn = replace(self._received(), cpu_s=self._cpu_s() - before_s)
+        if not measures_accuracy:
+            return turn
+        self._pipe.send(ACCURACY)
+        return replace(turn, accuracy=self._received())
 
     def peak_mib(self, num_steps: int) -> float:
         """Return the most memory that all processes of the side have together during so many steps; a page
         that several share counts once (PSS)."""
         self._pipe.send(TurnRequest(num_steps))
-        most, root = 0, psutil.Process(self._process.pid)
+        most = 0
         while not self._pipe.poll(LOOK_PERIOD_S):
-            most = max(most, sum(map(_pss, [root, *root.children(recursive=True)])))
+            most = max(most, sum(map(_pss, self._processes())))
         self._received()
         return round(most / 2**20, 1)
 
     def end(self) -> None:
         """Ask the side to end, and kill its processes if they do not."""
-        processes = psutil.Process(self._process.pid).children(recursive=True)
+        processes = self._processes()[1:]
         try:
             self._pipe.send(TurnRequest(num_steps=0))
             self._process.wait(END_TIMEOUT_S)
@@ -108,6 +114,13 @@ class Side:
         for process in processes:
             if process.is_running():
                 process.kill()
+
+    def _processes(self) -> list[psutil.Process]:
+        root = psutil.Process(self._process.pid)
+        return [root, *root.children(recursive=True)]
+
+    def _cpu_s(self) -> float:
+        return sum(map(_cpu_s, self._processes()))
 
     def _received(self) -> Any:
         try:
@@ -166,6 +179,14 @@ def environment(kind: Kind, cfg: Config, trl: Path | None) -> dict[str, str]:
         del found["TORCHDYNAMO_DISABLE"]
         found["PYTHONPATH"] = os.pathsep.join([str(trl.absolute()), str(ROOT)])
     return found
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)
 
 
 def _pss(process: psutil.Process) -> int:

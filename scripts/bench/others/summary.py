@@ -27,6 +27,7 @@ def summary(turns: Sequence[Turn], goal: float) -> dict[str, Any]:
     seconds = step_s(turns)
     found = {
         "step_s": round(seconds, 4),
+        "cpu_s_per_step": round(statistics.median(turn.cpu_s / len(turn.ends_s) for turn in turns), 3),
         "new_tokens_per_step": statistics.median(tokens for turn in turns for tokens in turn.new_tokens[1:]),
         "new_tokens_per_s": round(statistics.median(map(tokens_per_s, turns)), 1),
     }
@@ -67,12 +68,15 @@ def time_over(turns: Turns, side: str, others: Sequence[str]) -> dict[str, Any] 
 
 def markdown(result: Mapping[str, Any], abouts: Mapping[str, str]) -> str:
     """Return a size's result as a table."""
-    lines = ["| | a step, s | new tokens/s | s to the goal | peak memory, GiB |", "|---|---|---|---|---|"]
+    lines = [
+        "| | step, s | CPU, s | new tokens/s | s to the goal | memory, GiB |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, side in result["sides"].items():
         reached = "" if side.get("s_to_goal") is None else f"{side['s_to_goal']:.0f}"
         memory = side["peak_mib"] / 1024
         lines.append(
-            f"| {abouts[name]} | {side['step_s']:.2f} | {side['new_tokens_per_s']:,.0f} | {reached} "
-            f"| {memory:.1f} |"
+            f"| {abouts[name]} | {side['step_s']:.2f} | {side['cpu_s_per_step']:.2f} "
+            f"| {side['new_tokens_per_s']:,.0f} | {reached} | {memory:.1f} |"
         )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""What a side's process tells the benchmark, and the benchmark's requests: a turn of steps, or the end."""
+"""What the benchmark asks a side's process for, a turn of steps, an accuracy or the end, and its answers."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
+ACCURACY = "accuracy"  # the request for the share of held-out problems that are answered right
+
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
     """How many steps to make; ``num_steps=0`` ends the side."""
 
     num_steps: int
-    measure_accuracy: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class Turn:
 
     ends_s: tuple[float, ...]
     new_tokens: tuple[int, ...]
-    accuracy: float | None  # on held-out problems after the last step, beside the clock
+    cpu_s: float = 0.0  # of all its processes, as the benchmark sees them
+    accuracy: float | None = None  # on held-out problems after the last step, where it was asked for
 
 
 def side_arguments(description: str | None) -> argparse.Namespace:
@@ -54,12 +56,13 @@ class SideTurns:
         self._ends_s.append(time.perf_counter() - self._began_s)
         self._new_tokens.append(new_tokens)
         if len(self._ends_s) == self._request.num_steps:
-            accuracy = self._accuracy() if self._request.measure_accuracy else None
-            self._connection.send(Turn(tuple(self._ends_s), tuple(self._new_tokens), accuracy))
+            self._connection.send(Turn(tuple(self._ends_s), tuple(self._new_tokens)))
             self._next_turn()
 
     def _next_turn(self) -> None:
-        self._request: TurnRequest = self._connection.recv()
+        while (request := self._connection.recv()) == ACCURACY:
+            self._connection.send(self._accuracy())
+        self._request: TurnRequest = request
         self.is_open = self._request.num_steps > 0
         self._ends_s: list[float] = []
         self._new_tokens: list[int] = []
