@@ -24,6 +24,7 @@ import json
 import os
 import sys
 from contextlib import ExitStack
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,8 @@ from scripts.bench.others.sides import KINDS, started, trl_problem
 from scripts.bench.others.summary import markdown, summary, time_over
 from scripts.bench.others.task import CONFIG, SIZES, Size, make_random_model
 from scripts.bench.others.turns import Turn
+
+MEMORY_STEPS = 2  # after the turns, while somebody looks at the memory
 
 
 def main() -> int:
@@ -83,8 +86,10 @@ def measure(options: argparse.Namespace, size: Size) -> dict[str, Any]:
             for name, side in sides.items():
                 learns = size.learns and name != "bare"
                 turns[name].append(side.turn(options.steps, measures_accuracy=learns))
+                # A run that is ended early leaves these.
+                print(f"{name}: {json.dumps(asdict(turns[name][-1]))}", file=sys.stderr, flush=True)
         after = os.getloadavg()
-        peaks = {name: side.peak_mib(options.steps) for name, side in sides.items()}
+        peaks = {name: side.peak_mib(MEMORY_STEPS) for name, side in sides.items()}
     ours = [name for name in sides if KINDS[name].is_ours]
     trl = [name for name in KINDS if KINDS[name].is_trl]
     return {
