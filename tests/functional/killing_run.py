@@ -38,7 +38,6 @@ OTHER_STAGES = {
     "teacher_logprobs": "teacher.compute_teacher_logprobs",
 }
 OUT_OF_MEMORY = "out-of-memory/"
-FLAG = "OUT_OF_MEMORY_FLAG"  # the variable with the file that makes a process raise
 RAISING = {
     "nemo_like.generation.vllm_engine:VllmEngine": "tests.functional.out_of_memory_engine:RaisingEngine",
     "nemo_like.policy.workers.worker:PolicyWorker": "tests.functional.out_of_memory_worker:RaisingWorker",
@@ -79,10 +78,13 @@ class Killer:
                 flag_of(self._run_dir, victim.removeprefix(OUT_OF_MEMORY)).touch()
 
     def start(self, cluster: Cluster, spec: ActorSpec, **options: Any) -> ActorHandle:
-        """Start processes that can raise in the place of those that cannot."""
+        """Start processes that can raise in the place of those that cannot.
+
+        Their environment stays as it is, since others would start without the run's fork server.
+        """
         if spec.target in RAISING:
-            flag = str(flag_of(self._run_dir, spec.name))
-            spec = replace(spec, target=RAISING[spec.target], env={**spec.env, FLAG: flag})
+            kwargs = {**spec.kwargs, "flag": flag_of(self._run_dir, spec.name)}
+            spec = replace(spec, target=RAISING[spec.target], kwargs=kwargs)
         return self._start(cluster, spec, **options)
 
     def _kill(self, victim: str) -> None:

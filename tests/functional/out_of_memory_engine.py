@@ -1,8 +1,7 @@
-"""An engine whose next step finds no memory, once the file is there that ``OUT_OF_MEMORY_FLAG`` names."""
+"""An engine whose next step finds no memory, once the file ``flag`` is there."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,17 @@ from nemo_like.generation.vllm_engine import VllmEngine
 class RaisingEngine(VllmEngine):
     """To be hosted in the place of ``VllmEngine``."""
 
-    def __init__(self, **kwargs: Any) -> None:
+    def __init__(self, *, flag: Path, **kwargs: Any) -> None:
         super().__init__(**kwargs)
+        self._flag = flag
         self._thread.call(self._watch)
 
     def _watch(self) -> None:
         step = self._vllm.llm.step
 
         def raising() -> list[RequestOutput]:
-            flag = Path(os.environ["OUT_OF_MEMORY_FLAG"])
-            if flag.exists():
-                flag.unlink()
+            if self._flag.exists():
+                self._flag.unlink()
                 raise torch.OutOfMemoryError(
                     "CUDA out of memory. Tried to allocate 2.00 GiB.\nThe rest follows."
                 )

@@ -1,9 +1,9 @@
-"""A policy worker that finds no memory to train, once the file is there that ``OUT_OF_MEMORY_FLAG`` names."""
+"""A policy worker that finds no memory to train, once the file ``flag`` is there."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -15,10 +15,13 @@ from nemo_like.policy.workers.worker import PolicyWorker
 class RaisingWorker(PolicyWorker):
     """To be hosted in the place of ``PolicyWorker``."""
 
+    def __init__(self, *, flag: Path, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._flag = flag
+
     def train(self, meta: KVBatchMeta) -> WorkerUpdate | None:
-        flag = Path(os.environ["OUT_OF_MEMORY_FLAG"])
-        if flag.exists():
-            flag.unlink()
+        if self._flag.exists():
+            self._flag.unlink()
             # The backend itself stays: a checkpoint may still be written from it.
             self._backend.train = _raise  # type: ignore[method-assign]
         return super().train(meta)
