@@ -27,8 +27,8 @@ CONFIG = "configs/grpo_arithmetic_cpu.yaml"
 SCORED = "loss_fn.use_generation_logprobs_as_prev=false"
 # For what does not depend on how many policy workers and engines there are, which take most of a run's start.
 ONE_OF_EACH = ("policy.data_parallel_size=1", "generation.num_engines=1")
-# For what is not about the data plane, either: TransferQueue's processes take a quarter of it.
-FEWEST_PROCESSES = (*ONE_OF_EACH, "data_plane.backend=in_memory")
+# For what is not about the data plane, either: TransferQueue's processes take a quarter of it. W&B has one.
+FEWEST_PROCESSES = (*ONE_OF_EACH, "data_plane.backend=in_memory", "logger.wandb.mode=disabled")
 RUN_TIMEOUT_S = 300
 DEMO_STEPS = 20
 MARK = "NEMO_LIKE_TEST_RUN"

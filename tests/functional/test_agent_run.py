@@ -24,7 +24,7 @@ def test_two_steps_train_on_the_sessions_of_an_agent(tmp_path: Path, monkeypatch
     options = [
         *("grpo.num_prompts_per_step=8", "grpo.num_generations_per_prompt=4", "grpo.max_num_steps=2"),
         *("policy.train_global_batch_size=16", "grpo.val_at_start=false", "grpo.val_period=0"),
-        *("grpo.max_val_samples=16", "logger.wandb.mode=disabled", *FEWEST_PROCESSES),
+        *("grpo.max_val_samples=16", *FEWEST_PROCESSES),
         *(f"policy.model_name={model}", f"vars.problems={tmp_path / 'sums'}"),
         "env.sums.options.agent=tests.functional.parity_agent:agent",
     ]

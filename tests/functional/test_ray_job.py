@@ -38,7 +38,7 @@ pytestmark = [pytest.mark.whole_run, pytest.mark.timeout(600)]
 START_TIMEOUT_S = 120
 SHORT = [
     *("grpo.num_prompts_per_step=16", "policy.scheduler.decay_style=constant"),
-    *("grpo.val_at_start=false", "grpo.val_at_end=false", "logger.wandb.mode=disabled", *FEWEST_PROCESSES),
+    *("grpo.val_at_start=false", "grpo.val_at_end=false", *FEWEST_PROCESSES),
 ]
 
 
