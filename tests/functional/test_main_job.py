@@ -82,6 +82,17 @@ def test_the_run_directory_is_complete(demo: FinishedRun) -> None:
         assert min(picture.size) > 300
 
 
+def test_every_tenth_step_leaves_an_excerpt_of_its_samples(demo: FinishedRun) -> None:
+    cfg = load_config(demo.run_dir / "config.yaml")
+    names = {path.stem for path in (demo.run_dir / "rollouts").glob("step_*.jsonl")}
+    assert names == {f"step_{step}" for step in range(10, NUM_STEPS + 1, 10)}
+    for name in names:
+        lines = (demo.run_dir / "rollouts" / f"{name}.jsonl").read_text().splitlines()
+        samples = [json.loads(line) for line in lines]
+        assert len(samples) == cfg.rollout.excerpt_samples
+        assert {sample["excerpt_of"] for sample in samples} == {cfg.grpo.num_samples_per_step}
+
+
 def test_the_terminal_shows_the_run_and_nothing_of_the_libraries(demo: FinishedRun) -> None:
     lines = demo.output.rstrip().splitlines()
     assert lines[-1] == f"run_dir: {demo.run_dir}"

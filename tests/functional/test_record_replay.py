@@ -182,6 +182,7 @@ def test_a_replay_without_engines_trains_exactly_as_the_recorded_run_did(
         }
 
 
+@pytest.mark.slow
 def test_an_excerpt_has_samples_of_a_whole_dump_and_changes_no_metric(
     recorded: FinishedRun, tmp_path: Path
 ) -> None:
