@@ -115,11 +115,16 @@ def as_params(cases: Sequence[Case]) -> list[Any]:
 
 SEQUENCE_PARALLEL = {"tp": 2, "sequence_parallel": True}
 CASES = [
-    *variants("one process", {}, quick=["prompts shared", "micro-batches of one", "packed", "dynamic"]),
+    *variants("one process", {}, quick=["prompts shared", "micro-batches of one"]),
     Case("activation checkpointing", {}, {"activation_checkpointing": True, **PACKED}, slow=True),
     Case("reference kept on the host", {}, {"reference_placement": ReferencePlacement.host_copy, **DYNAMIC}),
     Case("weights and optimizer on the host between phases", {}, {"offloads": True, **PACKED}),
-    Case("prompts shared, activation checkpointing", {}, {"activation_checkpointing": True, **SHARED}),
+    Case(
+        "prompts shared, activation checkpointing",
+        {},
+        {"activation_checkpointing": True, **SHARED},
+        slow=True,
+    ),
     Case("mixture of experts", {}, PACKED, MIXTURE),
     Case("adapters", {}, ADAPTERS),
     Case("adapters, weights on the host between phases", {}, {"offloads": True, **ADAPTERS}, slow=True),
@@ -162,12 +167,7 @@ CASES = [
         {"num_hidden_layers": 6, **UNTIED},
         slow=True,
     ),
-    *variants(
-        "PP2 with two chunks",
-        {"pp": 2, "vpp": 2},
-        FOUR_LAYERS,
-        quick=["packed", "micro-batches of four"],
-    ),
+    *variants("PP2 with two chunks", {"pp": 2, "vpp": 2}, FOUR_LAYERS, quick=["packed"]),
     Case(
         "adapters, PP2 with two chunks",
         {"pp": 2, "vpp": 2},
@@ -206,7 +206,7 @@ CASES = [
         {"activation_checkpointing": True, **PACKED},
         slow=True,
     ),
-    *variants("DP2", {"dp": 2}, quick=["packed", "dynamic"]),
+    *variants("DP2", {"dp": 2}, quick=["dynamic"]),
     Case("replicated optimizer", {"dp": 2}, {"use_distributed_optimizer": False}),
     Case("adapters, DP2", {"dp": 2}, {**ADAPTERS, **DYNAMIC}, slow=True),
     Case(
@@ -275,7 +275,7 @@ CASES = [
     Case(
         "experts divided over TP2, PP2", {"etp": 2, "pp": 2, **SEQUENCE_PARALLEL}, PACKED, MIXTURE, slow=True
     ),
-    *variants("TP2 x PP2", {"tp": 2, "pp": 2}, quick=["prompts shared"]),
+    *variants("TP2 x PP2", {"tp": 2, "pp": 2}, quick=()),
     Case("untied embeddings", {"tp": 2, "pp": 2}, PACKED, UNTIED, slow=True),
     Case("prompts shared, Qwen2", {"tp": 2, "pp": 2}, SHARED, {"model_type": "qwen2"}, slow=True),
     Case("Qwen2 with attention biases", {"tp": 2, "pp": 2}, {}, {"model_type": "qwen2"}),
