@@ -43,6 +43,8 @@ export PATH="$PWD/$VENV/bin:$PATH"
 
 # Tests that compute run beside others, and so each on one core.
 export OMP_NUM_THREADS=1
+# They start thousands of processes of Python, each of which would compile the package anew without its cache.
+unset PYTHONDONTWRITEBYTECODE
 
 # The pieces, and their commands by name.
 pieces=()
@@ -78,7 +80,8 @@ if [[ $what != lint ]]; then
     processes="--numprocesses=$(($(nproc --all) + 1)) --maxprocesses=4"
     piece unit "$tests $processes -m '$chosen' tests/unit"
     # Those that need a GPU are shown as skipped where there is none.
-    slowest_first files main_job agents hubs private_ray data_plane_faults data_plane slurm run_matrix weight_sync
+    slowest_first files main_job agents hubs private_ray data_plane_faults data_plane slurm run_matrix weight_sync \
+        policy_parity notebook evaluate watch record_replay
     functional="$tests $processes --dist=loadfile --no-loadscope-reorder $files tests/conformance tests/gpu"
     if [[ $what == quick ]]; then
         piece functional "$functional -m '$chosen'"
