@@ -163,7 +163,10 @@ def by_dense_model(
     checkpoint: Path, batch: dict[str, Any], temperature: float, vocab_size: int | None = None
 ) -> list[dict[str, Tensor]]:
     """Per sample its columns, in float64; log-probs over the first ``vocab_size`` tokens alone."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64).eval()
+    loaded = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float64, experts_implementation="eager"
+    )
+    model = loaded.eval()
     samples = []
     ids = torch.from_numpy(batch["columns"][INPUT_IDS.name]).long().split(batch["lengths"])
     masks = torch.from_numpy(batch["columns"][RESPONSE_MASK.name]).bool().split(batch["lengths"])
