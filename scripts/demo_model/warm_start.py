@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel, Qwen3Config, Qwen3MoeConfig
+from transformers import (
+    AutoModelForCausalLM,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3MoeConfig,
+)
 
 from nemo_like.data.arithmetic import ArithmeticDataset
 from nemo_like.data.interface import TaskPrompt
@@ -59,7 +66,7 @@ class WarmStart:
 def tiny_config(hidden_size: int = 128) -> Qwen3Config:
     """Return the configuration of a model with tied embeddings, of 402k float32 parameters; with a
     ``hidden_size`` of 192 it has 898k. It is a multiple of 64: heads have 32, and two share their keys."""
-    return Qwen3Config(**_sizes(hidden_size))
+    return Qwen3Config(**tiny_sizes(hidden_size))
 
 
 def tiny_mixture_config(num_experts: int) -> Qwen3MoeConfig:
@@ -67,7 +74,7 @@ def tiny_mixture_config(num_experts: int) -> Qwen3MoeConfig:
     token is computed by two of them. With 8 experts it has 896k float32 parameters, of which a token uses
     half."""
     return Qwen3MoeConfig(
-        **_sizes(hidden_size=128),
+        **tiny_sizes(hidden_size=128),
         num_experts=num_experts,
         num_experts_per_tok=2,
         moe_intermediate_size=128,
@@ -75,7 +82,8 @@ def tiny_mixture_config(num_experts: int) -> Qwen3MoeConfig:
     )
 
 
-def _sizes(hidden_size: int) -> dict[str, Any]:
+def tiny_sizes(hidden_size: int) -> dict[str, Any]:
+    """Return what tiny models of most families have in common: their sizes, their tokens and their dtype."""
     tokens = vocabulary()
     return {
         "vocab_size": VOCABULARY_SIZE,
@@ -96,11 +104,12 @@ def _sizes(hidden_size: int) -> dict[str, Any]:
 
 
 def warm_start(
-    config: Qwen3Config | Qwen3MoeConfig,
+    config: PreTrainedConfig,
     digits: int,
     seed: int,
     target_accuracy: float,
-    on_progress: Callable[[WarmStartProgress], None],
+    on_progress: Callable[[WarmStartProgress], None] = lambda progress: None,
+    learning_rate: float = _LEARNING_RATE,
 ) -> WarmStart:
     """Train a model of this configuration on the training split until its sampled held-out accuracy reaches
     ``target_accuracy``. Above an accuracy of 0.5 the learning rate falls with the share of wrong answers.
@@ -115,7 +124,7 @@ def warm_start(
     held_out = ArithmeticDataset(digits, "validation")
     looked_at = [held_out[i] for i in range(min(_NUM_HELD_OUT, len(held_out)))]
     model = AutoModelForCausalLM.from_config(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     accuracy = 0.0
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / _WARMUP_STEPS, 2 * (1 - accuracy))
