@@ -6,7 +6,7 @@ size, so after three updates weights are equal only if all gradients were.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,13 @@ from nemo_like.models.model_info import count_stored_scalars, read_model_info
 from nemo_like.policy.groups.parallelism import parallel_layout
 from tests.functional.policy_fixtures import (
     TINY_MODELS,
+    MicroBatching,
     loss_config,
     make_checkpoint,
     policy_config,
     ready_worker,
 )
+from tests.functional.runs import ROOT
 from tests.functional.test_policy_parity import (
     ADAPTERS,
     DYNAMIC,
@@ -43,6 +45,9 @@ from tests.functional.test_policy_parity import (
     test_logprobs_equal_the_dense_model,
     test_the_canary_is_scored_by_the_trained_weights_at_temperature_1,
     test_training_metrics_equal_the_dense_model,
+)
+from tests.functional.test_policy_parity import (
+    CASES as CASES_OF_OTHERS,
 )
 from tests.functional.worlds import run_world
 
@@ -145,6 +150,37 @@ def test_the_parameters_of_every_family_are_counted(tmp_path: Path) -> None:
     for name in FAMILIES.names():
         path = make_checkpoint(tmp_path / name, name)
         assert read_model_info(str(path), "megatron").num_parameters == count_stored_scalars(path), name
+
+
+# The columns of the page's table, by what a case has.
+DOCUMENTED: dict[str, Callable[[Case], bool]] = {
+    "TP2": lambda case: case.layout.get("tp", 1) > 1,
+    "SP": lambda case: case.layout.get("sequence_parallel", False),
+    "PP2": lambda case: case.layout.get("pp", 1) > 1,
+    "CP2": lambda case: case.layout.get("cp", 1) > 1,
+    "EP2": lambda case: case.layout.get("ep", 1) > 1,
+    "grouped experts": lambda case: bool(case.options.get("moe_grouped_gemm")),
+    "recomputed": lambda case: case.options.get("activation_checkpointing", False),
+    "shared prompts": lambda case: case.options.get("micro_batching") is MicroBatching.shared,
+    "adapters": lambda case: bool(case.options.get("adapts")),
+}
+
+
+def test_the_page_says_in_which_layouts_each_family_is_tested() -> None:
+    head, _, *rows = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in (ROOT / "docs" / "reference" / "models.md").read_text(encoding="utf-8").splitlines()
+        if line.startswith("|") and line.count("|") == len(DOCUMENTED) + 4
+    )
+    assert head[1:-2] == [*DOCUMENTED]
+    found = {row[0].strip("`"): row[1:-2] for row in rows}
+    tested: dict[str, list[Case]] = {name: [] for name in FAMILIES.names()}
+    for case in (*CASES, *CASES_OF_OTHERS):
+        tested[case.model.get("model_type", "qwen3")].append(case)
+    assert found == {
+        name: ["yes" if any(map(has, cases)) else "" for has in DOCUMENTED.values()]
+        for name, cases in tested.items()
+    }
 
 
 def test_every_family_has_a_tiny_model_of_its_type() -> None:
