@@ -156,6 +156,7 @@ def test_what_a_run_takes_of_another_ones_checkpoint(
     assert of(go_on)[1:] == (4, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.whole_run
 def test_a_run_begins_at_step_0_with_the_weights_of_another_and_other_data(tmp_path: Path) -> None:
