@@ -43,7 +43,7 @@ def _of_layer(kind: Family) -> set[str]:
     ("family", "backend"),
     [
         pytest.param(*one, marks=() if one == _QUICK else pytest.mark.slow)
-        for one in product(FAMILIES.names(), ("megatron", "fsdp"))
+        for one in [*product(FAMILIES.names(), ["megatron"]), ("gpt_oss", "fsdp"), ("qwen3", "fsdp")]
     ],
 )
 def test_a_family_gets_its_certificate(family: str, backend: str, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ class Fault:
     fault: str
     where: str
     named: list[str]  # all points that differ, in the order of the computation
-    said: str  # of the first
+    said: str  # of the first; "..." stands for the tokens or experts in which it differs
     is_loaded: bool = False  # whether it is in what is loaded, so that weights must be sent
     heads: tuple[int, ...] | None = None  # that the first finding names
 
@@ -94,7 +94,12 @@ _QWEN3 = [
         _layer(1, "mlp.activation"),
         _EQUAL.format("activation differs"),
     ),
-    Fault("logit_scale", "logits_processor", ["logprobs"], _EQUAL.format("logprobs differs")),
+    Fault(
+        "logit_scale",
+        "logits_processor",
+        ["logprobs"],
+        "it differs; the engine's weights of it are not known",  # they are the embedding's
+    ),
 ]
 _QWEN2 = [
     Fault(
@@ -152,7 +157,7 @@ _GPT_OSS = [
     Fault(
         "zero",
         "model.layers.0.mlp.router.bias",
-        _layer(0, "mlp.gate"),
+        _layer(0, "mlp.gate", "mlp.experts"),
         _OTHER.format("layers.0.mlp.router.bias"),
     ),
 ]
@@ -161,7 +166,7 @@ _GLM4 = [
         "zero",
         "model.layers.1.mlp.gate.e_score_correction_bias",
         _layer(1, "mlp.experts"),
-        _EQUAL.format("experts differs"),
+        _EQUAL.format("experts differs..."),
     ),
 ]
 _DEEPSEEK = [
@@ -252,7 +257,8 @@ def test_a_fault_of_one_module_is_named(pair: Pair, fault: Fault, rightly: list[
             pair.push()
         found = pair.find()
     rightly.append(points(found)[0] == fault.named[0])
-    assert found.sentences[0] == f"{fault.named[0]}: {fault.said}"
+    said, dots, _ = f"{fault.named[0]}: {fault.said}".partition("...")
+    assert found.sentences[0] == said or (dots and found.sentences[0].startswith(said))
     assert points(found) == fault.named
     assert fault.heads in (None, found.compared.findings[0].heads)
     if fault.is_loaded:
