@@ -14,6 +14,7 @@ from nemo_like.config.loader import to_yaml
 from nemo_like.config.search_path import SHIPPED
 from nemo_like.configuration import Config, load_config
 from tests.unit.config.checkpoints import DEMO, write_checkpoint
+from tests.unit.forked_checks import ForkedCall
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -48,6 +49,15 @@ def own_environment() -> Iterator[None]:
     for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
         del os.environ[name]
     os.environ.update({name: before[name] for name in before if name != "PYTEST_CURRENT_TEST"})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_checks() -> Iterator[None]:
+    """Have children of slow checks be forks, which have at once what they would import."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("checks", "epochs"):
+            patch.setattr(f"nemo_like.preflight.{module}.ChildCall", ForkedCall)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,8 @@ def say(line: str) -> None:
 
 
 def test_a_run_on_sums_starts_no_process_for_its_checks(demo: Demo, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("subprocess.Popen", None)
+    for name in ("subprocess.Popen", "nemo_like.preflight.checks.ChildCall"):
+        monkeypatch.setattr(name, None)
     assert preflight(demo(), Machine.this, say).notes == []
 
 

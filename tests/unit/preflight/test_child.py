@@ -12,6 +12,7 @@ import pytest
 
 from nemo_like.child_process.parent_side import ChildFailed, ChildIsLate
 from nemo_like.preflight.child import ChildCall
+from tests.unit.forked_checks import ForkedCall
 
 TIMEOUT_S = 60.0
 
@@ -56,8 +57,16 @@ def write_to(pipe: str) -> None:
     Path(pipe).write_text("met")
 
 
-def test_the_answer_comes_back_whatever_the_function_prints(capfd: pytest.CaptureFixture[str]) -> None:
-    with ChildCall(sum_while_talking, 2, 3, timeout_s=TIMEOUT_S) as call:
+@pytest.fixture(params=[ChildCall, ForkedCall], ids=["started", "forked"])
+def child_call(request: pytest.FixtureRequest) -> type[ChildCall]:
+    """What a run's checks use, and what unit tests of them use."""
+    return request.param
+
+
+def test_the_answer_comes_back_whatever_the_function_prints(
+    child_call: type[ChildCall], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with child_call(sum_while_talking, 2, 3, timeout_s=TIMEOUT_S) as call:
         assert call.result() == 5
     assert capfd.readouterr() == ("", "")
 
@@ -70,22 +79,26 @@ def test_the_answer_comes_back_whatever_the_function_prints(capfd: pytest.Captur
         (leave, "its process ended with exit code 7"),
     ],
 )
-def test_a_function_that_fails_is_told_with_its_reason(function, message: str) -> None:
-    with ChildCall(function, timeout_s=TIMEOUT_S) as call, pytest.raises(ChildFailed, match=message):
+def test_a_function_that_fails_is_told_with_its_reason(
+    child_call: type[ChildCall], function, message: str
+) -> None:
+    with child_call(function, timeout_s=TIMEOUT_S) as call, pytest.raises(ChildFailed, match=message):
         call.result()
 
 
-def test_of_what_a_function_complains_only_the_end_is_kept() -> None:
-    with ChildCall(complain_at_length, timeout_s=TIMEOUT_S) as call:
+def test_of_what_a_function_complains_only_the_end_is_kept(child_call: type[ChildCall]) -> None:
+    with child_call(complain_at_length, timeout_s=TIMEOUT_S) as call:
         with pytest.raises(ChildFailed, match=r"exit code 3: .* \| the last word$"):
             call.result()
         assert len(call._child._errors._end) <= 1 << 16
 
 
-def test_a_function_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_function_that_hangs_is_ended_with_all_that_it_started(
+    child_call: type[ChildCall], tmp_path: Path
+) -> None:
     pid_file = tmp_path / "pid"
     os.mkfifo(pid_file)
-    with ChildCall(hang_with_a_child, str(pid_file), timeout_s=0.1) as call:
+    with child_call(hang_with_a_child, str(pid_file), timeout_s=0.1) as call:
         grandchild = psutil.Process(int(pid_file.read_text()))  # waits until there is one
         with pytest.raises(ChildIsLate, match=r"no answer within 0\.1 s"):
             call.result()
@@ -93,13 +106,13 @@ def test_a_function_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path)
     assert [process.status() for process in alive] in ([], [psutil.STATUS_ZOMBIE])
 
 
-def test_calls_run_side_by_side(tmp_path: Path) -> None:
+def test_calls_run_side_by_side(child_call: type[ChildCall], tmp_path: Path) -> None:
     """Each waits for the other to open its end."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     with (
-        ChildCall(read_from, str(pipe), timeout_s=TIMEOUT_S) as reader,
-        ChildCall(write_to, str(pipe), timeout_s=TIMEOUT_S) as writer,
+        child_call(read_from, str(pipe), timeout_s=TIMEOUT_S) as reader,
+        child_call(write_to, str(pipe), timeout_s=TIMEOUT_S) as writer,
     ):
         assert reader.result() == "met"
         writer.result()
