@@ -3,7 +3,7 @@
 accuracy, memory.
 
     python scripts/bench/against_others.py --trl DIR [--sizes demo 17m] [--sides NAME ...] [--rounds 6]
-        [--steps 8] [--goal 0.7] [--out FILE.json] [--picture FILE.png] [key=value ...]
+        [--steps 8] [--threads 2] [--goal 0.7] [--out FILE.json] [--picture FILE.png] [key=value ...]
 
 All sides train the demo's task from the same checkpoint, in batches of the same size: this framework
 (``synchronous``, ``exact``, ``ahead``), TRL's GRPOTrainer (``trl``, ``trl_vllm``), and as a bound ``bare``,
@@ -36,7 +36,7 @@ from nemo_like.rules.rules import validate
 from scripts.bench.arguments import at_least
 from scripts.bench.others.differences import differences
 from scripts.bench.others.picture import draw
-from scripts.bench.others.sides import KINDS, started, trl_problem
+from scripts.bench.others.sides import KINDS, environment, started, trl_problem
 from scripts.bench.others.summary import markdown, summary, time_over
 from scripts.bench.others.task import CONFIG, SIZES, Size, make_random_model
 from scripts.bench.others.turns import Turn
@@ -54,6 +54,9 @@ def main() -> int:
     parser.add_argument("--sides", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--rounds", type=at_least(1), default=6, help="turns of each side (default 6)")
     parser.add_argument("--steps", type=at_least(2), default=8, help="of a turn (default 8)")
+    parser.add_argument(
+        "--threads", type=at_least(1), default=2, help="of sides that are one process (default 2)"
+    )
     parser.add_argument("--goal", type=float, default=0.7, help="held-out accuracy (default 0.7)")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     parser.add_argument("--picture", type=Path, metavar="FILE.png")
@@ -98,6 +101,7 @@ def measure(options: argparse.Namespace, size: Size) -> dict[str, Any]:
         "steps_per_turn": options.steps,
         "load_average": [before[0], after[0]],
         "cores": os.cpu_count(),
+        "threads_of_one_process": options.threads,
         "sides": {
             name: {**summary(done, options.goal), "peak_mib": peaks[name]} for name, done in turns.items()
         },
@@ -113,7 +117,8 @@ def side_of(options: argparse.Namespace, size: Size, name: str) -> Any:
     overrides = [*size.overrides, *KINDS[name].overrides, *further, *options.overrides]
     cfg = load_config(options.config, overrides)
     validate(cfg)
-    return started(name, cfg, options.config, overrides, options.trl)
+    env = environment(KINDS[name], cfg, options.trl, options.threads)
+    return started(name, options.config, overrides, env)
 
 
 def abouts() -> dict[str, str]:

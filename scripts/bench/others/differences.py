@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 _ALL = (
     "Processes: here two engines and two policy workers of one thread each, and processes for rollouts, "
-    "rewards and data; the others are one process with two threads.",
+    "rewards and data; the others are one process, with as many threads as the result says.",
     "Work: the demo here trains four samples of a problem with one copy of its prompt and leaves out samples "
     "without a gradient, which a random model's cannot be; the others compute every padded row.",
     "Lengths are drawn, so they differ between sides and steps: compare new tokens per second.",

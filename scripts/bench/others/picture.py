@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ def draw(path: Path, result: Mapping[str, Any], abouts: Mapping[str, str]) -> No
         names = list(reversed(size["sides"]))
         speeds = [size["sides"][name]["new_tokens_per_s"] for name in names]
         axes.barh([abouts[name] for name in names], speeds, color=[_colour(name) for name in names])
-        axes.set_title(size["about"], fontsize=9, loc="left")
+        axes.set_title(textwrap.fill(size["about"], 64), fontsize=9, loc="left")
         axes.set_xlabel("new tokens per second")
     if curves:
         _draw_accuracies(panels[-1], curves, abouts)

@@ -24,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 900.0  # of a start, and of a turn
 END_TIMEOUT_S = 60.0
 LOOK_PERIOD_S = 0.2
-NUM_THREADS = 2  # of a side that is one process
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,10 +134,8 @@ class Side:
 
 
 @contextmanager
-def started(
-    name: str, cfg: Config, config: str, overrides: Sequence[str], trl: Path | None
-) -> Iterator[Side]:
-    """Start a side, and end it when the block is left."""
+def started(name: str, config: str, overrides: Sequence[str], env: Mapping[str, str]) -> Iterator[Side]:
+    """Start a side with these variables, and end it when the block is left."""
     kind = KINDS[name]
     ours, theirs = Pipe()
     # Not by -m: datasets would pickle what is in __main__ when it gives a map its name, and cannot.
@@ -149,7 +146,7 @@ def started(
         process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment(kind, cfg, trl),
+            env=env,
             pass_fds=[theirs.fileno()],
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -162,16 +159,16 @@ def started(
             side.end()
 
 
-def environment(kind: Kind, cfg: Config, trl: Path | None) -> dict[str, str]:
+def environment(kind: Kind, cfg: Config, trl: Path | None, num_threads: int) -> dict[str, str]:
     """Return a side's variables. The others get those that this framework gives its engines, since they make
-    every process on CPUs faster, and as many threads as there are processes that compute here."""
+    every process on CPUs faster, and ``num_threads``."""
     if kind.is_ours:
         return {**os.environ, "PYTHONPATH": str(ROOT)}
     found = {
         **os.environ,
         **engine_environment(cfg.policy.device),
         "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": str(NUM_THREADS),
+        "OMP_NUM_THREADS": str(num_threads),
         "VLLM_CPU_KVCACHE_SPACE": "1",  # whole GiB
     }
     if kind.is_trl and trl is not None:
