@@ -276,6 +276,7 @@ def read_model_info(model_name: str, backend: str | None, group: str = "policy")
         raise _error(group, model_name, f"has a config.json that is not valid JSON ({error})", "") from error
     if not isinstance(content, dict):
         raise _error(group, model_name, "has a config.json that is not a JSON object", "")
+    _check_form(group, model_name, content)
     model_type = content.get("model_type")
     if "vision_config" in content:
         _check_vision_tower(group, model_name, str(model_type))
@@ -293,6 +294,17 @@ def read_model_info(model_name: str, backend: str | None, group: str = "policy")
             group, model_name, f"has a config.json without a positive integer for {', '.join(bad)}", ""
         )
     return _model_info(content, None if family else count_stored_scalars(Path(model_name)))
+
+
+def _check_form(group: str, model_name: str, content: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a config.json without the model's type, or with a value in place of entries."""
+    if not isinstance(content.get("model_type"), str):
+        remedy = "name the type, as transformers' save_pretrained does"
+        raise _error(group, model_name, "has a config.json without model_type", remedy)
+    for key in ("rope_parameters", "rope_scaling", "quantization_config"):
+        if not isinstance(content.get(key) or {}, dict):
+            rule = f"has {key}={json.dumps(content[key])} in config.json, which must be an object or null"
+            raise _error(group, model_name, rule, "")
 
 
 def _check_vision_tower(group: str, model_name: str, model_type: str) -> None:

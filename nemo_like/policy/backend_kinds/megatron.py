@@ -20,7 +20,7 @@ from nemo_like.models.adapter_layers import (
     num_expert_adapter_parameters,
 )
 from nemo_like.models.division import must_divide, nearest_divisors
-from nemo_like.models.family import Mixture, Part, described_types, family_of, nearest_type
+from nemo_like.models.family import Family, Mixture, Part, described_types, family_of, nearest_type
 from nemo_like.models.model_info import ModelInfo, read_model_info
 from nemo_like.models.quantization import Form, refusal_of_quantized
 from nemo_like.models.rope import known_scaling, rope_settings
@@ -460,6 +460,8 @@ def _refusal(name: str, content: Mapping[str, Any]) -> tuple[str, str] | None:
             return refusal
     if family.mixture is not None and (refused := _mixture_refusal(name, content, family.mixture)):
         return refused
+    if (unlike := _unlike_counts(content, family)) is not None:
+        return unlike, "mend config.json, which must be that of the weights"
     others = {*(content.get("layer_types") or ())} - {"sliding_attention", "full_attention"}
     if Part.mixed_windows in family.parts and others:
         rule = f"has layers of types {', '.join(sorted(others))}, which is not supported"
@@ -467,6 +469,27 @@ def _refusal(name: str, content: Mapping[str, Any]) -> tuple[str, str] | None:
     if (known := known_scaling(content, family.parts)) is not None:
         rule = f"has rope scaling {rope_settings(content)}, which is not supported"
         return rule, f"use a checkpoint with {known}"
+    return None
+
+
+def _unlike_counts(content: Mapping[str, Any], family: Family) -> str | None:
+    """Return which counts in config.json no model can have together; None where all go together."""
+    num_layers, types = content.get("num_hidden_layers"), content.get("layer_types")
+    if Part.mixed_windows in family.parts and types and len(types) != num_layers:
+        return f"has {len(types)} layer_types for num_hidden_layers={num_layers}"
+    window = content.get("sliding_window") if family.has_window else None
+    if window is not None and not (isinstance(window, int) and window > 0):
+        return f"has sliding_window={window}, which must be a positive integer or null"
+    if (mixture := family.mixture) is None:
+        return None
+    num_experts, num_chosen = content.get(mixture.num_experts), content.get(mixture.num_chosen)
+    if not isinstance(num_experts, int) or not isinstance(num_chosen, int):
+        return None
+    groups = content.get(mixture.num_groups) or 1
+    if num_chosen > num_experts:
+        return f"has {mixture.num_chosen}={num_chosen}, and {num_experts} experts"
+    if num_experts % groups:
+        return f"has {mixture.num_groups}={groups}, which does not divide its {num_experts} experts"
     return None
 
 

@@ -156,6 +156,25 @@ def test_what_the_conversion_does_not_cover_is_refused(
             {"mlp_layer_types": ["sparse", "dense"]},
             "mlp_layer_types other than 1 dense layers before all others; set policy.backend=fsdp",
         ),
+        (
+            "olmo3",
+            {"layer_types": ["full_attention"]},
+            "has 1 layer_types for num_hidden_layers=2; mend conf",
+        ),
+        ("mistral", {"sliding_window": 0}, "has sliding_window=0, which must be a positive integer or null"),
+        (
+            "mixtral",
+            {"num_local_experts": 4, "num_experts_per_tok": 5},
+            "has num_experts_per_tok=5, and 4 experts; mend config.json",
+        ),
+        (
+            "deepseek_v3",
+            {"n_routed_experts": 8, "n_group": 3, "topk_group": 4},
+            "has n_group=3, which does not divide its 8 experts",
+        ),
+        ("qwen3", {"rope_parameters": "yarn"}, 'has rope_parameters="yarn" in config.json, which must be an'),
+        ("qwen3", {"quantization_config": "fp8"}, 'has quantization_config="fp8" in config.json'),
+        (None, {}, "has a config.json without model_type; name the type"),
         ("gpt_oss", {"swiglu_limit": 6.0}, "another swiglu_limit than 7.0, and vLLM computes with that"),
         ("gpt_oss", {"rms_norm_eps": 1e-5}, "rope scaling .*; use a checkpoint with YaRN without mscale"),
         (
