@@ -70,7 +70,7 @@ class ActorRecovery:
         self._cfg, self._parts = cfg, parts
         self._num_recoveries = 0
         self._not_connected: set[str] = set()  # names of actors started again but not yet connected
-        self._has_broken_host = False  # the data plane lives, but must be replaced
+        self._to_replace: set[str] = set()  # names of actors whose deaths were told
         self._broken_in: tuple[str, str] | None = None  # the work and the error of the latest breakdown
 
     def completed(self, name: str, policy_version: int, work: Callable[[], T]) -> T:
@@ -106,7 +106,6 @@ class ActorRecovery:
         is_of_host = error.actor == host.name and not is_by_check
         if not (is_of_host or isinstance(error.cause, StorageFailed)):
             raise error
-        self._has_broken_host = True
         kind = type(error.cause).__name__
         return ActorBroken(host.name, error.stage, host.log_path, in_short(error.cause), kind)
 
@@ -118,6 +117,7 @@ class ActorRecovery:
         while True:
             self._check(death, name, versions)
             self._num_recoveries += 1
+            self._to_replace.add(death.actor)
             self._parts.logger.warn(
                 f"{death}\nreplacing what died and doing {name} again (recovery {self._num_recoveries} of "
                 f"{self._cfg.max_recoveries})"
@@ -150,10 +150,9 @@ class ActorRecovery:
 
     def _replace_dead(self) -> None:
         parts, actors = self._parts, self._parts.actors
-        dead = set(parts.cluster.dead())
-        if self._has_broken_host:
-            dead.add(actors.host.name)
-            self._has_broken_host = False
+        # The cluster may learn later of a death that a call has told, and not of a data plane that fails
+        # although it lives.
+        dead = {*parts.cluster.dead(), *self._to_replace}
         for worker in actors.workers:
             if worker.name in dead:
                 raise ActorDied(worker.name, _STAGE, worker.log_path)
@@ -164,6 +163,7 @@ class ActorRecovery:
         parts.partitions.take_operations()
         with _failed_starts_as_deaths():
             self._start_again(dead)
+            self._to_replace = set()
             self._not_connected |= dead
             started = [handle for handle in actors.all() if handle.name in self._not_connected]
             ready = parts.cluster.gather(

@@ -49,6 +49,7 @@ class Run:
 
     def __init__(self, directory: Path) -> None:
         self.dead_names: set[str] = set()
+        self.unseen_deaths: set[str] = set()
         self.failed_engines: set[str] = set()
         self.settled_version: int | None = VERSION
         self.dies_during: dict[tuple[str, str], str] = {}  # a call, and who dies while it is waited for
@@ -95,7 +96,7 @@ class Run:
         )
 
     def dead(self) -> list[str]:
-        return list(self.dead_names)
+        return list(self.dead_names - self.unseen_deaths)
 
     def discard(self, handle: Process) -> None:
         self.dead_names.discard(handle.name)
@@ -112,7 +113,7 @@ class Run:
                 self.cannot_start.remove(name)
                 self.dead_names.add(name)
                 raise ActorFailed(name, "__init__", "recovery", RuntimeError("no free memory"), None)
-            if method == "abort_all" and name in self.dead_names:
+            if method == "abort_all" and name in self.dead():  # an actor that broke down may still answer
                 raise ActorDied(name, "recovery", None)
             if method == "abort_all" and name in self.failed_engines:
                 raise ActorFailed(name, method, "recovery", RuntimeError("half loaded"), None)
@@ -272,6 +273,12 @@ def test_an_engine_that_raised_is_replaced_as_one_that_died(run: Run) -> None:
     assert run.recovery.completed("step 5", VERSION, run.work("engine-1", raising="MemoryError")) == (0, 1)
     assert run.started == ["engine-1"]
     assert run.warnings[0].startswith("actor 'engine-1' failed during stage 'generation': MemoryError: full;")
+
+
+def test_an_actor_whose_death_a_call_told_is_replaced_before_the_cluster_sees_it(run: Run) -> None:
+    run.unseen_deaths = {"engine-1"}
+    assert run.recovery.completed("step 5", VERSION, run.work("engine-1", raising="MemoryError")) == (0, 1)
+    assert run.started == ["engine-1"] and len(run.warnings) == 1
 
 
 def test_an_error_that_comes_again_in_the_same_step_is_not_recovered_a_second_time(run: Run) -> None:
