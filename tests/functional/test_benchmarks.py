@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -109,16 +110,17 @@ def test_steps_are_timed_beside_a_plain_loop(arithmetic_model: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.whole_run
-@pytest.mark.timeout(600)
-def test_every_way_of_this_framework_takes_its_turns_beside_bare_libraries(
+@pytest.mark.timeout(900)
+def test_every_way_of_this_framework_takes_its_turns_beside_trl_and_bare_libraries(
     arithmetic_model: str, tmp_path: Path
 ) -> None:
     out, picture = tmp_path / "found.json", tmp_path / "found.png"
-    sides = ("--sizes", "demo", "--sides", "synchronous", "exact", "ahead", "bare")
+    names = ("synchronous", "exact", "ahead", "trl", "trl_vllm", "bare")
+    sides = ("--sizes", "demo", "--trl", sysconfig.get_paths()["purelib"], "--sides", *names)
     short = ("--rounds", "1", "--steps", "2", "--out", str(out), "--picture", str(picture))
-    found = figures("against_others.py", *sides, *short, *BESIDE_OTHERS, timeout_s=550)
+    found = figures("against_others.py", *sides, *short, *BESIDE_OTHERS, timeout_s=850)
     assert found == json.loads(out.read_text()) and picture.stat().st_size > 0
-    assert found["demo"]["sides"].keys() == {"synchronous", "exact", "ahead", "bare"}
+    assert found["demo"]["sides"].keys() == {*names}
     for side in found["demo"]["sides"].values():
         assert side["step_s"] > 0 and side["new_tokens_per_s"] > 0 and side["peak_mib"] > 100
     assert found["demo"]["time_over_bare"]["ahead"]["median"] > 0

@@ -138,7 +138,7 @@ def started(name: str, config: str, overrides: Sequence[str], env: Mapping[str, 
     """Start a side with these variables, and end it when the block is left."""
     kind = KINDS[name]
     ours, theirs = Pipe()
-    # Not by -m: datasets would pickle what is in __main__ when it gives a map its name, and cannot.
+    # Not by -m: datasets would pickle the main module's functions when it gives a map its name, and cannot.
     program = f"from scripts.bench.others.{kind.module} import main; main()"
     command = [sys.executable, "-c", program, "--pipe", str(theirs.fileno())]
     command += ["--config", config, "--generator", kind.generator, *overrides]
