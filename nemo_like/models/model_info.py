@@ -82,9 +82,8 @@ class ModelInfo:
     window: int | None = None  # the tokens to which one attends, itself included; None: all earlier ones
     full_layers: tuple[int, ...] = ()  # those without the window, in a model whose other layers have it
     query_scale: float | None = None  # multiplies products of queries with keys; None: head_size ** -0.5
-    ropes: tuple[
-        Rope, ...
-    ] = ()  # of layers with a window, and of full_layers; or one of all; none: rope_theta's
+    # Of layers with a window, and of full_layers; or one of all layers; none: that of rope_theta.
+    ropes: tuple[Rope, ...] = ()
     latent: LatentSizes | None = None  # of latent attention; None: queries, keys and values have no latents
     num_dense_layers: int = 0  # the first ones of a mixture, which have no experts
     dense_ffn_size: int = 0  # of the layers of a mixture that have no experts

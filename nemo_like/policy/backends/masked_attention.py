@@ -1,4 +1,5 @@
-"""Causal attention with a mask, for what a kernel without one cannot do: windows, and sinks."""
+"""Causal attention with a mask, for what a kernel without one cannot do: windows, sinks, and queries after
+keys that have none."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def attend_masked(
     """
     device = query.device
     if num_earlier is None:
-        num_earlier = torch.tensor([key.shape[2] - query.shape[2]], device=device)
+        num_earlier = torch.full((1,), key.shape[2] - query.shape[2], device=device)
     own = num_earlier[:, None, None, None] + torch.arange(query.shape[2], device=device)[:, None]
     behind = own - torch.arange(key.shape[2], device=device)  # by how many tokens a key is before a query's
     mask = behind >= 0 if window is None else (behind >= 0) & (behind < window)

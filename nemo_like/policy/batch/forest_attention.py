@@ -252,20 +252,40 @@ def _short(part: QueryPart) -> Iterator[QueryPart]:
 def _calls(parts: Sequence[QueryPart]) -> list[list[QueryPart]]:
     """Distribute parts over calls: parts that are much alike go together."""
     calls: list[list[QueryPart]] = []
+    size = _CallSize()
     for part in sorted(parts, key=lambda part: (part.num_earlier, part.num_queries)):
-        if not calls or not _go_together([*calls[-1], part]):
+        is_masked = part.num_earlier > 0
+        grown = size.with_part(part)
+        if not calls or not grown.is_worth_it or (is_masked and calls[-1][0].num_earlier == 0):
             calls.append([])
+            grown = _CallSize().with_part(part)
         calls[-1].append(part)
+        size = grown
     return calls
 
 
-def _go_together(parts: Sequence[QueryPart]) -> bool:
-    """Return whether one call for these parts has few keys, and little padding."""
-    keys = max([len(part.keys) for part in parts])
-    pairs = len(parts) * keys * max([part.num_queries for part in parts])
-    padding = pairs - sum([part.num_queries * len(part.keys) for part in parts])
-    same_kind = (parts[0].num_earlier == 0) == (parts[-1].num_earlier == 0)
-    return same_kind and len(parts) * keys <= _KEYS_PER_CALL and padding <= _PAIRS_OF_A_CALL
+class _CallSize(NamedTuple):
+    """What a call computes: its parts, the most keys and the most queries of one, and the pairs of a query
+    and a key that are not padding."""
+
+    num_parts: int = 0
+    num_keys: int = 0
+    num_queries: int = 0
+    num_pairs: int = 0
+
+    def with_part(self, part: QueryPart) -> _CallSize:
+        return _CallSize(
+            self.num_parts + 1,
+            max(self.num_keys, len(part.keys)),
+            max(self.num_queries, part.num_queries),
+            self.num_pairs + part.num_queries * len(part.keys),
+        )
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether one call has few keys, and less padding than what a second call would take."""
+        keys = self.num_parts * self.num_keys
+        return keys <= _KEYS_PER_CALL and keys * self.num_queries - self.num_pairs <= _PAIRS_OF_A_CALL
 
 
 def _picked(tensor: Tensor, slots: Tensor) -> Tensor:
