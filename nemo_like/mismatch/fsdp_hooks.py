@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from nemo_like.mismatch.points import AFTER_LAYERS, EMBEDDING, FINAL_NORM, PARTS, usual_leaf
+from nemo_like.mismatch.points import AFTER_LAYERS, EMBEDDING, FINAL_NORM, parts_of, usual_leaf
 from nemo_like.mismatch.substitution import Substitution
 from nemo_like.policy.fsdp.attention import ATTENTION_NAME, causal_attention
 
@@ -57,8 +57,8 @@ def _watch_layer(
         _replace_input(stack, module, f"{prefix}.{_INPUTS[leaf]}", substitution)
     if leaf in _OUTPUTS:
         _replace_output(stack, module, f"{prefix}.{leaf}", substitution)
-    if leaf in PARTS:
-        _replace_parts(stack, module, [f"{prefix}.{name}" for name in PARTS[leaf]], substitution)
+    if leaf and (parts := parts_of(leaf)):
+        _replace_parts(stack, module, [f"{prefix}.{name}" for name in parts], substitution)
     if leaf == _ROUTER:
 
         def see(module: nn.Module, args: Any, output: Any) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nemo_like.mismatch.points import PARTS
 from nemo_like.mismatch.weight_words import weight_word
 
 _COLUMNS_AT_ONCE = 512
-_STACKED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _LINEAR = re.compile(r".*\.(?:qkv_proj|o_proj|gate_up_proj|down_proj|gate|router)")
 _OF_GPT_OSS = {r"(layers\.\d+)\.attn\b": r"\1.self_attn", r"\bembedding$": "embed_tokens"}
 
@@ -70,9 +70,9 @@ def _parts(name: str, tensor: Tensor, sizes: Any) -> Iterator[tuple[str, Tensor]
     """Yield a tensor, and of one that stacks several the rows of each: checkpoints have either."""
     prefix, leaf, kind = name.rsplit(".", 2)
     yield name, tensor
-    if leaf not in _STACKED:
+    if leaf not in PARTS:
         return
-    for part, rows in zip(_STACKED[leaf], tensor.split(list(sizes)), strict=True):
+    for part, rows in zip(PARTS[leaf], tensor.split(list(sizes)), strict=True):
         yield f"{prefix}.{part}.{kind}", rows
 
 

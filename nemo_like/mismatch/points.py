@@ -75,11 +75,8 @@ _OF_LAYER = {
 }
 # How points call what vLLM, transformers or a checkpoint calls otherwise in models of some families.
 _USUAL = {"attn.": "self_attn.", "block_sparse_moe.": "mlp.", "mlp.router": "mlp.gate"}
-# The points of layers whose output is cut into parts, in their order.
-PARTS = {
-    "self_attn.qkv_proj": tuple(f"self_attn.{name}_proj" for name in "qkv"),
-    "mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj"),
-}
+# Linear layers whose output is cut into parts, in their order: in vLLM, and in checkpoints of Phi-3.
+PARTS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _OF_MODEL = {
     EMBEDDING: PointKind(Law.copy),
     AFTER_LAYERS: PointKind(Law.copy),
@@ -122,6 +119,12 @@ def usual_leaf(leaf: str) -> str:
     return leaf
 
 
+def parts_of(leaf: str) -> list[str]:
+    """Return how points call the parts of a layer's output, by the layer's name; [] where it is not cut."""
+    prefix, dot, name = leaf.rpartition(".")
+    return [prefix + dot + part for part in PARTS.get(name, ())]
+
+
 def point_of_weight(name: str) -> str | None:
     """Return the point at which a weight is used, by its Hugging Face name; None where it is at none."""
     module = name.removeprefix("model.").rpartition(".")[0]
@@ -130,8 +133,7 @@ def point_of_weight(name: str) -> str | None:
     if (match := _LAYER.fullmatch(module)) is None:
         return module if module in _OF_MODEL else None
     leaf = usual_leaf(match[2])
-    if leaf in PARTS:  # Phi-3's
-        leaf = PARTS[leaf][0]
+    leaf = (parts_of(leaf) or [leaf])[0]
     if leaf.startswith("mlp.experts."):
         leaf = "mlp.experts"
     if name.endswith(".sinks"):
