@@ -21,14 +21,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from nemo_like.configuration import Config, load_config
-from nemo_like.driver.setup import started
-from nemo_like.driver.stopping import StopRequests
 from nemo_like.driver.sync_grpo import SyncGRPODriver
-from nemo_like.driver.whole_run import run_checkpoints
-from nemo_like.observability.logger import RunLogger
-from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.rules.rules import validate
 from scripts.bench.arguments import at_least
+from scripts.bench.our_driver import started_driver
 
 NUM_THREADS = 2
 
@@ -54,25 +50,17 @@ def main() -> int:
 
 def measure(cfg: Config, directory: Path, num_rounds: int, steps_per_turn: int) -> dict[str, object]:
     """Alternate turns of both sides, each turn's first step left out as warm-up."""
-    run_directory = RunDirectory.create(str(directory), "bench")
     ours: list[dict[str, float]] = []
     plain: list[dict[str, float]] = []
-    with (
-        open(os.devnull, "w", encoding="utf-8") as nowhere,
-        RunLogger(cfg.logger, run_directory, resolved_config={}, max_num_steps=0, stream=nowhere) as logger,
-        started(
-            cfg, run_directory, logger, run_checkpoints(cfg, run_directory), StopRequests(cfg.checkpointing)
-        ) as run,
-    ):
+    with started_driver(cfg, directory) as driver:
         # Loaded only now: the framework's driver must not profit from, or suffer for, torch in its process
         # while it starts.
         os.environ["OMP_NUM_THREADS"] = str(NUM_THREADS)
         from scripts.bench.plain_loop import PlainLoop
 
-        assert isinstance(run.driver, SyncGRPODriver)  # what a configuration that trains has
         loop = PlainLoop(cfg, NUM_THREADS)
         for turn in range(num_rounds):
-            ours += _our_steps(run.driver, 1 + turn * steps_per_turn, steps_per_turn)[1:]
+            ours += _our_steps(driver, 1 + turn * steps_per_turn, steps_per_turn)[1:]
             plain += [loop.step().as_metrics() for _ in range(steps_per_turn)][1:]
     return _summary(ours, plain)
 

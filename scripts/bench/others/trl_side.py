@@ -1,6 +1,6 @@
 """TRL's process in ``against_others.py``: ``GRPOTrainer`` with this project's configuration of the same run.
 
-It needs TRL, accelerate and datasets on the path, which are no dependencies of this project.
+It needs TRL, accelerate and datasets on the path, which no run of this framework needs.
 """
 
 from __future__ import annotations
