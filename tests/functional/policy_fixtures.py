@@ -107,6 +107,14 @@ _LATENT: dict[str, Any] = {
     "moe_intermediate_size": 48,
     "routed_scaling_factor": 2.2,
 }
+_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 700.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+}
 # By the name of a family's file: the class of its configuration, and what that has beyond _SIZES.
 TINY_MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
     "deepseek_v3": (
@@ -118,12 +126,7 @@ TINY_MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "topk_group": 1,
             "num_nextn_predict_layers": 0,
             "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 700.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-                "beta_fast": 4.0,
-                "beta_slow": 0.5,
+                **_YARN,
                 "mscale": 0.7,
                 "mscale_all_dim": 1.2,
             },
@@ -169,12 +172,7 @@ TINY_MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "num_experts_per_tok": 2,
             "sliding_window": 5,
             "rope_parameters": {
-                "rope_type": "yarn",
-                "rope_theta": 700.0,
-                "factor": 4.0,
-                "original_max_position_embeddings": 32,
-                "beta_fast": 4.0,
-                "beta_slow": 0.5,
+                **_YARN,
                 "truncate": False,
             },
         },
@@ -206,12 +204,7 @@ TINY_MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
             "rope_parameters": {
                 "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
                 "full_attention": {
-                    "rope_type": "yarn",
-                    "rope_theta": 700.0,
-                    "factor": 4.0,
-                    "original_max_position_embeddings": 32,
-                    "beta_fast": 4.0,
-                    "beta_slow": 0.5,
+                    **_YARN,
                     "attention_factor": 1.3,
                 },
             },

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -44,11 +45,8 @@ def unchanging() -> Iterator[set[Path]]:
 def own_environment() -> Iterator[None]:
     """Variables that a test sets in this process are not there for the next: storage and engines set some
     where they start, which is a process of their own in a run."""
-    before = dict(os.environ)
-    yield
-    for name in os.environ.keys() - before.keys() - {"PYTEST_CURRENT_TEST"}:
-        del os.environ[name]
-    os.environ.update({name: before[name] for name in before if name != "PYTEST_CURRENT_TEST"})
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
