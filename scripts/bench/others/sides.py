@@ -95,11 +95,11 @@ class Side:
         """Return the most memory that all processes of the side have together during so many steps; a page
         that several share counts once (PSS)."""
         self._pipe.send(TurnRequest(num_steps))
-        most = 0
+        looks = [self._pss()]  # steps may end before a second look
         while not self._pipe.poll(LOOK_PERIOD_S):
-            most = max(most, sum(map(_pss, self._processes())))
+            looks.append(self._pss())
         self._received()
-        return round(most / 2**20, 1)
+        return round(max(looks) / 2**20, 1)
 
     def end(self) -> None:
         """Ask the side to end, and kill its processes if they do not."""
@@ -120,6 +120,9 @@ class Side:
 
     def _cpu_s(self) -> float:
         return sum(map(_cpu_s, self._processes()))
+
+    def _pss(self) -> int:
+        return sum(map(_pss, self._processes()))
 
     def _received(self) -> Any:
         try:
