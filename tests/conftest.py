@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Generator
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.functional.warm_servers import FOLDER, warm
 from tests.lacking import NO_GPU, judged
 
 # A property holds however busy the machine is.
@@ -13,6 +16,14 @@ settings.register_profile(
     "untimed", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("untimed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the runs of this session of tests, which may be several processes, share warm servers."""
+    if FOLDER not in os.environ:
+        stack = ExitStack()
+        stack.enter_context(warm())
+        config.add_cleanup(stack.close)
 
 
 @pytest.hookimpl(wrapper=True)

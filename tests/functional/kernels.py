@@ -18,6 +18,7 @@ from jupyter_client.manager import KernelManager
 
 from tests.functional.leftovers import processes
 from tests.functional.runs import MARK, ROOT, temporary_directory
+from tests.functional.warm_servers import sharing
 
 
 @dataclass
@@ -97,10 +98,12 @@ def kernel_environment(mark: str, folder: Path) -> Iterator[dict[str, str]]:
     temporary = temporary_directory(mark)
     temporary.mkdir()
     try:
+        shared = {"PYTHONPATH": "", **sharing()}
         yield {
             **os.environ,
+            **shared,
             MARK: mark,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join([*filter(None, [shared["PYTHONPATH"]]), str(ROOT)]),
             "TMPDIR": str(temporary),
             "IPYTHONDIR": str(folder / "ipython"),
         }

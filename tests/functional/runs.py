@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from nemo_like.observability.jsonl import without_measurements
+from tests.functional.warm_servers import sharing
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/grpo_arithmetic_cpu.yaml"
@@ -100,7 +101,7 @@ def running(
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env={**os.environ, MARK: mark, "TMPDIR": str(temporary)},
+        env={**os.environ, **sharing(), MARK: mark, "TMPDIR": str(temporary)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,0 +1,190 @@
+"""Servers that have imported vLLM, torch and more once for all whole runs of the tests.
+
+Most of the time of a small run are its imports.
+
+    the run's fork server ──descriptors, environment──▶ warm server ──forks──▶ the run's fork server
+
+A run's fork server (``nemo_like.cluster.fork_server``) imports as it does for a user in the first run with
+the same third-party imports and environment variables, and in every run without the variables of ``sharing``.
+In the second one it starts a warm server, whose fork takes its place, in that run and in later ones: the
+fork imports the rest, Ray and this project among it. Warm servers end with the session of tests.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+from nemo_like.cluster.imports import lasting_imports
+
+HERE = Path(__file__).resolve().parent
+PATH = str(HERE / "warm")
+# Names the folder with the sockets of warm servers. It is there as long as the session of tests.
+FOLDER = "NEMO_LIKE_WARM_SERVERS"
+# By these variables, as the system shows them, the processes of a run are found.
+SHOWN = ("NEMO_LIKE_TEST_RUN", "NEMO_LIKE_ENDS_WITH")
+_ROOM, _ROOM_BYTES = "NEMO_LIKE_ROOM", 1024
+# A raylet ends the process group of a worker that has ended, if it is not its own: here that of all forks.
+_NO_GROUPS = {"RAY_process_group_cleanup_enabled": "0"}
+MOST_SERVERS = 5  # for their memory
+_LOOK_S = 2.0
+# Variables that differ from run to run and that no import reads.
+_OF_A_RUN = {
+    *(*SHOWN, "NEMO_LIKE_FORK_SERVER", "RAY_RAYLET_PID", "RAY_NODE_ID"),
+    *("TMPDIR", "PYTEST_CURRENT_TEST"),
+}
+_PROGRAM = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from tests.functional.warm_servers import main; main(*sys.argv[2:])"
+)
+
+
+@contextmanager
+def warm() -> Iterator[None]:
+    """Let runs that are started in the ``with`` block share warm servers."""
+    with tempfile.TemporaryDirectory(prefix="warm-") as folder, mock.patch.dict(os.environ, {FOLDER: folder}):
+        yield
+
+
+def sharing() -> dict[str, str]:
+    """Return the environment variables of a run that may have the fork of a warm server."""
+    if FOLDER not in os.environ:
+        return {}
+    places = [PATH, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(places), **_NO_GROUPS}
+
+
+def hand_over(root: str, imports: str, listening: str) -> None:
+    """In the process of a run's fork server: have the fork of a warm server in its place, and end with it.
+
+    Returns where there is none to be had, so that this process is the fork server as always.
+    """
+    folder, path = os.environ.get(FOLDER), os.environ.get("PYTHONPATH", "")
+    if not folder or path.split(os.pathsep)[0] != PATH or not _NO_GROUPS.items() <= os.environ.items():
+        return
+    with socket.socket(socket.AF_UNIX) as connection:
+        if not _is_connected(connection, Path(folder), root, _third_party(imports)):
+            return
+        wanted = {"imports": imports, "environment": dict(os.environ), "directory": os.getcwd()}
+        socket.send_fds(connection, [b"\0"], [0, 1, 2, int(listening)])
+        connection.sendall(json.dumps(wanted).encode())
+        connection.shutdown(socket.SHUT_WR)
+        for one in (0, int(listening)):
+            os.close(one)
+        connection.recv(1)  # returns when the fork has ended
+    os._exit(0)
+
+
+def _third_party(imports: str) -> str:
+    """Return the imports without this project's modules, all of which import Ray: Ray's compiled part reads
+    variables of a raylet when it is imported."""
+    blocks = [
+        {**block, "modules": [name for name in block["modules"] if not name.startswith("nemo_like.")]}
+        for block in json.loads(imports)
+    ]
+    return json.dumps([block for block in blocks if block["modules"]])
+
+
+def _is_connected(connection: socket.socket, folder: Path, root: str, imports: str) -> bool:
+    """Connect to the warm server with these imports and this process's variables; start it where it is the
+    second time that they are asked for."""
+    environment = {
+        name: one for name, one in os.environ.items() if name not in _OF_A_RUN and not name.startswith("RAY_")
+    }
+    key = json.dumps([sys.executable, root, imports, sorted(environment.items())])
+    place = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
+    try:
+        with open(folder / "lock", "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not place.with_suffix(".seen").exists():
+                place.with_suffix(".seen").write_text(key)
+                return False
+            if not place.exists():
+                if len([*folder.glob("*.started")]) >= MOST_SERVERS:
+                    return False
+                place.with_suffix(".started").touch()
+                _start(place, root, imports, environment)
+        connection.connect(str(place))
+    except OSError:  # the session of tests has ended
+        return False
+    return True
+
+
+def _start(place: Path, root: str, imports: str, environment: dict[str, str]) -> None:
+    environment = {**environment, _ROOM: " " * _ROOM_BYTES}
+    log = place.with_suffix(".log")
+    with socket.socket(socket.AF_UNIX) as listening, log.open("w", encoding="utf-8") as errors:
+        listening.bind(str(place))
+        listening.listen()
+        subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, root, imports, str(place), str(listening.fileno())],
+            env=environment,
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            pass_fds=[listening.fileno()],
+            start_new_session=True,
+        )
+
+
+def main(imports: str, place: str, listening: str) -> None:
+    """Be the warm server: fork for each request, until the folder of its socket has gone."""
+    for block in json.loads(imports):
+        with lasting_imports(block["without"]):
+            for module in block["modules"]:
+                importlib.import_module(module)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with socket.socket(fileno=int(listening)) as requests:
+        while os.path.exists(place):
+            if not select.select([requests], [], [], _LOOK_S)[0]:
+                continue
+            connection, _ = requests.accept()
+            with connection:
+                if os.fork() == 0:
+                    requests.close()
+                    _be_fork_server(connection)
+                    return
+
+
+def _be_fork_server(connection: socket.socket) -> None:
+    """In a fork: go on in the place of the process that asked."""
+    _, descriptors, _, _ = socket.recv_fds(connection, 1, 4)
+    with connection.makefile("rb") as sent:
+        wanted = json.load(sent)
+    for standard, one in enumerate(descriptors[:3]):
+        os.dup2(one, standard)
+        os.close(one)
+    os.environ.clear()
+    os.environ.update(wanted["environment"])
+    os.chdir(wanted["directory"])
+    tempfile.tempdir = None
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    _show(wanted["environment"])
+    fork_server = importlib.import_module("nemo_like.cluster.fork_server")
+    fork_server.main(wanted["imports"], str(descriptors[3]))
+
+
+def _show(environment: Mapping[str, str]) -> None:
+    """Write the variables of the run to where the system looks for those that this process began with."""
+    shown = "".join(f"{name}={environment[name]}\0" for name in SHOWN if name in environment)
+    block = Path("/proc/self/environ").read_bytes()
+    start = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[47])  # env_start
+    place = block.index(f"{_ROOM}=".encode())
+    room = block.index(b"\0", place) - place
+    with open("/proc/self/mem", "r+b", buffering=0) as memory:
+        memory.seek(start + place)
+        memory.write(f"{shown}{_ROOM}=".ljust(room).encode())
