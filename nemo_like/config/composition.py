@@ -82,6 +82,7 @@ class Composition:
     def __init__(self, name: str, folders: Sequence[Path]) -> None:
         self._name, self._own_folders = name, list(folders)
         self._folders, self._search_path = self._own_folders, list[str]()
+        self._found = dict[tuple[str, ...], Any]()
         self._loader = GlobalHydra.instance().config_loader()
         with self._errors_as_problems():
             self.search(locations_in(file_of(folders[0], name)))
@@ -182,8 +183,10 @@ class Composition:
         return [without_sweep(self.parse(argument)) for argument in arguments]
 
     def _defaults(self, arguments: Sequence[str]) -> Any:
-        given = [*self._search_path, *arguments]
-        return self._loader.compute_defaults_list(self._name, given, RunMode.RUN)
+        given = (*self._search_path, *arguments)
+        if given not in self._found:  # which takes most of a configuration's time
+            self._found[given] = self._loader.compute_defaults_list(self._name, [*given], RunMode.RUN)
+        return self._found[given]
 
     @contextmanager
     def _errors_as_problems(self) -> Iterator[None]:
