@@ -29,13 +29,15 @@ from scripts.bench.data_plane_bench.station import Station
 PLANES = ("ours", "transfer_queue_plain", "ray_object_store")
 _ROOT = Path(__file__).resolve().parents[3]
 _START_TIMEOUT_S = 300.0
+# What the caller has on PYTHONPATH stays there: packages may be installed in folders that only it names.
+_IMPORT_PATH = [str(_ROOT), str(_ROOT / "scripts" / "bench"), os.environ.get("PYTHONPATH", "")]
 # Every process that uses TransferQueue plainly brings a segment of its own.
 _PLAIN_SEGMENT_BYTES = 1 << 30
 _PLAIN_BUFFER_BYTES = 512 << 20
 _ENVIRONMENT = {
     **CPU_ENVIRONMENT,
     **TRANSFER_QUEUE_ENVIRONMENT,
-    "PYTHONPATH": os.pathsep.join([str(_ROOT), str(_ROOT / "scripts" / "bench")]),
+    "PYTHONPATH": os.pathsep.join(filter(None, _IMPORT_PATH)),
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
