@@ -29,6 +29,7 @@ from nemo_like.data_plane.segments import Commit, PartitionInfo, Segment, Want, 
 from nemo_like.data_plane.storage_errors import CorruptData, DataPlaneError, StorageFailed, UnknownPartition
 
 Stored = Mapping[str, Sequence[np.ndarray]]  # column -> one array per segment
+Loaded = Mapping[str, np.ndarray]  # a segment's values by column
 _T = TypeVar("_T")
 
 
@@ -48,8 +49,8 @@ class Store(Protocol):
     def save(self, segments: Sequence[Segment], values: Stored, timeout_s: float) -> Any:
         """Store values under reserved keys, and return the description with which readers load them."""
 
-    def load(self, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float) -> Stored:
-        """Return the columns' values, one array per segment.
+    def load(self, segments: Sequence[Segment], timeout_s: float) -> Sequence[Loaded]:
+        """Return of each segment the values of the columns that it names.
 
         Raises StorageFailed or CorruptData when the values are gone, or belong to another segment.
         """
@@ -244,15 +245,14 @@ class DataPlaneClient:
         chunks: Mapping[str, Chunk],
         deadline: Deadline,
     ) -> list[cutting.Filled]:
-        loaded: list[cutting.Filled] = []
-        for columns, group in cutting.by_columns(segments).items():
-            values = self._store.load(group, columns, deadline.remaining())
-            for position, segment in enumerate(group):
-                cutting.check_segment(info, segment, chunks)
-                of_segment = {name: values[name][position] for name in columns}
-                for name, array in of_segment.items():
-                    cutting.check_loaded(info, info.columns[name], segment, array)
-                loaded.append((segment, of_segment))
+        if not segments:
+            return []
+        values = self._store.load(segments, deadline.remaining())
+        loaded = list(zip(segments, values, strict=True))
+        for segment, of_segment in loaded:
+            cutting.check_segment(info, segment, chunks)
+            for name, array in of_segment.items():
+                cutting.check_loaded(info, info.columns[name], segment, array)
         return loaded
 
     def _clear(self, info: PartitionInfo, cleared: Sequence[Extent]) -> None:

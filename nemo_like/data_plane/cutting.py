@@ -185,14 +185,6 @@ def wants_for(missing: Mapping[str, Rows]) -> tuple[Want, ...]:
     return tuple(Want(tuple(names), rows) for rows, names in columns.items())
 
 
-def by_columns(segments: Sequence[Segment]) -> dict[tuple[str, ...], list[Segment]]:
-    """Group segments that hold the same columns."""
-    groups: dict[tuple[str, ...], list[Segment]] = {}
-    for segment in segments:
-        groups.setdefault(segment.columns, []).append(segment)
-    return groups
-
-
 def _bytes_per_unit(info: PartitionInfo, wired: Iterable[str]) -> tuple[int, int, int]:
     """Return the bytes per token, per row and per prompt. A column counts under the unit that has one of its
     values; objects are estimated."""

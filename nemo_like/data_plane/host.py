@@ -185,11 +185,9 @@ class DataPlaneHost:
         """Store values in this process; only ``data_plane.backend=in_memory`` does."""
         self._in_memory.save(storage_id, keys, values)
 
-    async def load(
-        self, storage_id: str, keys: Sequence[str], columns: Sequence[str]
-    ) -> dict[str, list[Any]]:
+    async def load(self, storage_id: str, segments: Sequence[Segment]) -> list[dict[str, Any]]:
         """Return values that this process stores; only ``data_plane.backend=in_memory`` does."""
-        return self._in_memory.load(storage_id, keys, columns)
+        return self._in_memory.load(storage_id, segments)
 
     async def settled(self) -> None:
         """Wait until everything that was cleared is freed, at most the host's ``timeout_s``."""

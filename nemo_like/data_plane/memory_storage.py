@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_like.data_plane.client import Host, Stored
+from nemo_like.data_plane.client import Host, Loaded, Stored
 from nemo_like.data_plane.segments import Segment
 from nemo_like.data_plane.storage_errors import StorageFailed
 
@@ -52,15 +52,13 @@ class InMemoryStorage:
         for index, key in enumerate(keys):
             kept[key] = {name: arrays[index].copy() for name, arrays in values.items()}
 
-    def load(
-        self, storage_id: str, keys: Sequence[str], columns: Sequence[str]
-    ) -> dict[str, list[np.ndarray]]:
-        """Return one array per column and key. Raises StorageFailed for a key that is not there."""
+    def load(self, storage_id: str, segments: Sequence[Segment]) -> list[dict[str, np.ndarray]]:
+        """Return of each segment one array per column. Raises StorageFailed for a key that is not there."""
         kept = self._values.get(storage_id, {})
-        absent = [key for key in keys if key not in kept]
+        absent = [segment.key for segment in segments if segment.key not in kept]
         if absent:
             raise StorageFailed(f"segments {absent} are not in storage")
-        return {name: [kept[key][name] for key in keys] for name in columns}
+        return [{name: kept[segment.key][name] for name in segment.columns} for segment in segments]
 
     async def clear(self, segments: Sequence[Segment]) -> None:
         """Free the values of these segments."""
@@ -88,12 +86,10 @@ class HostStore:
         self._host.ask("save", storage_id, timeout_s, storage_id, keys, values)
         return storage_id
 
-    def load(self, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float) -> Stored:
+    def load(self, segments: Sequence[Segment], timeout_s: float) -> Sequence[Loaded]:
         """Return the values, which the host sends. Raises StorageFailed for a segment that is not there."""
-        storage_id, keys = segments[0].write, [segment.key for segment in segments]
-        loaded: Mapping[str, list[Any]] = self._host.ask(
-            "load", storage_id, timeout_s, storage_id, keys, tuple(columns)
-        )
+        storage_id = segments[0].write
+        loaded: list[Loaded] = self._host.ask("load", storage_id, timeout_s, storage_id, tuple(segments))
         return loaded
 
     def close(self) -> None:

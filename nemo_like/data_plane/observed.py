@@ -7,7 +7,7 @@ from typing import Any
 
 from nemo_like.batch.meta import KVBatchMeta
 from nemo_like.batch.tags import TagValue
-from nemo_like.data_plane.client import DataPlaneClient, Store, Stored
+from nemo_like.data_plane.client import DataPlaneClient, Loaded, Store, Stored
 from nemo_like.data_plane.interface import ColumnData
 from nemo_like.data_plane.operations import Operation, OperationLog
 from nemo_like.data_plane.segments import Segment
@@ -21,20 +21,19 @@ class ObservedStore:
 
     def save(self, segments: Sequence[Segment], values: Stored, timeout_s: float) -> Any:
         write = self._store.save(segments, values, timeout_s)
-        self._count(values)
+        for column, arrays in values.items():
+            self._log.moved(column, sum(array.nbytes for array in arrays))
         return write
 
-    def load(self, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float) -> Stored:
-        values = self._store.load(segments, columns, timeout_s)
-        self._count(values)
-        return values
+    def load(self, segments: Sequence[Segment], timeout_s: float) -> Sequence[Loaded]:
+        loaded = self._store.load(segments, timeout_s)
+        for values in loaded:
+            for column, array in values.items():
+                self._log.moved(column, array.nbytes)
+        return loaded
 
     def close(self) -> None:
         self._store.close()
-
-    def _count(self, values: Stored) -> None:
-        for column, arrays in values.items():
-            self._log.moved(column, sum(array.nbytes for array in arrays))
 
 
 class ObservedDataPlane:

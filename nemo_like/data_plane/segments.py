@@ -70,6 +70,14 @@ def with_write(segments: Sequence[Segment], write: Any) -> tuple[Segment, ...]:
     )
 
 
+def by_columns(segments: Sequence[Segment]) -> dict[tuple[str, ...], list[Segment]]:
+    """Group segments that hold the same columns."""
+    groups: dict[tuple[str, ...], list[Segment]] = {}
+    for segment in segments:
+        groups.setdefault(segment.columns, []).append(segment)
+    return groups
+
+
 def split_by_size(items: Iterable[int], sizes: Iterable[int], segment_bytes: int) -> list[list[int]]:
     """Return groups of consecutive items; a group that reaches ``segment_bytes`` takes no further item.
 

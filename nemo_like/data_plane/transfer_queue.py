@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import ray
-import torch
 from ray.exceptions import RayActorError, RayTaskError
 from tensordict import NonTensorStack, TensorDict
 from transfer_queue.client import AsyncTransferQueueClient
@@ -30,11 +29,11 @@ from transfer_queue.metadata import BatchMeta
 
 from nemo_like.cluster.actors import log_to, runtime_env
 from nemo_like.compat.zmq_guard import Secret, SimpleStorageUnit, TransferQueueController, guard, guarding
-from nemo_like.data_plane.client import Stored
+from nemo_like.data_plane.client import Loaded, Stored
 from nemo_like.data_plane.mooncake import Master, MooncakeStorageUnit, client_settings, environment
 from nemo_like.data_plane.mooncake_digests import DigestingClient
 from nemo_like.data_plane.options import DataPlaneConfig
-from nemo_like.data_plane.segments import Segment
+from nemo_like.data_plane.segments import Segment, by_columns
 from nemo_like.data_plane.storage_errors import CapacityExceeded, CorruptData, DeadlineExceeded, StorageFailed
 from nemo_like.data_plane.storage_import import STORAGE_ENVIRONMENT
 
@@ -83,13 +82,20 @@ def _connected(addresses: StorageAddresses, client_id: str) -> AsyncTransferQueu
     try:
         with guarding(addresses.secret):
             client.initialize_storage_manager(addresses.backend, dict(addresses.backend_config))
-        guard(addresses.secret, client.storage_manager.zmq_context)
+        manager = client.storage_manager
+        guard(addresses.secret, manager.zmq_context)
         if addresses.backend == _MOONCAKE:
-            manager = client.storage_manager
             manager.storage_client = DigestingClient(manager.storage_client)
+        else:
+            manager.notify_data_update = _unnoticed
     except (ImportError, RuntimeError, TimeoutError) as error:
         raise StorageFailed(f"{addresses.backend} can't be reached from this process: {error}") from error
     return client
+
+
+async def _unnoticed(*_args: Any, **_kwargs: Any) -> None:
+    """Do not tell the controller which columns were put: nobody asks it. Only Mooncake's keys are freed by
+    their columns, which it must know."""
 
 
 async def _unblocked(addresses: StorageAddresses, work: Coroutine[Any, Any, _T]) -> _T:
@@ -187,10 +193,10 @@ class TransferQueueStorage:
     async def clear_partition(self, storage_id: str) -> None:
         """Free all values and keys that are left in a partition."""
         assert self._client is not None
-        # A partition without keys is unknown here, and Mooncake refuses to clear keys without a column.
-        keys = (await self._client.async_kv_list(storage_id)).get(storage_id)
-        if keys:
-            await _unblocked(self._addresses, self._client.async_clear_partition(storage_id))
+        # Mooncake refuses to clear a partition that has no column left.
+        if self._has_mooncake and not (await self._client.async_kv_list(storage_id)).get(storage_id):
+            return
+        await _unblocked(self._addresses, self._client.async_clear_partition(storage_id))
 
     async def stop(self) -> None:
         """Kill the processes; safe to call twice."""
@@ -273,27 +279,44 @@ class TransferQueueStore:
         columns = {name: NonTensorStack(*arrays) for name, arrays in values.items()}
         keys = NonTensorStack(*[segment.key for segment in segments])
         data = TensorDict({**columns, _KEY_COLUMN: keys}, batch_size=len(segments))
+        meta = _described(segments)
         try:
-            return self._finish(self._client.async_put(data, _described(segments)), "put", timeout_s)
+            # The client's ``async_put`` would also send the controller tags, of which there are none.
+            self._finish(self._client.storage_manager.put_data(data, meta), "put", timeout_s)
         except StorageFailed as error:
             if self._addresses.backend == _MOONCAKE and _IS_FULL in str(error):
                 raise CapacityExceeded(_FULL_MESSAGE) from error
             raise
+        return meta.add_fields(data)
 
-    def load(self, segments: Sequence[Segment], columns: Sequence[str], timeout_s: float) -> Stored:
-        """Return the columns' values, one array per segment.
+    def load(self, segments: Sequence[Segment], timeout_s: float) -> list[Loaded]:
+        """Return each segment's values, one array per column.
 
         Raises StorageFailed, DeadlineExceeded, or CorruptData when a key has the values of another segment,
         or values that were never saved under it.
         """
+        return self._finish(self._get(segments), "get", timeout_s)
+
+    async def _get(self, segments: Sequence[Segment]) -> list[Loaded]:
+        """Return what ``load`` does. A request is for segments of the same columns, and all are under way at
+        once."""
+        groups = by_columns(segments).items()
+        answers = await asyncio.gather(*(self._get_alike(alike, columns) for columns, alike in groups))
+        loaded = {key: values for answer in answers for key, values in answer.items()}
+        return [loaded[segment.key] for segment in segments]
+
+    async def _get_alike(self, segments: Sequence[Segment], columns: Sequence[str]) -> dict[str, Loaded]:
+        """Return by key the values of segments from which the same columns are loaded."""
         meta = _described(segments).select_fields([*columns, _KEY_COLUMN])
-        getting = _unblocked(self._addresses, self._client.async_get_data(meta))
-        data = self._finish(getting, "get", timeout_s)
-        keys = data.get(_KEY_COLUMN).tolist()
-        for segment, key in zip(segments, keys, strict=True):
+        data = await _unblocked(self._addresses, self._client.storage_manager.get_data(meta))
+        values = {name: data.get(name).tolist() for name in (*columns, _KEY_COLUMN)}
+        for segment, key in zip(segments, values[_KEY_COLUMN], strict=True):
             if segment.key != key:
                 raise CorruptData(f"segment {segment.key!r} was asked for, and segment {key!r} came")
-        return {name: data.get(name).tolist() for name in columns}
+        return {
+            segment.key: {name: values[name][position] for name in columns}
+            for position, segment in enumerate(segments)
+        }
 
     def close(self) -> None:
         """Wait until this process's transfers have ended, and disconnect it."""
@@ -311,12 +334,9 @@ class TransferQueueStore:
         Raises StorageFailed when the work fails or a process of the storage dies, DeadlineExceeded after
         ``timeout_s``, and CorruptData where the work does.
         """
-        num_threads = torch.get_num_threads()
         running = asyncio.run_coroutine_threadsafe(work, self._loop)
         waits: list[concurrent.futures.Future[Any]] = [running, self._failure]
         concurrent.futures.wait(waits, timeout_s, return_when=concurrent.futures.FIRST_COMPLETED)
-        # TransferQueue sets the number of threads back to what it was when it was imported.
-        torch.set_num_threads(num_threads)
         if not running.done():
             running.cancel()
             if self._failure.done():

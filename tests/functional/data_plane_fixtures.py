@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import ray
+from tensordict import NonTensorStack, TensorDict
 
 from nemo_like.batch.columns import Column
 from nemo_like.batch.meta import KVBatchMeta
@@ -111,7 +112,8 @@ class TransferQueuePlanes:
         """Of the partition's values, key by key, as TransferQueue returns them."""
         self.call("settled")
         store = self.client()._store
-        return store._finish(_num_stored_bytes(store._client, partition), "count", self.timeout_s)
+        columns = [*self.call("describe", partition).columns]
+        return store._finish(_num_stored_bytes(store._client, partition, columns), "count", self.timeout_s)
 
     def call(self, method: str, *args: object, deadline_s: float | None = None) -> Any:
         try:
@@ -132,15 +134,23 @@ class TransferQueuePlanes:
         return self._clients[number]
 
 
-async def _num_stored_bytes(client: Any, partition: str) -> int:
+async def _num_stored_bytes(client: Any, partition: str, declared: Sequence[str]) -> int:
     total = 0
     storage_ids = [one for one in await client.async_get_partition_list() if f"/{partition}/" in one]
     for storage_id in storage_ids:
         for key in (await client.async_kv_list(storage_id))[storage_id]:
             meta = await client.async_kv_retrieve_meta(keys=[key], partition_id=storage_id, create=False)
-            values = await client.async_get_data(meta)
-            arrays = [values.get(column).tolist()[0] for column in values.keys()]  # noqa: SIM118
-            total += sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+            # The controller knows the columns of Mooncake's keys only.
+            for column in meta.field_names or declared:
+                if column not in meta.field_names:
+                    meta.add_fields(TensorDict({column: NonTensorStack(None)}, batch_size=1))
+                try:
+                    values = await client.async_get_data(meta.select_fields([column]))
+                except (KeyError, RuntimeError) as error:
+                    assert "not found" in str(error)  # the key lacks the column
+                    continue
+                (array,) = values.get(column).tolist()
+                total += array.nbytes if isinstance(array, np.ndarray) else 0
     return total
 
 

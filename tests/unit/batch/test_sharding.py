@@ -288,9 +288,9 @@ def test_what_a_rank_will_read_is_stored_together(num_readers: int, monkeypatch:
     loaded: list[int] = []
     load = reader._store.load
 
-    def spy(segments: Any, names: Any, timeout_s: float) -> Any:
+    def spy(segments: Any, timeout_s: float) -> Any:
         loaded.append(len(segments))
-        return load(segments, names, timeout_s)
+        return load(segments, timeout_s)
 
     monkeypatch.setattr(reader._store, "load", spy)
     for shard in shard_for_training(meta, num_shards=num_readers, global_batch_size=64, micro_batch_size=4):

@@ -610,9 +610,9 @@ class DataPlaneContract:
         loaded: list[tuple[str, ...]] = []
         load = reader._store.load
 
-        def spy(segments: Any, columns: Any, timeout_s: float) -> Any:
-            loaded.append(tuple(columns))
-            return load(segments, columns, timeout_s)
+        def spy(segments: Any, timeout_s: float) -> Any:
+            loaded.extend(segment.columns for segment in segments)
+            return load(segments, timeout_s)
 
         monkeypatch.setattr(reader._store, "load", spy)
         reader.fetch(meta.subset([1, 0]), ["input_ids", "response_mask"])
