@@ -155,8 +155,21 @@ class TestSeveralKeysAndUnits:
         np.testing.assert_array_equal(reader.fetch(meta, ["prev_logprobs"])["prev_logprobs"], 1)
         planes.close("shared")
 
+    def test_the_controller_hears_of_columns_only_where_it_frees_keys_by_them(
+        self, planes: TransferQueuePlanes
+    ) -> None:
+        partition = opened(planes)
+        meta = put(planes.client(), partition)
+        info, segments = located(planes, partition, meta)
+        store = planes.client()._store
+        asking = store._client.async_kv_retrieve_meta([segment.key for segment in segments], info.storage_id)
+        known = store._finish(asking, "look", planes.timeout_s)
+        assert len(known) == len(segments)
+        has_mooncake = planes.spec.backend == "mooncake_cpu"
+        assert ("input_ids" in known.field_names) == has_mooncake
+
     def test_a_process_keeps_its_number_of_threads(self, planes: TransferQueuePlanes) -> None:
-        """TransferQueue sets it for the process in every put and get."""
+        """TransferQueue's own client sets it for the process in every put and get."""
         before = torch.get_num_threads()
         try:
             torch.set_num_threads(3)

@@ -621,6 +621,29 @@ class DataPlaneContract:
         reader.fetch(meta.subset([0, 1]), ["prev_logprobs", "input_ids", "response_mask"])
         assert len(loaded) == 1
 
+    def test_what_was_written_apart_is_loaded_together(
+        self, planes: Planes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """By one call of the store, which has all its requests under way at once."""
+        writer, reader = planes.client(), planes.other_client()
+        meta = put(writer, opened(planes))
+        columns = ("prev_logprobs", "reference_logprobs")
+        for value, name in enumerate(columns):
+            meta = writer.write(meta, {name: np.full(15, value, np.float32)})
+        loaded: list[set[tuple[str, ...]]] = []
+        load = reader._store.load
+
+        def spy(segments: Any, timeout_s: float) -> Any:
+            loaded.append({segment.columns for segment in segments})
+            return load(segments, timeout_s)
+
+        monkeypatch.setattr(reader._store, "load", spy)
+        got = reader.fetch(meta, ["input_ids", *columns])
+        assert loaded == [{("input_ids",), ("prev_logprobs",), ("reference_logprobs",)}]
+        np.testing.assert_array_equal(got["input_ids"], ids())
+        for value, name in enumerate(columns):
+            np.testing.assert_array_equal(got[name], value)
+
 
 def in_thread(action: Callable[[], Any]) -> tuple[list[Any], threading.Thread]:
     """Run in a thread; the list gets the result, or what it raised."""
