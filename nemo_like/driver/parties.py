@@ -16,12 +16,10 @@ from nemo_like.cluster.janitor import swept_directory
 from nemo_like.cluster.options import longest_deadline_s
 from nemo_like.cluster.private_ray import temporary_parent
 from nemo_like.cluster.runtime import ray_runtime
-from nemo_like.cluster.stage import EngineHolds
 from nemo_like.configuration import Config
 from nemo_like.driver.bundles import bundles
 from nemo_like.driver.processes import OWN_TARGETS, Starter, ray_needs
 from nemo_like.observability.run_directory import RunDirectory
-from nemo_like.plan.derived import shares_gpus
 from nemo_like.plan.places import placement
 from nemo_like.plan.roles import Role
 
@@ -67,10 +65,9 @@ def started_parties(
             cluster.reserve(bundles(cfg, places), timeout_s=cfg.cluster.start_timeout_s)
             starter = Starter(cfg, cluster, directory, places, targets=targets)
             workers = starter.workers(Role.policy_worker, None)
-            (engine,) = starter.engines([0])
+            # Also on a GPU that both share: of a checkpoint, what the engine has read is compared first.
+            (engine,) = starter.engines([0], then_sleep=False)
             parties = Parties(cluster, engine, workers, patience_s)
-            if shares_gpus(cfg):
-                parties.ask_engine("hold", EngineHolds.everything)
             parties.ask_trainer("setup")
             parties.ask_engine("stats")
             parties.ask_trainer("connect_weights", [engine])

@@ -182,13 +182,13 @@ class Starter:
             )
         )
 
-    def engines(self, indices: Sequence[int]) -> list[ActorHandle]:
+    def engines(self, indices: Sequence[int], *, then_sleep: bool = True) -> list[ActorHandle]:
         """Start the engines with these indices.
 
-        Engines on GPUs shared with the policy are ready and asleep at the return. Engines on one GPU start
-        one after the other, each when the previous one sleeps: vLLM measures the GPU's memory while it
-        starts, and no other process may take or release memory meanwhile. Raises the errors of
-        ``Cluster.gather``.
+        Engines on GPUs shared with the policy are ready at the return, and asleep, without the weights that
+        they have read, unless ``then_sleep`` is false. Engines on one GPU start one after the other, each
+        when the previous one sleeps: vLLM measures the GPU's memory while it starts, and no other process
+        may take or release memory meanwhile. Raises the errors of ``Cluster.gather``.
         """
         if self._answering is Role.endpoint:
             return [self._endpoint(index) for index in indices]
@@ -199,7 +199,10 @@ class Starter:
         for wave in self._waves(indices):
             starting = {index: self._engine(index) for index in wave}
             engines |= starting
-            for method, arguments in (("stats", ()), ("hold", (EngineHolds.nothing,))):
+            asked: list[tuple[str, tuple[EngineHolds, ...]]] = [("stats", ())]
+            if then_sleep:
+                asked.append(("hold", (EngineHolds.nothing,)))
+            for method, arguments in asked:
                 calls = [engine.submit(method, *arguments) for engine in starting.values()]
                 self._cluster.gather(
                     calls,

@@ -21,6 +21,7 @@ from nemo_like.cluster.coordinates import Coordinates
 from nemo_like.policy.groups.parallelism import parallel_layout
 from nemo_like.policy.options import Device, Precision
 from tests.functional.policy_fixtures import (
+    ALL_EXPERTS,
     MicroBatching,
     loss_config,
     make_checkpoint,
@@ -156,7 +157,7 @@ def reported(case: Case, way: Way, model: Path, path: Path) -> tuple[RankReport,
 def test_a_kernel_computes_what_is_computed_without_it(case: Case, tmp_path: Path) -> None:
     if case.needs_transformer_engine:
         pytest.importorskip("transformer_engine", reason="Transformer Engine is not installed")
-    model = make_checkpoint(tmp_path / "model", case.model_type)
+    model = make_checkpoint(tmp_path / "model", case.model_type, **ALL_EXPERTS.get(case.model_type, {}))
     fast, fast_weights = reported(case, case.fast, model, tmp_path / "fast")
     plain, plain_weights = reported(case, case.plain, model, tmp_path / "plain")
     tolerance = TOLERANCES[case.precision]

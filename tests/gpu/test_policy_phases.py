@@ -21,6 +21,7 @@ from tests.functional.dense_reference import DenseReference
 from tests.functional.image_models import DenseImageReference, image_batch
 from tests.functional.image_models import make_checkpoint as make_vlm_checkpoint
 from tests.functional.policy_fixtures import (
+    ALL_EXPERTS,
     MicroBatching,
     loss_config,
     make_checkpoint,
@@ -41,14 +42,6 @@ from tests.functional.worlds import run_world
 
 # Nats, and shares of the norms: rounding of float32 kernels, and of bfloat16 with its 8 bits.
 TOLERANCES = {Precision.float32: 1e-3, Precision.bfloat16: 0.15, Precision.float16: 0.03}
-
-# A router's choice in bfloat16 is not that in float32 where two experts score alike, and then the log-prob of
-# a token is another one altogether. So every token goes to every expert here, by the expert's weight for it.
-ALL_EXPERTS: dict[str, dict[str, Any]] = {
-    "deepseek_v3": {"num_experts_per_tok": 8, "n_group": 1},
-    "glm4_moe": {"num_experts_per_tok": 4},
-    "gpt_oss": {"num_experts_per_tok": 4},
-}
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,18 @@ def test_engines_on_one_gpu_start_when_those_before_them_sleep(
     ]
 
 
+def test_an_engine_whose_weights_are_wanted_as_it_has_read_them_stays_awake(
+    directory: RunDirectory, tmp_path: Path
+) -> None:
+    shared = ("policy.device=cuda", "cluster.placement=colocated", "cluster.gpus_per_node=1")
+    one_of_each = ("policy.data_parallel_size=1", "generation.num_engines=1")
+    cfg = load_config(DEMO, [f"policy.model_name={tmp_path}", *shared, *one_of_each])
+    cluster = FakeCluster()
+    starter: Any = Starter(cfg, cluster, directory, placement(cfg))  # type: ignore[arg-type]
+    starter.engines([0], then_sleep=False)
+    assert cluster.events == ["start engine", "engine stats"]
+
+
 def test_engines_with_resources_of_their_own_start_side_by_side(
     directory: RunDirectory, tmp_path: Path
 ) -> None:
