@@ -98,12 +98,11 @@ def kernel_environment(mark: str, folder: Path) -> Iterator[dict[str, str]]:
     temporary = temporary_directory(mark)
     temporary.mkdir()
     try:
-        shared = {"PYTHONPATH": "", **sharing()}
         yield {
             **os.environ,
-            **shared,
+            "PYTHONPATH": str(ROOT),
+            **sharing(),
             MARK: mark,
-            "PYTHONPATH": os.pathsep.join([*filter(None, [shared["PYTHONPATH"]]), str(ROOT)]),
             "TMPDIR": str(temporary),
             "IPYTHONDIR": str(folder / "ipython"),
         }

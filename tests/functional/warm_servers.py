@@ -31,6 +31,7 @@ from unittest import mock
 from nemo_like.cluster.imports import lasting_imports
 
 HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
 PATH = str(HERE / "warm")
 # Names the folder with the sockets of warm servers. It is there as long as the session of tests.
 FOLDER = "NEMO_LIKE_WARM_SERVERS"
@@ -41,11 +42,11 @@ _ROOM, _ROOM_BYTES = "NEMO_LIKE_ROOM", 1024
 _NO_GROUPS = {"RAY_process_group_cleanup_enabled": "0"}
 MOST_SERVERS = 5  # for their memory
 _LOOK_S = 2.0
-# Variables that differ from run to run and that no import reads.
-_OF_A_RUN = {
-    *(*SHOWN, "NEMO_LIKE_FORK_SERVER", "RAY_RAYLET_PID", "RAY_NODE_ID"),
-    *("TMPDIR", "PYTEST_CURRENT_TEST"),
-}
+# What variables begin with that imports may read. A fork has all of its run.
+_READ = (
+    *("CUDA", "GLIBC_", "GLOO_", "HF_", "HOME", "LD_", "MALLOC_", "MKL_", "NVPL_", "OMP_", "PATH"),
+    *("PYTHONPATH", "TOKENIZERS_", "TORCH", "TQ_", "TRITON_", "VLLM_", "XDG_"),
+)
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from tests.functional.warm_servers import main; main(*sys.argv[2:])"
@@ -63,7 +64,7 @@ def sharing() -> dict[str, str]:
     """Return the environment variables of a run that may have the fork of a warm server."""
     if FOLDER not in os.environ:
         return {}
-    places = [PATH, *filter(None, [os.environ.get("PYTHONPATH")])]
+    places = [PATH, str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {"PYTHONPATH": os.pathsep.join(places), **_NO_GROUPS}
 
 
@@ -101,9 +102,7 @@ def _third_party(imports: str) -> str:
 def _is_connected(connection: socket.socket, folder: Path, root: str, imports: str) -> bool:
     """Connect to the warm server with these imports and this process's variables; start it where it is the
     second time that they are asked for."""
-    environment = {
-        name: one for name, one in os.environ.items() if name not in _OF_A_RUN and not name.startswith("RAY_")
-    }
+    environment = {name: one for name, one in os.environ.items() if name.startswith(_READ)}
     key = json.dumps([sys.executable, root, imports, sorted(environment.items())])
     place = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
     try:
