@@ -154,6 +154,10 @@ class WeightSource(Protocol):
     def reference_weights(self) -> Sequence[Tensor]:
         """Return this rank's part of the reference's weights on the host; empty where no copy is kept."""
 
+    @property
+    def has_new_reference(self) -> bool:
+        """Whether the reference's weights are meant to differ from those that the run began with."""
+
     def renew_reference(self, weight: float) -> None:
         """Move the reference's weights towards the model's, as ``KeptWeights.mix`` does; needs a kept copy.
 

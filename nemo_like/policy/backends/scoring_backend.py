@@ -78,7 +78,7 @@ class ScoringBackend(ABC):
     _model: ScoringModel
     _adapters: AdapterSwitch
     _reference: KeptWeights | None
-    _reference_is_new = False  # whether it differs from the weights that the run began with
+    _reference_is_new = False
     _kept: Mapping[str, KeptWeights]  # the objective's further models, by their names
     _weights_in_use: Callable[[], AbstractContextManager[None]]  # within it the weights are on the device
 
@@ -145,6 +145,11 @@ class ScoringBackend(ABC):
         with self._weights_in_use():
             self._reference.mix(weight)
         self._reference_is_new = True
+
+    @property
+    def has_new_reference(self) -> bool:
+        """Whether the reference's weights differ from those that the run began with."""
+        return self._reference_is_new
 
     def _reference_has_come(self, is_stored: bool) -> None:
         """Note whether the checkpoint that is loaded has a reference; one that it lacks is the first again.

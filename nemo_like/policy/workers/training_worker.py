@@ -144,7 +144,7 @@ class TrainingWorker(GroupWorker):
         if self._watch is not None:
             self._watch.abandon()
             self._watch.forget_weights()
-            self._watch.renew_reference()
+            self._watch.reference_has_come(is_new=self._backend.has_new_reference)
             if parts is ResumeParts.all and (saved := read_digests(Path(path), self.coordinates)):
                 self._watch.compare_saved(saved, self._backend.state_digests())
         self.version = version

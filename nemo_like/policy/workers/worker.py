@@ -226,30 +226,36 @@ class PolicyWorker(TrainingWorker):
     def sample_logprobs(self, token_ids: Sequence[int]) -> list[float]:
         """Score the tokens as one sample of a run, at its temperature; return the log-probs of all but the
         first, nats. Every rank calls it."""
-        length = len(token_ids)
+        return self.samples_logprobs([token_ids])[0]
+
+    def samples_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Score each sequence of tokens as one sample of a run, together in micro-batches as the run has
+        them; return what ``sample_logprobs`` does of each. Every rank calls it."""
+        lengths = tuple(map(len, sequences))
         meta = KVBatchMeta(
             "canary",
-            (Chunk("canary", (length,)),),
-            ((0, 0),),
+            tuple(Chunk(f"canary-{row}", (length,)) for row, length in enumerate(lengths)),
+            tuple((row, 0) for row in range(len(lengths))),
             frozenset(),
             by_tag_name(
                 {
-                    SAMPLE_MASK: (1,),
-                    GROUP_ID: (0,),
-                    NUM_PROMPT_TOKENS: (1,),
-                    NUM_RESPONSE_TOKENS: (length - 1,),
+                    SAMPLE_MASK: (1,) * len(lengths),
+                    GROUP_ID: tuple(range(len(lengths))),
+                    NUM_PROMPT_TOKENS: (1,) * len(lengths),
+                    NUM_RESPONSE_TOKENS: tuple(length - 1 for length in lengths),
                 }
             ),
         )
         strategy = logprob_strategy(self.cfg)
-        (shard,) = shard_for_logprobs(meta, num_shards=1, global_batch_size=1, strategy=strategy)
-        mask = np.ones(length, np.uint8)
-        mask[0] = 0
-        columns = {INPUT_IDS.name: np.array(token_ids, np.int32), RESPONSE_MASK.name: mask}
-        batch = PolicyBatch(columns, (length,), {}, self._backend.device)
+        (shard,) = shard_for_logprobs(meta, num_shards=1, global_batch_size=len(lengths), strategy=strategy)
+        masks = [np.arange(length) > 0 for length in lengths]
+        columns = {
+            INPUT_IDS.name: np.concatenate([np.array(one, np.int32) for one in sequences]),
+            RESPONSE_MASK.name: np.concatenate(masks).astype(np.uint8),
+        }
+        batch = PolicyBatch(columns, lengths, {}, self._backend.device)
         scored = self._backend.logprobs(batch, schedule_of(shard))
-        logprobs: list[float] = scored[1:].tolist()
-        return logprobs
+        return [one[1:].tolist() for one in scored.split(lengths)]
 
     def connect_weights(self, receivers: Sequence[Any]) -> None:
         """Connect this worker's weight sender, if it has one, to the generation engines' weight receivers."""

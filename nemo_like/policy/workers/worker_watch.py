@@ -122,7 +122,8 @@ class WorkerWatch:
         self._copies: Sequence[CopySums] = ()
         self._batches: list[tuple[KVBatchMeta, PolicyBatch]] = []  # of the phase that has begun
         self._is_first_update = True  # whether the phase has made no update yet
-        self._reference, self._reference_before = reference, weight_sample(reference())
+        self._reference, self._first_reference = reference, weight_sample(reference())
+        self._reference_before = self._first_reference
         self._weights: Tensor | None = None  # as the latest training phase left them
         self._is_reference = True  # whether the policy's weights are still those of the start
         self._found: dict[Measured, float] = {}
@@ -134,6 +135,10 @@ class WorkerWatch:
     def renew_reference(self) -> None:
         """Record the reference's weights anew, since other ones were meant to take their place."""
         self._reference_before = weight_sample(self._reference())
+
+    def reference_has_come(self, *, is_new: bool) -> None:
+        """Expect the reference that a checkpoint brought, if ``is_new``, or else that of the start."""
+        self._reference_before = weight_sample(self._reference()) if is_new else self._first_reference
 
     def forget_weights(self) -> None:
         """Forget the weights that training left, since other weights were loaded."""

@@ -132,6 +132,20 @@ def test_a_reference_with_other_weights_than_at_the_start_is_noticed() -> None:
     assert measured(internals(), TRAINED, watch)[Measured.reference_moved] == 1
 
 
+@pytest.mark.parametrize(("is_new", "has_moved"), [(False, 1), (True, 0)])
+def test_a_checkpoint_may_change_the_reference_only_where_it_has_one(is_new: bool, has_moved: float) -> None:
+    watch = watch_of(REFERENCE, [REFERENCE[0] + 1])
+    watch.reference_has_come(is_new=is_new)
+    assert measured(internals(), TRAINED, watch)[Measured.reference_moved] == has_moved
+
+
+def test_a_checkpoint_without_a_reference_brings_the_first_one_back() -> None:
+    watch = watch_of(REFERENCE, [REFERENCE[0] + 1], REFERENCE)
+    watch.renew_reference()
+    watch.reference_has_come(is_new=False)
+    assert measured(internals(), TRAINED, watch)[Measured.reference_moved] == 0
+
+
 @pytest.mark.parametrize(
     ("after", "reference_logprob", "is_wrong"),
     [
