@@ -125,8 +125,7 @@ VALUES = Column(
     "values",
     "float32",
     Layout.per_token,
-    "the critic's value of the tokens before token t, in units of the reward; at the sample's first token "
-    "that of the whole sample; 0 elsewhere where response_mask is 0",
+    "the critic's value of the tokens before token t, in units of the reward; 0 where response_mask is 0",
 )
 RETURNS = Column(
     "returns",

@@ -45,15 +45,18 @@ class MismatchFinder:
         engines: Callable[[], Sequence[ActorHandle]],
         policy: PolicyWorkerGroup,
         weight_sync: EngineWeights,
+        status: Callable[[str], object],
     ) -> None:
-        """Compare what ``engines()`` returns, since any engine may be replaced."""
+        """Compare what ``engines()`` returns, since any engine may be replaced. ``status`` gets a line when a
+        search begins."""
         self._cfg, self._cluster, self._engines = cfg, cluster, engines
-        self._policy, self._weight_sync = policy, weight_sync
+        self._policy, self._weight_sync, self._status = policy, weight_sync, status
 
     def sentence(self) -> str:
         """Compare, and say what differs, or why nothing could be compared."""
         if (reason := _not_live(self._cfg)) is not None:
             return f"the module was not looked for in the run, since {reason}"
+        self._status("engines and trainer disagree, so they are compared module by module")
         # Only now: this loads numpy, and values pass through this process, which no step lets in.
         from nemo_like.mismatch.live import live_mismatch
 

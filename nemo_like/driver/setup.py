@@ -287,7 +287,14 @@ def _tripwires(cfg: Config, parts: Recoverable, policy: PolicyWorkerGroup) -> St
     )
     finder = None
     if cfg.debug.find_mismatch and isinstance(parts.weight_sync, EngineWeights):
-        finder = MismatchFinder(cfg, parts.cluster, lambda: parts.actors.engines, policy, parts.weight_sync)
+        finder = MismatchFinder(
+            cfg,
+            parts.cluster,
+            lambda: parts.actors.engines,
+            policy,
+            parts.weight_sync,
+            parts.logger.status,
+        )
     return StepTripwires(cfg, facts, parts.logger.warn, None if finder is None else finder.sentence)
 
 

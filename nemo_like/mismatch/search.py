@@ -152,6 +152,7 @@ class History:
     the trainer's were not noted."""
 
     words: dict[int, WeightWords] = field(default_factory=dict)
+    of_engine: frozenset[int] = frozenset()  # versions whose digests are an engine's
 
     def note(self, sides: Sides, version: int) -> None:
         """Take the digests of the trainer's present weights, as those of ``version``."""
@@ -217,7 +218,7 @@ def find_mismatch(
         own |= joined({one.coordinates.tp: one.points for one in tensor_ranks}, ranks[0].divides_rows)
     return EngineMismatch(
         compared=compared(given, own, (trace.dtype, ranks[0].dtype), _sizes(cfg), trace.logit_sizes),
-        weights=_compare_weights(words, history),
+        weights=compare_weights(words, history),
         settings=_settings(
             trace.logprobs,
             np.array(sides.ask_trainer("sample_logprobs", trace.token_ids)[0]),
@@ -240,7 +241,7 @@ def past_mismatch(cfg: Config, sides: Sides, sample: PastSample) -> EngineMismat
     return find_mismatch(cfg, sides, sample.token_ids, sampling_of(cfg, 1), history, reported=sample.reported)
 
 
-def _compare_weights(engine: WeightWords | None, history: History) -> WeightComparison:
+def compare_weights(engine: WeightWords | None, history: History) -> WeightComparison:
     """Compare an engine's weights with the trainer's newest."""
     version = max(history.words)
     if engine is None:
@@ -249,12 +250,34 @@ def _compare_weights(engine: WeightWords | None, history: History) -> WeightComp
     differing = dict(
         stale_weights(held, current.values, {v: words.values for v, words in history.words.items()})
     ) | dict(stale_weights(arrived, current.sent, {v: words.sent for v, words in history.words.items()}))
+    # A tied output layer is no weight of the trainer's; one that the engine has apart may differ.
+    compared = frozenset((held | arrived).keys() & current.values.keys() | differing.keys())
+    if not _shows_versions(differing, compared, history):
+        differing = {name: None if had in history.of_engine else had for name, had in differing.items()}
     return WeightComparison(
         differing=differing,
-        compared=frozenset(held | arrived) & current.values.keys(),
+        compared=compared,
         version=version,
         is_earlier_version=_is_earlier_version(differing, history, held.keys() | arrived.keys()),
     )
+
+
+def _shows_versions(differing: Collection[str], compared: Collection[str], history: History) -> bool:
+    """Return whether what engines had earlier shows that a weight did not come: the trainer's weights must
+    have changed since, so that others came, or all differ. Else a weight that always comes wrongly looks the
+    same."""
+    now = history.words[max(history.words)]
+    has_changed = any(
+        before.get(name, word) != word
+        for version in history.of_engine
+        for before, after in (
+            (history.words[version].values, now.values),
+            (history.words[version].sent, now.sent),
+        )
+        for name, word in after.items()
+        if name not in differing
+    )
+    return has_changed or len(differing) > _THROUGHOUT * len(compared)
 
 
 def _is_earlier_version(

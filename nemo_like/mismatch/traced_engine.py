@@ -41,12 +41,17 @@ class EngineTrace:
 
 
 def sample(
-    vllm: StartedVllm, prompt_ids: Sequence[int], sampling: SamplingSettings, seed: int
+    vllm: StartedVllm,
+    prompt_ids: Sequence[int],
+    sampling: SamplingSettings,
+    seed: int,
+    reads_cache: bool = False,
 ) -> SampledAnswer:
-    """Sample one response; no other request may be under way. No cached prefix is read, so every token of the
-    prompt is computed."""
+    """Sample one response; no other request may be under way. Unless ``reads_cache``, no cached prefix is
+    read, so every token of the prompt is computed."""
     llm = vllm.llm
-    drop_keys_and_values(llm, under_way=False)
+    if not reads_cache:
+        drop_keys_and_values(llm, under_way=False)
     request = GroupRequest("sample", tuple(prompt_ids), (seed,))
     params = sampling_params(request, sampling, vllm.added_tokens)
     llm.add_request("sample", tokens_input(list(prompt_ids)), params, lora_request=vllm.weights.adapter)

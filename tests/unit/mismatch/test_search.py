@@ -5,7 +5,14 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from nemo_like.mismatch.comparison import Compared, Finding
-from nemo_like.mismatch.search import NOTHING, EngineMismatch, WeightComparison
+from nemo_like.mismatch.search import (
+    NOTHING,
+    EngineMismatch,
+    History,
+    WeightComparison,
+    compare_weights,
+)
+from nemo_like.mismatch.weight_words import WeightWords
 
 
 def finding(name: str, first: int = 0, count: int = 8, **more: tuple[int, ...]) -> Finding:
@@ -101,3 +108,30 @@ def test_settings_are_told_where_no_module_differs() -> None:
     assert "no sampling setting explains them" in mismatch(settings="").sentences[0]
     assert not mismatch(settings="").agrees
     assert mismatch([finding("norm")], settings="top_k").sentences[0].startswith("norm:")
+
+
+def test_a_tied_output_layer_that_differs_counts_as_compared() -> None:
+    embedding, norm, head = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+    history = History({3: WeightWords({embedding: 1, norm: 2}, {})})
+    found = compare_weights(WeightWords({embedding: 8, norm: 9, head: 8}, {}), history)
+    assert found.differing == {embedding: None, norm: None, head: None}
+    assert found.share == "3 of 3 weights"
+    assert (
+        compare_weights(WeightWords({embedding: 1, norm: 9, head: 1}, {}), history).share == "1 of 2 weights"
+    )
+
+
+def test_a_weight_counts_as_not_come_only_where_the_trainer_shows_a_change() -> None:
+    """Of a trainer whose update changes nothing, each weight is in the engine as it was, also a wrong one."""
+    q, k, norm = "model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight", "n"
+    had = WeightWords({q: 1, k: 2, norm: 3}, {})
+
+    def differing(engine: dict[str, int], trainer: dict[str, int], of_engine: set[int]) -> object:
+        history = History({0: had, 1: WeightWords(trainer, {})}, of_engine=frozenset(of_engine))
+        return compare_weights(WeightWords(engine, {}), history).differing
+
+    assert differing({q: 1, k: 2, norm: 3}, {q: 9, k: 2, norm: 3}, {0}) == {q: None}
+    assert differing({q: 1, k: 2, norm: 4}, {q: 9, k: 2, norm: 4}, {0}) == {q: 0}
+    assert differing({q: 1, k: 2, norm: 3}, {q: 7, k: 8, norm: 9}, {0}) == {q: 0, k: 0, norm: 0}
+    # The trainer's own weights of version 0 tell that it has changed.
+    assert differing({q: 1, k: 2, norm: 3}, {q: 9, k: 2, norm: 3}, set()) == {q: 0}
