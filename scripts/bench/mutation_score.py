@@ -2,7 +2,7 @@
 """Which mutations of tests/tripwires are caught by tripwires: small runs with and without each.
 
     python scripts/bench/mutation_score.py [--jobs 1] [--only NAME ...] [--results FILE]
-        [--overrides key=value ...] [--caught-only]
+        [--overrides key=value ...] [--caught-only] [--timeout-s 400]
 
 Runs a small version of the demo once for every set of settings that the mutations ask for, and once for each
 mutation. A mutation that needs a continued run is planted in the second part of one. Appends a JSON object
@@ -42,7 +42,6 @@ with packages_of_the_tests():
     from tests.tripwires.planted import ROOT, environment_with
 
 CONFIG = "configs/grpo_arithmetic_cpu.yaml"
-RUN_TIMEOUT_S = 400
 # Three steps of four updates on two ranks, in several micro-batches, with a loss of which every term counts.
 SMALL = (
     "grpo.max_num_steps=3",
@@ -95,9 +94,13 @@ class Outcome:
 class Scorer:
     """Runs mutations and baselines in directories of their own below ``directory``."""
 
-    def __init__(self, directory: Path, overrides: Sequence[str], *, compares: bool) -> None:
-        """Without ``compares`` no run is made without a mutation, and nothing is said of metrics."""
+    def __init__(
+        self, directory: Path, overrides: Sequence[str], *, compares: bool, timeout_s: float
+    ) -> None:
+        """Without ``compares`` no run is made without a mutation, and nothing is said of metrics. A run that
+        takes longer than ``timeout_s`` is ended."""
         self._directory, self._overrides, self._compares = directory, tuple(overrides), compares
+        self._timeout_s = timeout_s
         self._baselines: dict[tuple[object, ...], list[dict[str, float]]] = {}
         self._locks: dict[tuple[object, ...], Lock] = {}
         self._lock = Lock()
@@ -162,7 +165,7 @@ class Scorer:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
-                timeout=RUN_TIMEOUT_S,
+                timeout=self._timeout_s,
             )
             returncode, output = finished.returncode, finished.stdout
         except subprocess.TimeoutExpired as error:
@@ -234,6 +237,9 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=list(MUTATIONS), metavar="NAME", default=list(MUTATIONS))
     parser.add_argument("--results", type=Path, default=Path("mutation_score.jsonl"))
     parser.add_argument("--caught-only", action="store_true", help="leave out the runs to compare with")
+    parser.add_argument(
+        "--timeout-s", type=float, default=400, help="seconds after which a run is ended (default 400)"
+    )
     parser.add_argument("--overrides", nargs="*", metavar="key=value", default=[])
     options = parser.parse_args()
     done: set[str] = set()
@@ -249,7 +255,12 @@ def main() -> int:
             print(line(outcome), flush=True)
 
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(options.jobs) as pool:
-        scorer = Scorer(Path(directory), options.overrides, compares=not options.caught_only)
+        scorer = Scorer(
+            Path(directory),
+            options.overrides,
+            compares=not options.caught_only,
+            timeout_s=options.timeout_s,
+        )
         for finished in [pool.submit(scored, one) for one in wanted]:
             if error := finished.exception():
                 print(f"error: {error}", flush=True)

@@ -1,8 +1,10 @@
-"""Mutations planted in runs of the real thing are caught, each by a tripwire that is about it."""
+"""Mutations planted in runs of the real thing are caught, each by a tripwire that is about it, and the alarms
+say where engines and trainer differ as docs/explanation/mutations.md does."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from nemo_like.mismatch.search import NOTHING
 from tests.tripwires.mutations import MUTATIONS
 from tests.tripwires.planted import ROOT
 
@@ -25,6 +28,12 @@ FEW = {
     "schedule_one_update_late": ("learning_rate", 1),
 }
 QUICK = ("normalised_by_rank",)
+_PAGE = (ROOT / "docs" / "explanation" / "mutations.md").read_text(encoding="utf-8")
+# What the search for the module says of a mutation, or how that begins.
+SENTENCES = {
+    name: said.replace("nothing", NOTHING)
+    for name, said in re.findall(r"^\| `(\w+)` \| `([^`]+)`", _PAGE, re.MULTILINE)
+}
 
 
 def outcome(name: str, directory: Path, *overrides: str) -> dict[str, Any]:
@@ -38,6 +47,7 @@ def outcome(name: str, directory: Path, *overrides: str) -> dict[str, Any]:
     (line,) = results.read_text().splitlines()
     found: dict[str, Any] = json.loads(line)
     assert found["num_processes"] > 0
+    assert found["where"].startswith(SENTENCES.get(name, ""))
     return found
 
 

@@ -1497,14 +1497,18 @@ def truncated_samples_end_at_zero(generalised_advantages: Any) -> Any:
     Group.critic,
     "The value behind a sample's end counts, though the sample has ended.",
     "alibaba/ROLL#447",
-    _GAE,
+    "nemo_like.policy.workers.value_worker:ValueWorker._advantages_and_returns",
     *_CRITIC,
 )
-def ended_samples_go_on(generalised_advantages: Any) -> Any:
-    def mutated(*args: Any, **options: Any) -> Any:
-        values, rewards, mask, lengths, _ = args
-        ends = values[lengths.cumsum(0) - lengths]
-        return generalised_advantages(values, rewards, mask, lengths, ends, **options)
+def ended_samples_go_on(advantages_and_returns: Any) -> Any:
+    def mutated(self: Any, batch: Any, values: Any, ends: Any) -> Any:
+        configured, is_truncated = self._value, batch.sample_values["is_truncated"]
+        self._value = replace(configured, bootstrap_truncated=True)
+        batch.sample_values["is_truncated"] = is_truncated.new_ones(len(is_truncated))
+        try:
+            return advantages_and_returns(self, batch, values, ends)
+        finally:
+            self._value, batch.sample_values["is_truncated"] = configured, is_truncated
 
     return mutated
 

@@ -62,3 +62,10 @@ def test_the_numbers_of_mutations_are_right() -> None:
         counts[one.group.value] += 1
     rows = re.findall(r"^\| ([a-z ]+) \| (\d+) \|", MUTATIONS_PAGE, re.MULTILINE)
     assert {name: int(count) for name, count in rows} == counts
+
+
+def test_the_table_of_sentences_has_every_bug_of_the_weight_sync() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| `", MUTATIONS_PAGE, re.MULTILINE)
+    of_weight_sync = {name for name, one in MUTATIONS.items() if one.group is Group.weight_sync}
+    assert of_weight_sync <= set(rows) <= MUTATIONS.keys()
+    assert f"of these {len(rows)};" in MUTATIONS_PAGE
