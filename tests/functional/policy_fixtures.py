@@ -229,7 +229,7 @@ TINY_MODELS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 }
 
 # A router's choice in bfloat16 is not that in float32 where two experts score alike, and then the log-prob of
-# a token is another one altogether. With these sizes every token goes to every expert, by the expert's weight for it.
+# a token is another one. With these sizes every token goes to every expert, by the expert's weight for it.
 ALL_EXPERTS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"num_experts_per_tok": 8, "n_group": 1},
     "glm4_moe": {"num_experts_per_tok": 4},
