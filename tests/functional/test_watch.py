@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -86,7 +85,7 @@ def live(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
 def test_nobody_else_reaches_a_run(live: LiveRun, tmp_path: Path) -> None:
     """Nobody on another machine does. Another user of this one reaches its ports, where nothing that he sends
     is unpickled, or kept."""
-    others = psutil.Process(live.process.pid).children(recursive=True)
+    others = [one for one in processes(live.mark) if one.pid != live.process.pid]
     assert listening_elsewhere(others) == {}
     keepers = [one for one in others if "TransferQueue" in one.name() or "StorageUnit" in one.name()]
     kept = resident_bytes(keepers)
