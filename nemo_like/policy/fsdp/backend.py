@@ -48,7 +48,13 @@ from nemo_like.policy.fsdp.checkpoint import (
     load_stored_weights,
     reference_state,
 )
-from nemo_like.policy.fsdp.image_text import freeze_vision_tower, image_rope_index, load_model, reads_images
+from nemo_like.policy.fsdp.image_text import (
+    check_takes_features,
+    freeze_vision_tower,
+    image_rope_index,
+    load_model,
+    reads_images,
+)
 from nemo_like.policy.fsdp.layer_matrices import layer_matrices
 from nemo_like.policy.fsdp.lora import Adapters, add_adapters, checkpoint_name, initial_values
 from nemo_like.policy.fsdp.model import (
@@ -98,6 +104,8 @@ class FSDPBackend(UpdatingBackend):
         self._context = ContextRank(coordinates.cp, layout.cp)
         self._causal_lm = empty_model(self._source, cfg.fsdp_cfg.model_kwargs)
         self._reads_images = reads_images(self._causal_lm.config)
+        if self._reads_images:
+            check_takes_features(self._causal_lm)
         if isinstance(cfg, TrainedGroupConfig) and cfg.freeze_vision_tower:
             freeze_vision_tower(self._causal_lm)
         if objective.scoring is None:

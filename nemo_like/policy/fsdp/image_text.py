@@ -5,10 +5,12 @@ pixels ──▶ vision tower ──▶ features of each image ──▶ at the 
 
 from __future__ import annotations
 
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
@@ -38,6 +40,16 @@ def load_model(path: Path) -> PreTrainedModel:
 def freeze_vision_tower(model: PreTrainedModel) -> None:
     """Exclude the parameters of the vision tower from training."""
     model.model.visual.requires_grad_(False)
+
+
+def check_takes_features(model: PreTrainedModel) -> None:
+    """Raise ImportError where the model would compute as if there were no images, as those of transformers
+    before 5.19 do: they pass over an argument that they do not know."""
+    if "mm_encoder_outputs" not in signature(model.model.forward).parameters:
+        raise ImportError(
+            f"{type(model).__name__} of transformers {transformers.__version__} takes no features of images "
+            "that were computed before; install transformers 5.19"
+        )
 
 
 def image_rope_index(model: PreTrainedModel) -> RopeIndex:
