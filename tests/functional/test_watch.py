@@ -41,6 +41,7 @@ from tests.functional.runs import (
     temporary_directory,
     wait_for_step,
 )
+from tests.functional.warm_servers import cold
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.whole_run]
 LONG = [
@@ -77,7 +78,8 @@ def live(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """The run of all tests of this file, which the last of them kills."""
     names, port = shared_names(), free_port()
     prometheus = f"logger.prometheus.port={port}"
-    with running(tmp_path_factory.mktemp("live"), [*LONG, prometheus]) as (process, mark, run_dir):
+    started = running(tmp_path_factory.mktemp("live"), [*LONG, prometheus])
+    with cold(), started as (process, mark, run_dir):
         wait_for_step(process, run_dir, step=1)
         yield LiveRun(process, mark, run_dir, port, names)
 

@@ -60,6 +60,14 @@ def warm() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def cold() -> Iterator[None]:
+    """Have runs that are started in the ``with`` block import for themselves, as they do for a user."""
+    with mock.patch.dict(os.environ):
+        os.environ.pop(FOLDER, None)
+        yield
+
+
 def sharing() -> dict[str, str]:
     """Return the environment variables of a run that may have the fork of a warm server."""
     if FOLDER not in os.environ:
