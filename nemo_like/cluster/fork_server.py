@@ -90,10 +90,7 @@ class _Fork:
 
 def main(imports: str, listening: str) -> None:
     """Be the fork server, or, in a fork, the worker. ``listening`` is the descriptor of the open socket."""
-    for block in json.loads(imports):
-        with lasting_imports(block["without"]):
-            for module in block["modules"]:
-                importlib.import_module(module)
+    load(imports)
     if len(os.listdir("/proc/self/task")) > 1:
         return  # a fork would have one thread only, and perhaps locks that another thread held
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks that have ended leave nothing
@@ -101,6 +98,14 @@ def main(imports: str, listening: str) -> None:
         request = _forked(server)
     if request is not None:
         _be_worker(request)
+
+
+def load(imports: str) -> None:
+    """Import what ``imports`` describes: the JSON of a list of ``Imports``."""
+    for block in json.loads(imports):
+        with lasting_imports(block["without"]):
+            for module in block["modules"]:
+                importlib.import_module(module)
 
 
 def _forked(server: socket.socket) -> _Fork | None:

@@ -79,6 +79,7 @@ def live(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
     names, port = shared_names(), free_port()
     prometheus = f"logger.prometheus.port={port}"
     started = running(tmp_path_factory.mktemp("live"), [*LONG, prometheus])
+    # Its engine's workers are found by their titles, which fresh processes set.
     with cold(), started as (process, mark, run_dir):
         wait_for_step(process, run_dir, step=1)
         yield LiveRun(process, mark, run_dir, port, names)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib
 import json
 import os
 import select
@@ -28,7 +27,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from nemo_like.cluster.imports import lasting_imports
+from nemo_like.cluster import fork_server
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -150,10 +149,7 @@ def _start(place: Path, root: str, imports: str, environment: dict[str, str]) ->
 
 def main(imports: str, place: str, listening: str) -> None:
     """Be the warm server: fork for each request, until the folder of its socket has gone."""
-    for block in json.loads(imports):
-        with lasting_imports(block["without"]):
-            for module in block["modules"]:
-                importlib.import_module(module)
+    fork_server.load(imports)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=int(listening)) as requests:
         while os.path.exists(place):
@@ -181,7 +177,6 @@ def _be_fork_server(connection: socket.socket) -> None:
     tempfile.tempdir = None
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _show(wanted["environment"])
-    fork_server = importlib.import_module("nemo_like.cluster.fork_server")
     fork_server.main(wanted["imports"], str(descriptors[3]))
 
 
