@@ -10,6 +10,7 @@ import pytest
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
 from tests.functional.runs import DEMO_STEPS, ROOT, FinishedRun, run_grpo
 from tests.functional.validated_run import validated_run, write_problems
+from tests.functional.warm_servers import cold
 
 SHAPES = ".cache/data/shapes"
 CHAT_TEMPLATE = "tests/functional/chat_template.jinja"
@@ -69,7 +70,8 @@ def prepare(script: str, *options: str) -> None:
 @pytest.fixture(scope="session")
 def demo(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """The demo's configuration as it is, over its first steps, with step 2 traced and profiled."""
-    run = run_grpo(tmp_path_factory.mktemp("demo"), [f"grpo.max_num_steps={DEMO_STEPS}", *OBSERVED])
+    with cold():
+        run = run_grpo(tmp_path_factory.mktemp("demo"), [f"grpo.max_num_steps={DEMO_STEPS}", *OBSERVED])
     assert run.returncode == 0, run.output
     return run
 

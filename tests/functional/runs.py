@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from nemo_like.observability.jsonl import without_measurements
-from tests.functional.warm_servers import sharing
+from tests.functional.warm_servers import forked_run, sharing
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/grpo_arithmetic_cpu.yaml"
@@ -93,27 +93,39 @@ def running(
 ) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
     """A run in the background: its process, its mark, its run directory. Killed at the end if need be."""
     mark = name or uuid.uuid4().hex
-    # Tests in the background of a shell ignore SIGINT, which the run would inherit.
-    command = ["env", "--default-signal=INT", sys.executable, *program, "--config", config]
-    command += [f"logger.log_dir={log_dir}", f"logger.run_name={mark}", SCORED, *overrides]
+    command = [*program, *_arguments(log_dir, mark, config, overrides)]
+    with _environment(mark) as environment:
+        process = subprocess.Popen(
+            # Tests in the background of a shell ignore SIGINT, which the run would inherit.
+            ["env", "--default-signal=INT", sys.executable, *command],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+            pipesize=1 << 20,  # in bytes; a run whose output nobody reads stops where the pipe is full
+        )
+        try:
+            yield process, mark, log_dir / mark
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.communicate(timeout=30)
+
+
+def _arguments(log_dir: Path, mark: str, config: str, overrides: Sequence[str]) -> list[str]:
+    return ["--config", config, f"logger.log_dir={log_dir}", f"logger.run_name={mark}", SCORED, *overrides]
+
+
+@contextmanager
+def _environment(mark: str) -> Iterator[dict[str, str]]:
+    """Environment variables of a run, whose folder for temporary files is there in the ``with`` block."""
     temporary = temporary_directory(mark)
     temporary.mkdir(exist_ok=True)
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **sharing(), MARK: mark, "TMPDIR": str(temporary)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        pipesize=1 << 20,  # in bytes; a run whose output nobody reads stops where the pipe is full
-    )
     try:
-        yield process, mark, log_dir / mark
+        yield {**os.environ, **sharing(), MARK: mark, "TMPDIR": str(temporary)}
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate(timeout=30)
         shutil.rmtree(temporary, ignore_errors=True)
 
 
@@ -135,9 +147,17 @@ def run_grpo(
     timeout_s: float = RUN_TIMEOUT_S,
 ) -> FinishedRun:
     """A whole run; with the name of an earlier one, its continuation."""
+    mark = name or uuid.uuid4().hex
+    command = ["run_grpo.py", *_arguments(log_dir, mark, config, overrides)]
+    with _environment(mark) as environment, tempfile.TemporaryFile() as output:
+        code = forked_run(command, environment, output.fileno(), timeout_s)
+        if code is not None:
+            output.seek(0)
+            told = output.read().decode()
+            return FinishedRun(code, told, log_dir / mark, mark, temporary_files(mark))
     with running(log_dir, overrides, name, config) as (process, mark, run_dir):
-        output, _ = process.communicate(timeout=timeout_s)
-        return FinishedRun(process.returncode, output, run_dir, mark, temporary_files(mark))
+        told, _ = process.communicate(timeout=timeout_s)
+        return FinishedRun(process.returncode, told, run_dir, mark, temporary_files(mark))
 
 
 def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int, timeout_s: float = 120) -> None:

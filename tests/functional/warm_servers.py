@@ -1,13 +1,15 @@
-"""Servers that have imported vLLM, torch and more once for all whole runs of the tests.
+"""Servers that have imported vLLM, torch, Ray and more once for all whole runs of the tests.
 
 Most of the time of a small run are its imports.
 
+    a test                ──descriptors, environment──▶ warm server ──forks──▶ the run's driver
     the run's fork server ──descriptors, environment──▶ warm server ──forks──▶ the run's fork server
 
-A run's fork server (``nemo_like.cluster.fork_server``) imports as it does for a user in the first run with
-the same third-party imports and environment variables, and in every run without the variables of ``sharing``.
-In the second one it starts a warm server, whose fork takes its place, in that run and in later ones: the
-fork imports the rest, Ray and this project among it. Warm servers end with the session of tests.
+A run imports as it does for a user where it is the first with the same imports and environment variables, and
+without the variables of ``sharing``. The second one starts a warm server, whose fork takes the place of its
+process, in that run and in later ones. So it is for the driver of a run of ``run_grpo``, and for each run's
+fork server (``nemo_like.cluster.fork_server``), whose fork imports Ray and this project itself. Warm servers
+end with the session of tests.
 """
 
 from __future__ import annotations
@@ -16,15 +18,18 @@ import fcntl
 import hashlib
 import json
 import os
+import runpy
 import select
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from nemo_like.cluster import fork_server
@@ -46,6 +51,12 @@ _READ = (
     *("CUDA", "GLIBC_", "GLOO_", "HF_", "HOME", "LD_", "MALLOC_", "MKL_", "NVPL_", "OMP_", "PATH"),
     *("PYTHONPATH", "TOKENIZERS_", "TORCH", "TQ_", "TRITON_", "VLLM_", "XDG_"),
 )
+_READ_BY_DRIVERS = (*_READ, "HYDRA_", "MPL", "RAY_", "WANDB_")
+# What ``run_grpo.py`` imports when it starts, when its checks are over, and when it draws at its end.
+_IMPORTED_BY_DRIVERS = [
+    *("run_grpo", "nemo_like.driver.whole_run", "nemo_like_tools.report.report_recorder"),
+    *("matplotlib.backends.backend_agg", "matplotlib.figure"),
+]
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from tests.functional.warm_servers import main; main(*sys.argv[2:])"
@@ -83,17 +94,50 @@ def hand_over(root: str, imports: str, listening: str) -> None:
     folder, path = os.environ.get(FOLDER), os.environ.get("PYTHONPATH", "")
     if not folder or path.split(os.pathsep)[0] != PATH or not _NO_GROUPS.items() <= os.environ.items():
         return
+    read = {name: one for name, one in os.environ.items() if name.startswith(_READ)}
     with socket.socket(socket.AF_UNIX) as connection:
-        if not _is_connected(connection, Path(folder), root, _third_party(imports)):
+        if not _is_connected(connection, Path(folder), root, _third_party(imports), read):
             return
         wanted = {"imports": imports, "environment": dict(os.environ), "directory": os.getcwd()}
-        socket.send_fds(connection, [b"\0"], [0, 1, 2, int(listening)])
-        connection.sendall(json.dumps(wanted).encode())
-        connection.shutdown(socket.SHUT_WR)
+        _ask(connection, wanted, [0, 1, 2, int(listening)])
         for one in (0, int(listening)):
             os.close(one)
         connection.recv(1)  # returns when the fork has ended
     os._exit(0)
+
+
+def forked_run(
+    command: Sequence[str], environment: Mapping[str, str], output: int, timeout_s: float
+) -> int | None:
+    """Run a script of this project, with its arguments, in the fork of a warm server; return the exit code.
+
+    ``output`` is a descriptor for its standard output and error. The run leads a session of its own. Returns
+    None where there is no server to be had, and nothing has run. Raises TimeoutExpired, and kills the run.
+    """
+    folder = environment.get(FOLDER)
+    if folder is None:
+        return None
+    read = {name: one for name, one in environment.items() if name.startswith(_READ_BY_DRIVERS)}
+    imports = json.dumps([asdict(fork_server.Imports(_IMPORTED_BY_DRIVERS))])
+    with socket.socket(socket.AF_UNIX) as connection:
+        if not _is_connected(connection, Path(folder), str(ROOT), imports, read):
+            return None
+        wanted = {"command": [*command], "environment": {**environment}, "directory": str(ROOT)}
+        _ask(connection, wanted, [0, output, output])
+        connection.settimeout(timeout_s)
+        with connection.makefile("r") as told:
+            pid = int(told.readline())
+            try:
+                return int(told.readline())
+            except TimeoutError:
+                os.killpg(pid, signal.SIGKILL)
+                raise subprocess.TimeoutExpired(command, timeout_s) from None
+
+
+def _ask(connection: socket.socket, wanted: Mapping[str, Any], descriptors: Sequence[int]) -> None:
+    socket.send_fds(connection, [b"\0"], descriptors)
+    connection.sendall(json.dumps(wanted).encode())
+    connection.shutdown(socket.SHUT_WR)
 
 
 def _third_party(imports: str) -> str:
@@ -106,10 +150,11 @@ def _third_party(imports: str) -> str:
     return json.dumps([block for block in blocks if block["modules"]])
 
 
-def _is_connected(connection: socket.socket, folder: Path, root: str, imports: str) -> bool:
-    """Connect to the warm server with these imports and this process's variables; start it where it is the
-    second time that they are asked for."""
-    environment = {name: one for name, one in os.environ.items() if name.startswith(_READ)}
+def _is_connected(
+    connection: socket.socket, folder: Path, root: str, imports: str, environment: Mapping[str, str]
+) -> bool:
+    """Connect to the warm server with these imports and variables; start it where it is the second time that
+    they are asked for."""
     key = json.dumps([sys.executable, root, imports, sorted(environment.items())])
     place = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
     try:
@@ -129,7 +174,7 @@ def _is_connected(connection: socket.socket, folder: Path, root: str, imports: s
     return True
 
 
-def _start(place: Path, root: str, imports: str, environment: dict[str, str]) -> None:
+def _start(place: Path, root: str, imports: str, environment: Mapping[str, str]) -> None:
     environment = {**environment, _ROOM: " " * _ROOM_BYTES}
     log = place.with_suffix(".log")
     with socket.socket(socket.AF_UNIX) as listening, log.open("w", encoding="utf-8") as errors:
@@ -159,15 +204,18 @@ def main(imports: str, place: str, listening: str) -> None:
             with connection:
                 if os.fork() == 0:
                     requests.close()
-                    _be_fork_server(connection)
+                    _answer(connection)
                     return
 
 
-def _be_fork_server(connection: socket.socket) -> None:
+def _answer(connection: socket.socket) -> None:
     """In a fork: go on in the place of the process that asked."""
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 4)
     with connection.makefile("rb") as sent:
         wanted = json.load(sent)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if "command" in wanted:
+        _tell_end(connection, descriptors)
     for standard, one in enumerate(descriptors[:3]):
         os.dup2(one, standard)
         os.close(one)
@@ -175,9 +223,34 @@ def _be_fork_server(connection: socket.socket) -> None:
     os.environ.update(wanted["environment"])
     os.chdir(wanted["directory"])
     tempfile.tempdir = None
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _show(wanted["environment"])
-    fork_server.main(wanted["imports"], str(descriptors[3]))
+    if "command" in wanted:
+        connection.close()
+        _be_driver(wanted["command"])
+    else:
+        fork_server.main(wanted["imports"], str(descriptors[3]))
+
+
+def _tell_end(connection: socket.socket, descriptors: Sequence[int]) -> None:
+    """Fork, and return in the fork; write its process id and its exit code to ``connection``, and end."""
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        return
+    for one in (0, 1, 2, *descriptors):
+        os.close(one)
+    connection.sendall(f"{pid}\n".encode())
+    _, status = os.waitpid(pid, 0)
+    connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
+
+
+def _be_driver(command: Sequence[str]) -> None:
+    # Python ignores an interrupt where its parent does.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv[:] = command
+    sys.path[:2] = [os.path.dirname(os.path.abspath(command[0]))]  # in the place of what _PROGRAM put there
+    runpy.run_path(command[0], run_name="__main__")
 
 
 def _show(environment: Mapping[str, str]) -> None:
