@@ -3,14 +3,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from nemo_like.cluster.fork_server import ForkServer, Imports
 from nemo_like.cluster.runtime import RayNeeds, ray_runtime
+from nemo_like.generation.environment import CPU_IMPORTS, engine_environment, unused_by_engines
+from nemo_like.policy.options import Device
 from tests.functional.runs import DEMO_STEPS, ROOT, FinishedRun, run_grpo
 from tests.functional.validated_run import validated_run, write_problems
-from tests.functional.warm_servers import cold
+from tests.functional.warm_servers import cold, shared
 
 SHAPES = ".cache/data/shapes"
 CHAT_TEMPLATE = "tests/functional/chat_template.jinja"
@@ -92,11 +96,23 @@ def validated(arithmetic_model: str, problems: Path, tmp_path_factory: pytest.Te
     return run
 
 
+# As many logical CPUs as a few data planes ask for.
+_NEEDS = RayNeeds(address=None, num_cpus=16, num_gpus=0, start_timeout_s=120)
+
+
 @pytest.fixture(scope="module")
 def private_ray() -> Iterator[None]:
-    """Ray in this process, with as many logical CPUs as a few data planes ask for."""
-    needs = RayNeeds(address=None, num_cpus=16, num_gpus=0, start_timeout_s=120)
-    with ray_runtime(needs, warn=print):
+    """Ray in this process."""
+    with ray_runtime(_NEEDS, warn=print):
+        yield
+
+
+@pytest.fixture(scope="module")
+def ray_of_engines() -> Iterator[None]:
+    """Ray in this process, which forks processes that have the environment of engines on CPUs."""
+    imports = Imports(CPU_IMPORTS, unused_by_engines(Device.cpu))
+    server = ForkServer([imports], engine_environment(Device.cpu))
+    with shared(), ray_runtime(replace(_NEEDS, fork_server=server), warn=print):
         yield
 
 

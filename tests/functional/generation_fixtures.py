@@ -185,7 +185,7 @@ def stage_spec(
             "transport": transport,
             **options,
         },
-        env={"OMP_NUM_THREADS": "1"},
+        env=engine_environment(Device.cpu),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from nemo_like.configuration import Config, load_config
@@ -14,6 +14,7 @@ from nemo_like.mismatch.sides import as_sides
 from nemo_like.observability.run_directory import RunDirectory
 from tests.functional.mismatch_faults import TARGETS
 from tests.functional.runs import ROOT
+from tests.functional.warm_servers import shared
 
 PROMPT = [2 + (7 * i) % 60 for i in range(70)]  # more than a block of the engine's cache
 SAMPLING = SamplingSettings(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=8)
@@ -29,8 +30,11 @@ def config(model: Path, *overrides: str) -> Config:
     return as_sides(load_config(ROOT / "configs/grpo_cpu.yaml", [*own, *overrides]))
 
 
-def parties_of(cfg: Config, tmp_path: Path) -> AbstractContextManager[Parties]:
-    return started_parties(cfg, RunDirectory.create(str(tmp_path), "logs"), print, TARGETS)
+@contextmanager
+def parties_of(cfg: Config, tmp_path: Path) -> Iterator[Parties]:
+    directory = RunDirectory.create(str(tmp_path), "logs")
+    with shared(), started_parties(cfg, directory, print, TARGETS) as parties:
+        yield parties
 
 
 class Pair:

@@ -17,6 +17,8 @@ from nemo_like.cluster.actors import ActorSpec, Concurrency
 from nemo_like.cluster.cluster import Cluster
 from nemo_like.environments.options import EnvConfig
 from nemo_like.environments.shared_options import Credit
+from nemo_like.generation.environment import engine_environment
+from nemo_like.policy.options import Device
 from tests.functional.agent_host import POLICY_VERSION
 from tests.functional.generation_fixtures import AS_IN_TRAINING, TIMEOUT_S, engine_spec
 from tests.functional.runs import ROOT
@@ -84,7 +86,7 @@ class Host:
                 target="tests.functional.agent_host:AgentHost",
                 kwargs={"checkpoint": checkpoint, "max_length": MAX_LENGTH},
                 concurrency=Concurrency.asyncio,
-                env={"OMP_NUM_THREADS": "1"},
+                env=engine_environment(Device.cpu),
             )
         )
         self._call(self._engine, "stats")
@@ -123,7 +125,7 @@ class Host:
 
 
 @pytest.fixture(scope="module")
-def host(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+def host(ray_of_engines: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
     cluster = Cluster()
     try:
         host = Host(cluster, calling_model(tmp_path_factory.mktemp("agents") / "model"))

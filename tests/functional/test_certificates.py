@@ -16,6 +16,7 @@ from nemo_like.observability.run_directory import RunDirectory
 from nemo_like.plan.roles import Role
 from tests.functional.engine_families import ENGINES, make_engine_checkpoint
 from tests.functional.mismatch_pairs import config
+from tests.functional.warm_servers import shared
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.engine]
 
@@ -61,7 +62,8 @@ def test_a_family_gets_its_certificate(family: str, backend: str, tmp_path: Path
     lengths = ["policy.max_total_sequence_length=120", "generation.max_new_tokens=20"]
     cfg = config(model, f"policy.backend={backend}", "policy.optimizer.lr=3e-4", *lengths)
     targets = {**TARGETS, **({Role.engine: ENGINES[family]} if family in ENGINES else {})}
-    with started_parties(cfg, RunDirectory.create(str(tmp_path), "logs"), print, targets) as parties:
+    directory = RunDirectory.create(str(tmp_path), "logs")
+    with shared(), started_parties(cfg, directory, print, targets) as parties:
         found = certificate(cfg, parties, random_prompts(cfg), 2, tmp_path)
     assert (found.sentence, found.holds, len(found.comparisons)) == (NOTHING, True, 6)
     of_layer = _of_layer(FAMILIES.load(family), has_attention=(family, backend) not in _WITHOUT_ATTENTION)

@@ -49,7 +49,7 @@ class Hosted:
     ],
 )
 def hosted(
-    private_ray: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    ray_of_engines: None, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> Iterator[Hosted]:
     path = tmp_path_factory.mktemp("mixture")
     checkpoint = make_checkpoint(path, tied=False, num_experts=NUM_EXPERTS, expert_size=64)

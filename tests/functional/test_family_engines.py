@@ -26,7 +26,7 @@ TOLERANCE = 1e-5
 
 
 @pytest.fixture
-def processes(private_ray: None, request: pytest.FixtureRequest) -> Iterator[Processes]:
+def processes(ray_of_engines: None, request: pytest.FixtureRequest) -> Iterator[Processes]:
     """Of one family: what vLLM sets up for dense models and for mixtures differs by process."""
     processes = Processes(request.node.callspec.id)
     yield processes

@@ -100,7 +100,7 @@ def model(checkpoint: Path) -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def actors(private_ray: None, checkpoint: Path) -> Iterator[tuple[Cluster, ActorHandle]]:
+def actors(ray_of_engines: None, checkpoint: Path) -> Iterator[tuple[Cluster, ActorHandle]]:
     """An engine as a teacher has it, in the process in which the tests' own engine is built later."""
     cluster = Cluster()
     target, kwargs = "tests.functional.teachers:EngineTeacher", {"checkpoint": str(checkpoint)}

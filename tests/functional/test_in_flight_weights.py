@@ -100,7 +100,7 @@ def versions(checkpoint: Path) -> list[torch.nn.Module]:
 
 
 @pytest.fixture(scope="module")
-def run(private_ray: None, checkpoint: Path) -> Iterator[Run]:
+def run(ray_of_engines: None, checkpoint: Path) -> Iterator[Run]:
     """The actors, of which the engine is another for each test."""
     cluster = Cluster()
     options = {"weight_updates": WeightUpdates.in_flight}

@@ -120,7 +120,7 @@ def start(path: Path, **options: Any) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def engine(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(ray_of_engines: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     target = "tests.functional.preempting_engine:PreemptingEngine"
     yield from start(tmp_path_factory.mktemp("routed"), target=target, kv_cache_gib=SMALL_CACHE_GIB)
 

@@ -80,7 +80,7 @@ def model(checkpoint: Path) -> torch.nn.Module:
 
 
 @pytest.fixture(scope="module")
-def drafting(private_ray: None, checkpoint: Path) -> Iterator[Drafting]:
+def drafting(ray_of_engines: None, checkpoint: Path) -> Iterator[Drafting]:
     # The policy's own checkpoint drafts, so that many drafts are kept.
     by_model = {"method": "draft_model", "num_speculative_tokens": 3, "model": str(checkpoint)}
     cluster = Cluster()

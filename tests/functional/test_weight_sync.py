@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("nobody_dies")]
 
 
 @pytest.fixture(scope="module")
-def processes(private_ray: None) -> Iterator[Processes]:
+def processes(ray_of_engines: None) -> Iterator[Processes]:
     """For one setup after the other, of engines of one worker which stay whole."""
     processes = Processes("shared")
     yield processes
@@ -218,7 +218,7 @@ def test_the_canary_is_computed_with_the_adapters_too(adapters: Setup) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_an_engine_with_adapters_that_drafts_samples_from_the_merged_weights(
-    private_ray: None, tmp_path: Path, method: str
+    ray_of_engines: None, tmp_path: Path, method: str
 ) -> None:
     """In processes of its own, since none has an engine that drafts and another one."""
     checkpoint = make_checkpoint(tmp_path / "model", tied=True)
@@ -263,7 +263,7 @@ def broadcast(shared: Setup) -> Setup:
 
 
 @pytest.fixture(scope="module")
-def tensor_parallel(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+def tensor_parallel(ray_of_engines: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     """One engine over two tensor-parallel workers, two trainer stages, an untied output layer; broadcast."""
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("untied"), tied=False)
     setup = start(checkpoint, "untied", WeightTransport.collective, num_stages=2, tensor_parallel_size=2)
@@ -272,7 +272,7 @@ def tensor_parallel(private_ray: None, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="module")
-def experts(private_ray: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
+def experts(ray_of_engines: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Setup]:
     """One engine and a trainer of two stages, mixture of experts; through shared memory."""
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("experts"), tied=False, num_experts=4)
     setup = start(checkpoint, "experts", WeightTransport.shared_memory, num_stages=2)

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
     params=[(2, 1), (4, 1), (4, 2)], ids=lambda sizes: f"{sizes[0]}-stages-into-tp-{sizes[1]}", scope="module"
 )
 def stages(
-    request: pytest.FixtureRequest, private_ray: None, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, ray_of_engines: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Setup]:
     num_stages, engine_tp = request.param
     checkpoint: Path = make_checkpoint(tmp_path_factory.mktemp("stages"), tied=False, num_layers=4)

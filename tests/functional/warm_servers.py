@@ -86,6 +86,13 @@ def sharing() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(places), **_NO_GROUPS}
 
 
+@contextmanager
+def shared() -> Iterator[None]:
+    """Let what is started below this process in the ``with`` block have forks of warm servers."""
+    with mock.patch.dict(os.environ, sharing()):
+        yield
+
+
 def hand_over(root: str, imports: str, listening: str) -> None:
     """In the process of a run's fork server: have the fork of a warm server in its place, and end with it.
 
