@@ -8,8 +8,9 @@ The last line says of how many faults the first sentence named the right module.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 
 import pytest
@@ -221,15 +222,21 @@ _MODELS: dict[str, Callable[[Path], Path]] = {
 
 
 @pytest.fixture(scope="module")
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
-    """An engine and a trainer of the model that is asked for: Qwen3 by FSDP, others by Megatron-core."""
-    name: str = request.param
-    path = tmp_path_factory.mktemp(name)
-    make = _MODELS.get(name, partial(make_engine_checkpoint, family=name))
-    backend = "fsdp" if name == "qwen3" else "megatron"
-    cfg = config(make(path / "model"), f"policy.backend={backend}")
-    with parties_of(cfg, path) as parties:
-        yield Pair(cfg, parties)
+def pair_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Pair]]:
+    """Give an engine and a trainer of the model with this name: Qwen3 by FSDP, others by Megatron-core. They
+    run until those of another model are asked for."""
+    with ExitStack() as running:
+
+        @lru_cache(maxsize=1)
+        def pair(name: str) -> Pair:
+            running.close()
+            path = tmp_path_factory.mktemp(name)
+            make = _MODELS.get(name, partial(make_engine_checkpoint, family=name))
+            backend = "fsdp" if name == "qwen3" else "megatron"
+            cfg = config(make(path / "model"), f"policy.backend={backend}")
+            return Pair(cfg, running.enter_context(parties_of(cfg, path)))
+
+        yield pair
 
 
 @pytest.fixture(scope="module")
@@ -242,16 +249,18 @@ def rightly(request: pytest.FixtureRequest) -> Iterator[list[bool]]:
 
 
 @pytest.mark.parametrize(
-    ("pair", "fault"),
+    ("model", "fault"),
     [
         pytest.param(model, one, id=f"{model} {one.fault} {one.where}", marks=marks)
         for model, faults in FAULTS.items()
         for marks in [() if model in _QUICK else pytest.mark.slow]
         for one in faults
     ],
-    indirect=["pair"],
 )
-def test_a_fault_of_one_module_is_named(pair: Pair, fault: Fault, rightly: list[bool]) -> None:
+def test_a_fault_of_one_module_is_named(
+    pair_of: Callable[[str], Pair], model: str, fault: Fault, rightly: list[bool]
+) -> None:
+    pair = pair_of(model)
     with planted(pair, fault.fault, fault.where):
         if fault.is_loaded:
             pair.push()
