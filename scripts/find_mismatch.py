@@ -97,9 +97,7 @@ def _config(options: argparse.Namespace) -> Config:
 
 
 def _compare(cfg: Config, options: argparse.Namespace, scratch: Path) -> int:
-    # Only now: these load Ray and torch, and the checks above must be quick.
     from nemo_like.cluster.actor_errors import ClusterError
-    from nemo_like.driver.parties import started_parties
     from nemo_like.mismatch.past_run import past_sample
 
     warn = partial(print, file=sys.stderr)
@@ -107,6 +105,9 @@ def _compare(cfg: Config, options: argparse.Namespace, scratch: Path) -> int:
         sample = None
         if options.model is None:
             sample = past_sample(options.run_dir, cfg, options.step, options.sample)
+        # Only now: it loads Ray and torch, and the checks above must be quick.
+        from nemo_like.driver.parties import started_parties
+
         with started_parties(cfg, RunDirectory.create(str(scratch), "logs"), warn) as parties:
             if sample is not None:
                 return _past(cfg, parties, sample, options)

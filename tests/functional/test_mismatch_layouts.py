@@ -25,7 +25,7 @@ def test_an_adapter_whose_scale_differs_is_named(tmp_path: Path) -> None:
         assert points(pair.find()) == ["layers.1.self_attn.q_proj"]
 
 
-@pytest.mark.parametrize("backend", ["fsdp", "megatron"])
+@pytest.mark.parametrize("backend", ["fsdp", pytest.param("megatron", marks=pytest.mark.slow)])
 def test_an_adapter_of_experts_whose_scale_differs_is_named(backend: str, tmp_path: Path) -> None:
     model = make_checkpoint(tmp_path / "model", tied=True, num_experts=4, expert_size=64)
     named = "policy.lora.target_modules=[q_proj, gate_proj, up_proj, down_proj]"
@@ -47,15 +47,25 @@ _MEGATRON = "policy.megatron_cfg"
 @pytest.mark.parametrize(
     "overrides",
     [
-        [f"{_MEGATRON}.tensor_model_parallel_size=2", f"{_MEGATRON}.sequence_parallel=true"],
-        [
-            f"{_MEGATRON}.pipeline_model_parallel_size=2",
-            "policy.sequence_packing.enabled=false",
-            "generation.vllm_cfg.tensor_parallel_size=2",
-        ],
-        ["policy.backend=fsdp", "policy.fsdp_cfg.tensor_parallel_size=2", "policy.precision=bfloat16"],
+        pytest.param(
+            [f"{_MEGATRON}.tensor_model_parallel_size=2", f"{_MEGATRON}.sequence_parallel=true"],
+            id="tp 2 with sequences divided",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            [
+                f"{_MEGATRON}.pipeline_model_parallel_size=2",
+                "policy.sequence_packing.enabled=false",
+                "generation.vllm_cfg.tensor_parallel_size=2",
+            ],
+            id="pp 2, and an engine of two workers",
+        ),
+        pytest.param(
+            ["policy.backend=fsdp", "policy.fsdp_cfg.tensor_parallel_size=2", "policy.precision=bfloat16"],
+            id="fsdp, tp 2, bfloat16",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=["tp 2 with sequences divided", "pp 2, and an engine of two workers", "fsdp, tp 2, bfloat16"],
 )
 def test_a_healthy_layout_differs_by_rounding_alone(overrides: list[str], tmp_path: Path) -> None:
     cfg = config(make_checkpoint(tmp_path / "model", tied=False), *overrides)
