@@ -37,6 +37,12 @@ def processes(mark: str) -> Iterator[psutil.Process]:
             continue
 
 
+def workers_of(engine: int) -> list[psutil.Process]:
+    """The own worker processes of the engine with this process id, by rank. Not all can set their titles."""
+    below = psutil.Process(engine).children()
+    return [one for one in below if "resource_tracker" not in " ".join(one.cmdline())]
+
+
 def names_of(mark: str) -> set[str]:
     """Names in /dev/shm of what the run's processes map."""
     mapped = {inode for process in processes(mark) for inode in _mapped_by(process.pid)}

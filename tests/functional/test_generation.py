@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from ray.exceptions import RayActorError, RayTaskError
@@ -377,11 +376,7 @@ def test_a_sequence_that_cannot_be_scored_refuses_all_and_the_engine_goes_on(
 
 def test_a_failing_step_reaches_the_sink_and_the_driver_as_a_death_does(generation: Generation) -> None:
     """Last, since it ends the engine."""
-    pid = next(
-        process.pid
-        for process in psutil.Process().children(recursive=True)
-        if any("VllmEngine" in part or "_SerialShell" in part for part in process.cmdline())
-    )
+    pid = generation.engine.process_id().result(TIMEOUT_S)
     generation.submit([request("poison", prompt=[5, VOCAB_SIZE, 5])])
     engine, message = generation.sink.submit("wait_for_error", TIMEOUT_S).result(TIMEOUT_S)
     assert engine == "engine"

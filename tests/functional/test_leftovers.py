@@ -21,9 +21,9 @@ from tests.functional.leftovers import (
     check_nothing_is_left,
     listening,
     names_of,
-    processes,
     shared_names,
     soon,
+    workers_of,
 )
 from tests.functional.runs import (
     ONE_OF_EACH,
@@ -75,7 +75,7 @@ def test_an_engine_of_two_workers_has_no_name_in_shared_memory_once_it_is_up(
     assert len(mapped) >= 3
     assert not mapped & shared_names()
     before = shared_names()
-    workers = [one for one in psutil.Process(pid).children() if "Worker_TP" in " ".join(one.cmdline())]
+    workers = workers_of(pid)
     assert len(workers) == 2
     os.kill(pid, signal.SIGKILL)
     psutil.wait_procs(workers, timeout=20)
@@ -164,10 +164,10 @@ def test_nothing_is_left_after(end: str, exit_code: int, arithmetic_model: str, 
     with running(tmp_path, overrides) as (process, mark, run_dir):
         wait_for_step(process, run_dir, step=1, timeout_s=300)
         assert not {name for name in names_of(mark) if name.startswith(ENGINE_NAMES)}
-        if end == "a killed worker of an engine":
-            next(one for one in processes(mark) if "Worker_TP1" in " ".join(one.cmdline())).kill()
-        listeners = listening(mark)
         pids = json.loads((run_dir / "processes.json").read_text())
+        if end == "a killed worker of an engine":
+            workers_of(pids["engine"])[1].kill()
+        listeners = listening(mark)
         match end:
             case "a killed policy worker":
                 os.kill(pids["policy_worker-0"], signal.SIGKILL)

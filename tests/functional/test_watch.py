@@ -26,6 +26,7 @@ from tests.functional.leftovers import (
     names_of,
     processes,
     shared_names,
+    workers_of,
 )
 from tests.functional.runs import (
     CONFIG,
@@ -41,7 +42,6 @@ from tests.functional.runs import (
     temporary_directory,
     wait_for_step,
 )
-from tests.functional.warm_servers import cold
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.whole_run]
 LONG = [
@@ -79,8 +79,7 @@ def live(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
     names, port = shared_names(), free_port()
     prometheus = f"logger.prometheus.port={port}"
     started = running(tmp_path_factory.mktemp("live"), [*LONG, prometheus])
-    # Its engine's workers are found by their titles, which fresh processes set.
-    with cold(), started as (process, mark, run_dir):
+    with started as (process, mark, run_dir):
         wait_for_step(process, run_dir, step=1)
         yield LiveRun(process, mark, run_dir, port, names)
 
@@ -104,10 +103,9 @@ def test_nobody_else_reaches_a_run(live: LiveRun, tmp_path: Path) -> None:
 def test_an_engine_whose_own_worker_is_killed_is_replaced_and_no_step_is_lost(live: LiveRun) -> None:
     assert not {name for name in names_of(live.mark) if name.startswith(ENGINE_NAMES)}
     engine = live.process_ids()["engine"]
-    there = {one: " ".join(one.cmdline()) for one in processes(live.mark)}
-    workers = [one for one, command in there.items() if "Worker_TP1" in command]
-    assert len(workers) == 1, sorted(there.values())
-    workers[0].kill()
+    workers = workers_of(engine)
+    assert len(workers) == 2
+    workers[1].kill()
     live.goes_on(2)
     assert live.process_ids()["engine"] != engine
     steps = [record["step"] for record in read_metrics(live.run_dir)]

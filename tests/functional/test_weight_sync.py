@@ -23,6 +23,7 @@ from nemo_like.generation.options import WeightTransport
 from nemo_like.policy.options import Precision
 from nemo_like.weight_sync.sync import EngineWeights
 from tests.functional.generation_fixtures import TIMEOUT_S, make_checkpoint
+from tests.functional.leftovers import workers_of
 from tests.functional.weight_setup import PROMPT, Processes, Setup, start
 
 # The first test also waits for the engines.
@@ -421,7 +422,6 @@ def test_an_engine_goes_with_any_of_its_worker_processes(tensor_parallel: Setup)
     """The last of the engine, which it ends."""
     [engine] = tensor_parallel.engines
     pid = engine.process_id().result(TIMEOUT_S)
-    workers = [child for child in psutil.Process(pid).children() if "Worker" in child.cmdline()[0]]
-    workers[0].kill()
+    workers_of(pid)[0].kill()
     _, alive = psutil.wait_procs([psutil.Process(pid)], timeout=TIMEOUT_S)
     assert not alive

