@@ -51,6 +51,16 @@ _READ = (
     *("CUDA", "GLIBC_", "GLOO_", "HF_", "HOME", "LD_", "MALLOC_", "MKL_", "NVPL_", "OMP_", "PATH"),
     *("PYTHONPATH", "TOKENIZERS_", "TORCH", "TQ_", "TRITON_", "VLLM_", "XDG_"),
 )
+# What this project's modules in a run's processes import of others, but for Ray; without
+# W&B, as Megatron-core is (``nemo_like.policy.backend_kinds``).
+_IMPORTED_BY_PROJECT = fork_server.Imports(
+    [
+        *("megatron.core.models.gpt", "megatron.core.optimizer", "megatron.core.distributed"),
+        *("megatron.core.pipeline_parallel", "torch.distributed.checkpoint", "tensordict", "zmq.auth.thread"),
+        *("fsspec", "jsonschema", "click", "google.protobuf"),
+    ],
+    without=["wandb"],
+)
 _READ_BY_DRIVERS = (*_READ, "HYDRA_", "MPL", "RAY_", "WANDB_")
 # What ``run_grpo.py`` imports when it starts, when its checks are over, and when it draws at its end.
 _IMPORTED_BY_DRIVERS = [
@@ -148,13 +158,13 @@ def _ask(connection: socket.socket, wanted: Mapping[str, Any], descriptors: Sequ
 
 
 def _third_party(imports: str) -> str:
-    """Return the imports without this project's modules, all of which import Ray: Ray's compiled part reads
-    variables of a raylet when it is imported."""
+    """Return the imports without this project's modules, but with what these import of others. All of its
+    modules import Ray, whose compiled part reads variables of a raylet when it is imported."""
     blocks = [
         {**block, "modules": [name for name in block["modules"] if not name.startswith("nemo_like.")]}
         for block in json.loads(imports)
     ]
-    return json.dumps([block for block in blocks if block["modules"]])
+    return json.dumps([*(block for block in blocks if block["modules"]), asdict(_IMPORTED_BY_PROJECT)])
 
 
 def _is_connected(
