@@ -105,7 +105,7 @@ def _compare(cfg: Config, options: argparse.Namespace, scratch: Path) -> int:
         sample = None
         if options.model is None:
             sample = past_sample(options.run_dir, cfg, options.step, options.sample)
-        # Only now: it loads Ray and torch, and the checks above must be quick.
+        # Only now: this loads Ray, and the checks above must be quick.
         from nemo_like.driver.parties import started_parties
 
         with started_parties(cfg, RunDirectory.create(str(scratch), "logs"), warn) as parties:

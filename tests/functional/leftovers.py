@@ -38,7 +38,10 @@ def processes(mark: str) -> Iterator[psutil.Process]:
 
 
 def workers_of(engine: int) -> list[psutil.Process]:
-    """The own worker processes of the engine with this process id, by rank. Not all can set their titles."""
+    """The own worker processes of the engine with this process id, by rank.
+
+    They are known as its children: the titles that vLLM gives them do not always show.
+    """
     below = psutil.Process(engine).children()
     return [one for one in below if "resource_tracker" not in " ".join(one.cmdline())]
 

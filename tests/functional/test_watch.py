@@ -78,8 +78,7 @@ def live(arithmetic_model: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """The run of all tests of this file, which the last of them kills."""
     names, port = shared_names(), free_port()
     prometheus = f"logger.prometheus.port={port}"
-    started = running(tmp_path_factory.mktemp("live"), [*LONG, prometheus])
-    with started as (process, mark, run_dir):
+    with running(tmp_path_factory.mktemp("live"), [*LONG, prometheus]) as (process, mark, run_dir):
         wait_for_step(process, run_dir, step=1)
         yield LiveRun(process, mark, run_dir, port, names)
 

@@ -51,8 +51,8 @@ _READ = (
     *("CUDA", "GLIBC_", "GLOO_", "HF_", "HOME", "LD_", "MALLOC_", "MKL_", "NVPL_", "OMP_", "PATH"),
     *("PYTHONPATH", "TOKENIZERS_", "TORCH", "TQ_", "TRITON_", "VLLM_", "XDG_"),
 )
-# What this project's modules in a run's processes import of others, but for Ray; without
-# W&B, as Megatron-core is (``nemo_like.policy.backend_kinds``).
+# What this project's modules import of other packages in a run's processes, but for Ray. Megatron-core is
+# imported without W&B there too (``nemo_like.policy.backend_kinds``).
 _IMPORTED_BY_PROJECT = fork_server.Imports(
     [
         *("megatron.core.models.gpt", "megatron.core.optimizer", "megatron.core.distributed"),
