@@ -24,6 +24,7 @@ from nemo_like.config.earlier_keys import with_todays_keys
 from nemo_like.config.grammar import Override, parse, without_sweep
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.search_path import (
+    defaults_alone,
     file_of,
     first_file,
     folder_of,
@@ -185,7 +186,8 @@ class Composition:
     def _defaults(self, arguments: Sequence[str]) -> Any:
         given = (*self._search_path, *arguments)
         if given not in self._found:  # which takes most of a configuration's time
-            self._found[given] = self._loader.compute_defaults_list(self._name, [*given], RunMode.RUN)
+            with defaults_alone():
+                self._found[given] = self._loader.compute_defaults_list(self._name, [*given], RunMode.RUN)
         return self._found[given]
 
     @contextmanager

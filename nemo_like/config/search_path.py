@@ -112,6 +112,27 @@ def search_path_argument(locations: Sequence[str]) -> str:
     return f"hydra.searchpath={json.dumps([_as_ours(location) for location in locations])}"
 
 
+_KEYS_ARE_WANTED = ContextVar("_KEYS_ARE_WANTED", default=True)
+
+
+@contextmanager
+def defaults_alone() -> Iterator[None]:
+    """Give Hydra in the ``with`` block the defaults of files without their keys.
+
+    It would make nodes of thousands of keys, which takes most of the time in which it finds the files.
+    """
+    token = _KEYS_ARE_WANTED.set(False)
+    try:
+        yield
+    finally:
+        _KEYS_ARE_WANTED.reset(token)
+
+
+def _wanted(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    # With ``hydra.searchpath`` a file says where Hydra looks.
+    return tree if _KEYS_ARE_WANTED.get() else {key: tree[key] for key in ("hydra",) if key in tree}
+
+
 class ConfigurationFiles(ConfigSource):
     """Hydra's access to the configurations below a folder. Raises ConfigError for an unreadable file."""
 
@@ -121,10 +142,11 @@ class ConfigurationFiles(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         read = read_configuration(file_of(Path(self.path), config_path), config_path)
+        keys = _for_hydra(_wanted(read.tree), config_path)
         return ConfigResult(
             provider=self.provider,
             path=self.full_path(),
-            config=OmegaConf.create({**_for_hydra(read.tree, config_path), "defaults": read.defaults}),
+            config=OmegaConf.create({**keys, "defaults": read.defaults}),
             header={"package": read.package},
         )
 

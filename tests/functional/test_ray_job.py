@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from nemo_like.cluster.runtime import free_port
@@ -102,8 +103,14 @@ def head() -> Iterator[RayHead]:
             yield head
         finally:
             # `ray stop` would end every Ray on the machine, and one that is asked to end takes half a minute.
+            # Ray's agents show no mark, for their titles lie where it was, and would write on for a minute.
+            descendants = psutil.Process(process.pid).children(recursive=True)
             kill_all(mark)
+            for one in descendants:
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
             process.wait(timeout=60)
+    assert psutil.wait_procs(descendants, timeout=30)[1] == []
     assert wait_until_gone(mark) == []
     shutil.rmtree(directory)
 
