@@ -22,7 +22,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nemo_like.config.earlier_keys import with_todays_keys
 from nemo_like.config.grammar import Override, parse, without_sweep
+from nemo_like.config.nodes import merged
 from nemo_like.config.problems import ConfigError, Problem
+from nemo_like.config.remembered import remembered
 from nemo_like.config.search_path import (
     defaults_alone,
     file_of,
@@ -83,7 +85,6 @@ class Composition:
     def __init__(self, name: str, folders: Sequence[Path]) -> None:
         self._name, self._own_folders = name, list(folders)
         self._folders, self._search_path = self._own_folders, list[str]()
-        self._found = dict[tuple[str, ...], Any]()
         self._loader = GlobalHydra.instance().config_loader()
         with self._errors_as_problems():
             self.search(locations_in(file_of(folders[0], name)))
@@ -145,8 +146,7 @@ class Composition:
         files again.
         """
         with self._errors_as_problems():
-            trees = [OmegaConf.create(lists_as_text(layer.tree)) for layer in layers]
-            composed = OmegaConf.unsafe_merge({}, *trees)
+            composed = merged([lists_as_text(layer.tree) for layer in layers])
             for argument in map(self.parse, arguments):
                 if argument.is_delete():
                     group, _, name = argument.key_or_group.rpartition(".")
@@ -185,10 +185,12 @@ class Composition:
 
     def _defaults(self, arguments: Sequence[str]) -> Any:
         given = (*self._search_path, *arguments)
-        if given not in self._found:  # which takes most of a configuration's time
+
+        def found() -> Any:  # which takes most of a configuration's time
             with defaults_alone():
-                self._found[given] = self._loader.compute_defaults_list(self._name, [*given], RunMode.RUN)
-        return self._found[given]
+                return self._loader.compute_defaults_list(self._name, [*given], RunMode.RUN)
+
+        return remembered((given, self._name, *map(os.path.abspath, self._own_folders)), found)
 
     @contextmanager
     def _errors_as_problems(self) -> Iterator[None]:

@@ -39,6 +39,7 @@ from nemo_like.config.interpolations import KeyPath, full_key, interpolations, t
 from nemo_like.config.keys import MISSING
 from nemo_like.config.kind_defaults import fill_kinds
 from nemo_like.config.lists import complete_lists, make_lists, single_groups
+from nemo_like.config.nodes import config_of
 from nemo_like.config.problems import ConfigError, Problem
 from nemo_like.config.resolvers import environment_reads, register_resolvers
 from nemo_like.config.search_path import SHIPPED
@@ -171,7 +172,7 @@ def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Any:
         if fields.is_optional(annotation) and (name not in tree or arguments.is_removed(name)):
             tree[name] = None
     complete_lists(tree, root)
-    unresolved = OmegaConf.create(tree)
+    unresolved = config_of(tree)
     problems, references = _references(unresolved, tree, root)
     _raise([replace(problem, where=arguments.source_of(problem.key, "")) for problem in problems])
     container = OmegaConf.to_container(unresolved, resolve=True)

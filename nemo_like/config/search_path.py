@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from nemo_like.config.problems import ConfigError
+from nemo_like.config.remembered import noted
 
 SHIPPED = tuple(Path(__file__).resolve().parents[2] / folder for folder in ("configs", "recipes"))
 # A configuration outside of the search path is named by this and the file's absolute path without its suffix.
@@ -154,14 +155,14 @@ class ConfigurationFiles(ConfigSource):
         return file_of(Path(self.path), config_path).is_file()
 
     def is_group(self, config_path: str) -> bool:
-        return Path(self.path, config_path).is_dir()
+        return noted(Path(self.path, config_path)).is_dir()
 
     def available(self) -> bool:
         return self.is_group("")
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         found = set()
-        for file in Path(self.path, config_path).iterdir():
+        for file in noted(Path(self.path, config_path)).iterdir():
             if file.is_dir() and results_filter is not ObjectType.CONFIG:
                 found.add(file.name)
             if file.suffix in _SUFFIXES and results_filter is not ObjectType.GROUP:
@@ -174,7 +175,7 @@ def file_of(folder: Path, config_path: str) -> Path:
     if config_path.startswith(f"{_ANYWHERE}/"):
         folder, config_path = Path("/"), config_path.removeprefix(f"{_ANYWHERE}/")
     files = [folder / f"{config_path.removesuffix('.yaml')}{suffix}" for suffix in _SUFFIXES]
-    return next((file for file in files if file.is_file()), files[0])
+    return next((file for file in files if noted(file).is_file()), files[0])
 
 
 def first_file(folders: Sequence[Path], config_path: str) -> Path | None:
@@ -241,7 +242,7 @@ def _entry(entry: Any, file: Path, config_path: str) -> Any:
     *words, group = str(key).split()
     folder, at, package = group.partition("@")
     target = file.parent / folder
-    if (".." in Path(folder).parts or folder.startswith("/")) and target.is_dir():
+    if (".." in Path(folder).parts or folder.startswith("/")) and noted(target).is_dir():
         is_shipped = target.resolve().parent in SHIPPED
         group = (
             f"/{target.name if is_shipped else _ANYWHERE + os.path.abspath(target)}@{package or target.name}"
