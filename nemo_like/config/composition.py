@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
@@ -39,6 +39,8 @@ from nemo_like.config.search_path import (
     search_path_argument,
     searching,
 )
+
+_Found = TypeVar("_Found")
 
 _HYDRAS_SWEEP_DIRECTORY = "multirun/${now:%Y-%m-%d}/${now:%H-%M-%S}"
 HYDRA_VERSION = "1.3"  # Hydra behaves as this version
@@ -100,8 +102,13 @@ class Composition:
 
     def options(self, group: str) -> list[str]:
         """Return the configurations of a group, by name; empty when there is no such group."""
-        options = self._loader.get_group_options(group, config_name=self._name, overrides=self._search_path)
-        return [option for option in options if not option.startswith("_")]
+
+        def found() -> list[str]:
+            return self._loader.get_group_options(group, config_name=self._name, overrides=self._search_path)
+
+        return [
+            option for option in self._remembered(("options", group), found) if not option.startswith("_")
+        ]
 
     def choices(self) -> set[str]:
         """Return the groups that the file's defaults choose from, such as "policy" and "env@env.math"."""
@@ -184,13 +191,16 @@ class Composition:
         return [without_sweep(self.parse(argument)) for argument in arguments]
 
     def _defaults(self, arguments: Sequence[str]) -> Any:
-        given = (*self._search_path, *arguments)
-
         def found() -> Any:  # which takes most of a configuration's time
+            given = [*self._search_path, *arguments]
             with defaults_alone():
-                return self._loader.compute_defaults_list(self._name, [*given], RunMode.RUN)
+                return self._loader.compute_defaults_list(self._name, given, RunMode.RUN)
 
-        return remembered((given, self._name, *map(os.path.abspath, self._own_folders)), found)
+        return self._remembered(("defaults", *arguments), found)
+
+    def _remembered(self, what: tuple[str, ...], found: Callable[[], _Found]) -> _Found:
+        folders = tuple(map(os.path.abspath, self._own_folders))
+        return remembered((what, tuple(self._search_path), self._name, folders), found)
 
     @contextmanager
     def _errors_as_problems(self) -> Iterator[None]:

@@ -32,7 +32,7 @@ def _copy(pickled: bytes) -> DictConfig:
 
 @lru_cache(maxsize=256)
 def _config(tree: bytes) -> bytes:
-    return pickle.dumps(OmegaConf.create(pickle.loads(tree)))
+    return pickle.dumps(config_of(pickle.loads(tree)))
 
 
 @lru_cache(maxsize=64)
