@@ -106,9 +106,9 @@ class Composition:
         def found() -> list[str]:
             return self._loader.get_group_options(group, config_name=self._name, overrides=self._search_path)
 
-        return [
-            option for option in self._remembered(("options", group), found) if not option.startswith("_")
-        ]
+        # Hydra's plugins are no files.
+        options = found() if group.startswith("hydra/") else self._remembered(("options", group), found)
+        return [option for option in options if not option.startswith("_")]
 
     def choices(self) -> set[str]:
         """Return the groups that the file's defaults choose from, such as "policy" and "env@env.math"."""

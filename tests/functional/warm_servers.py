@@ -62,10 +62,12 @@ _IMPORTED_BY_PROJECT = fork_server.Imports(
     without=["wandb"],
 )
 _READ_BY_DRIVERS = (*_READ, "HYDRA_", "MPL", "RAY_", "WANDB_")
-# What ``run_grpo.py`` imports when it starts, when its checks are over, and when it draws at its end.
+# What ``run_grpo.py`` imports when it starts, when its checks are over, and when it draws at its end; Ray's
+# and W&B's share when they start; and the configuration.
 _IMPORTED_BY_DRIVERS = [
     *("run_grpo", "nemo_like.driver.whole_run", "nemo_like_tools.report.report_recorder"),
     *("matplotlib.backends.backend_agg", "matplotlib.figure"),
+    *("ray.dashboard.optional_deps", "ray.dag", "pyarrow.json", "wandb", "tests.functional.loaded_demo"),
 ]
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
