@@ -184,8 +184,10 @@ check_torch_import() {
 # Python may not write its cache. Left out is what no run imports.
 readonly NEVER_IMPORTED='/tests?/|/transformers/models/(?!auto/|llama/|qwen)|/ray/(rllib|data|serve|tune|train|llm)/'\
 '|/vllm/(model_executor/models/(?!qwen)|models/(?!deepseek)|benchmarks/)|/sympy/(physics|stats|parsing)/'\
-'|/torch/(testing/_internal|_vendor)/|/pygments/lexers/|/pip/_internal/commands/'\
-'|/site-packages/(databricks|dns|fontTools|git|google/cloud|mcp|mypyc?|sentry_sdk|setuptools|torchgen|werkzeug)/'
+'|/torch/(testing/_internal|_vendor)/|/pygments/lexers/|/pip/_internal/commands/|/litellm/proxy/'\
+'|/site-packages/(databricks|dns|fontTools|git|google/cloud|mcp|mypyc?|sentry_sdk|setuptools|torchgen|werkzeug)/'\
+'|/site-packages/(alembic|bokeh|jedi|prompt_toolkit|pyasn1(_modules)?|sqlalchemy|textual|trl|wcwidth)/'\
+'|/(mlflow/(server|gateway)|numba/cuda|numpy/distutils|google/(api_core|auth)|reasoning_gym/arc|sqlparse)/'
 
 compile_packages() {
     echo "setup: compiling"
