@@ -145,19 +145,40 @@ def run_grpo(
     name: str | None = None,
     config: str = CONFIG,
     timeout_s: float = RUN_TIMEOUT_S,
+    program: Sequence[str] = ("run_grpo.py",),
 ) -> FinishedRun:
     """A whole run; with the name of an earlier one, its continuation."""
     mark = name or uuid.uuid4().hex
-    command = ["run_grpo.py", *_arguments(log_dir, mark, config, overrides)]
+    command = [*program, *_arguments(log_dir, mark, config, overrides)]
     with _environment(mark) as environment, tempfile.TemporaryFile() as output:
-        code = forked_run(command, environment, output.fileno(), timeout_s)
+        code = forked_run(command, environment, output.fileno(), output.fileno(), timeout_s)
         if code is not None:
             output.seek(0)
             told = output.read().decode()
             return FinishedRun(code, told, log_dir / mark, mark, temporary_files(mark))
-    with running(log_dir, overrides, name, config) as (process, mark, run_dir):
+    with running(log_dir, overrides, name, config, program) as (process, mark, run_dir):
         told, _ = process.communicate(timeout=timeout_s)
         return FinishedRun(process.returncode, told, run_dir, mark, temporary_files(mark))
+
+
+def run_script(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    """A script of this project that starts engines or runs, with its arguments, to its end."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        environment = {**os.environ, **sharing()}
+        code = forked_run(command, environment, output.fileno(), errors.fileno(), timeout_s)
+        if code is None:
+            return subprocess.run(
+                [sys.executable, *command],
+                cwd=ROOT,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        for one in (output, errors):
+            one.seek(0)
+        return subprocess.CompletedProcess([*command], code, output.read().decode(), errors.read().decode())
 
 
 def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int, timeout_s: float = 120) -> None:

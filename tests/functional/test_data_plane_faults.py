@@ -67,7 +67,7 @@ def fails_naming(culprit: str, *actions: Callable[[], object]) -> Iterator[None]
     """The actions are under way in the block, and end in time because of what it does."""
     running = [in_thread(action) for action in actions]
     time.sleep(0.5)
-    assert not any(result for result, _ in running)
+    assert [result for result, _ in running if result] == []
     began = time.monotonic()
     yield
     for result, thread in running:

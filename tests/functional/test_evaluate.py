@@ -24,6 +24,7 @@ from tests.functional.runs import (
     ROOT,
     FinishedRun,
     read_metrics,
+    run_grpo,
     running,
     temporary_files,
     wait_until_gone,
@@ -84,10 +85,7 @@ def settings(problems: Path) -> list[str]:
 
 
 def evaluate(directory: Path, settings: list[str], *arguments: str) -> FinishedRun:
-    program = ("scripts/evaluate.py", *arguments)
-    with running(directory, settings, program=program) as (process, mark, run_dir):
-        output, _ = process.communicate(timeout=300)
-        return FinishedRun(process.returncode, output, run_dir, mark, [])
+    return run_grpo(directory, settings, program=("scripts/evaluate.py", *arguments))
 
 
 def found(run: FinishedRun) -> dict[str, float]:

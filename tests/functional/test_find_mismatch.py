@@ -6,21 +6,17 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.functional.runs import FEWEST_PROCESSES, ROOT, FinishedRun, run_grpo
-from tests.functional.warm_servers import shared
+from tests.functional.runs import FEWEST_PROCESSES, FinishedRun, run_grpo, run_script
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.engine, pytest.mark.whole_run]
 
 
 def find(*arguments: str, timeout_s: float = 500) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "scripts/find_mismatch.py", *arguments]
-    with shared():
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
+    return run_script(["scripts/find_mismatch.py", *arguments], timeout_s)
 
 
 def test_a_healthy_model_gets_its_certificate(arithmetic_model: str, tmp_path: Path) -> None:

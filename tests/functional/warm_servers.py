@@ -126,12 +126,13 @@ def hand_over(root: str, imports: str, listening: str) -> None:
 
 
 def forked_run(
-    command: Sequence[str], environment: Mapping[str, str], output: int, timeout_s: float
+    command: Sequence[str], environment: Mapping[str, str], output: int, errors: int, timeout_s: float
 ) -> int | None:
     """Run a script of this project, with its arguments, in the fork of a warm server; return the exit code.
 
-    ``output`` is a descriptor for its standard output and error. The run leads a session of its own. Returns
-    None where there is no server to be had, and nothing has run. Raises TimeoutExpired, and kills the run.
+    ``output`` and ``errors`` are descriptors for its standard output and error. The run leads a session of
+    its own. Returns None where there is no server to be had, and nothing has run. Raises TimeoutExpired, and
+    kills the run.
     """
     folder = environment.get(FOLDER)
     if folder is None:
@@ -142,7 +143,7 @@ def forked_run(
         if not _is_connected(connection, Path(folder), str(ROOT), imports, read):
             return None
         wanted = {"command": [*command], "environment": {**environment}, "directory": str(ROOT)}
-        _ask(connection, wanted, [0, output, output])
+        _ask(connection, wanted, [0, output, errors])
         connection.settimeout(timeout_s)
         with connection.makefile("r") as told:
             pid = int(told.readline())
