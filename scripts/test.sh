@@ -84,7 +84,8 @@ if [[ $what != lint ]]; then
     functional="$tests $processes --dist=loadfile --no-loadscope-reorder $files tests/conformance tests/gpu"
     if [[ $what == quick ]]; then
         # In one call, since each process imports for half a minute. Short files come last and fill its end.
-        piece tests "$functional tests/unit -m '$chosen'"
+        slow_units="tests/unit/test_documented_examples.py tests/unit/sweep"
+        piece tests "$functional $slow_units tests/unit -m '$chosen'"
     else
         piece unit "$tests $processes -m '$chosen' tests/unit"
         piece functional "$functional -m '($chosen) and not whole_run'"
