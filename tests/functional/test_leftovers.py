@@ -170,7 +170,7 @@ def test_nothing_is_left_after(end: str, exit_code: int, arithmetic_model: str, 
         listeners = listening(mark)
         match end:
             case "a killed policy worker":
-                os.kill(pids["policy_worker-0"], signal.SIGKILL)
+                os.kill(pids["policy_worker"], signal.SIGKILL)
             case "Ctrl-C":
                 os.killpg(process.pid, signal.SIGINT)
             case "SIGTERM":
