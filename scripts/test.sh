@@ -78,16 +78,14 @@ if [[ $what != lint ]]; then
     tests="pytest -q --durations=20 --durations-min=1"
     # One process more than cores, since many of these tests wait.
     processes="--numprocesses=$(($(nproc --all) + 1)) --maxprocesses=4"
+    piece unit "$tests $processes -m '$chosen' tests/unit"
+    # Those that need a GPU are shown as skipped where there is none.
     slowest_first files main_job agents hubs private_ray data_plane_faults data_plane slurm run_matrix weight_sync \
         policy_parity notebook evaluate watch record_replay
-    # Those that need a GPU are shown as skipped where there is none.
     functional="$tests $processes --dist=loadfile --no-loadscope-reorder $files tests/conformance tests/gpu"
     if [[ $what == quick ]]; then
-        # In one call, since each process imports for half a minute. Short files come last and fill its end.
-        slow_units="tests/unit/test_documented_examples.py tests/unit/sweep"
-        piece tests "$functional $slow_units tests/unit -m '$chosen'"
+        piece functional "$functional -m '$chosen'"
     else
-        piece unit "$tests $processes -m '$chosen' tests/unit"
         piece functional "$functional -m '($chosen) and not whole_run'"
         for file in $(grep -lw whole_run tests/functional/test_*.py); do
             name=${file##*/test_}
