@@ -17,16 +17,16 @@ from omegaconf import DictConfig, OmegaConf
 def config_of(tree: Mapping[str, Any]) -> DictConfig:
     """Return what ``OmegaConf.create(tree)`` returns."""
     groups = {name: keys for name, keys in tree.items() if isinstance(keys, dict)}
-    nodes = {name: _copy(_config(pickle.dumps(keys))) for name, keys in groups.items()}
+    nodes = {name: _read(_config(pickle.dumps(keys))) for name, keys in groups.items()}
     return OmegaConf.create({**tree, **nodes}, flags={"no_deepcopy_set_nodes": True})
 
 
 def merged(trees: Sequence[Mapping[str, Any]]) -> DictConfig:
     """Return the merge of ``trees``, in which a later one wins over those before it."""
-    return _copy(_merge(pickle.dumps(trees)))
+    return _read(_merge(pickle.dumps(trees)))
 
 
-def _copy(pickled: bytes) -> DictConfig:
+def _read(pickled: bytes) -> DictConfig:
     return pickle.loads(pickled)
 
 

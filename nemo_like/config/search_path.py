@@ -130,8 +130,10 @@ def defaults_alone() -> Iterator[None]:
 
 
 def _wanted(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    if _KEYS_ARE_WANTED.get():
+        return tree
     # With ``hydra.searchpath`` a file says where Hydra looks.
-    return tree if _KEYS_ARE_WANTED.get() else {key: tree[key] for key in ("hydra",) if key in tree}
+    return {"hydra": tree["hydra"]} if "hydra" in tree else {}
 
 
 class ConfigurationFiles(ConfigSource):
