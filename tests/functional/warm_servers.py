@@ -29,7 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 from nemo_like.cluster import fork_server
@@ -214,9 +214,28 @@ def _start(place: Path, root: str, imports: str, environment: Mapping[str, str])
         )
 
 
+class FolderOfEachFork(tempfile.TemporaryDirectory[str]):
+    """A temporary folder that a module makes when it is imported, and that is deleted when the process ends:
+    a fork needs one of its own, or the first fork to end deletes that of all."""
+
+    made: ClassVar[list[tuple[FolderOfEachFork, tuple[Any, ...], dict[str, Any]]]] = []
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self.made.append((self, args, named))
+
+    @classmethod
+    def make_anew(cls) -> None:
+        """In a fork: give every such folder another path."""
+        for folder, args, named in cls.made:
+            folder.cleanup()
+            tempfile.TemporaryDirectory.__init__(folder, *args, **named)
+
+
 def main(imports: str, place: str, listening: str) -> None:
     """Be the warm server: fork for each request, until the folder of its socket has gone."""
-    fork_server.load(imports)
+    with mock.patch.object(tempfile, "TemporaryDirectory", FolderOfEachFork):
+        fork_server.load(imports)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(fileno=int(listening)) as requests:
         while os.path.exists(place):
@@ -245,6 +264,7 @@ def _answer(connection: socket.socket) -> None:
     os.environ.update(wanted["environment"])
     os.chdir(wanted["directory"])
     tempfile.tempdir = None
+    FolderOfEachFork.make_anew()
     _show(wanted["environment"])
     if "command" in wanted:
         connection.close()
