@@ -17,7 +17,7 @@ for _ in range(2):
         FolderOfEachFork.make_anew()
         open(os.path.join(folder.name, "file"), "x").close()
         sys.exit()
-    print(os.wait()[1])
+    print(os.wait()[1], flush=True)
 """
 
 

@@ -4,18 +4,20 @@ Most of the time of a small run are its imports.
 
     a test                ──descriptors, environment──▶ warm server ──forks──▶ the run's driver
     the run's fork server ──descriptors, environment──▶ warm server ──forks──▶ the run's fork server
+    a check's process     ──descriptors, environment──▶ warm server ──forks──▶ the check's process
 
 A run imports as it does for a user where it is the first with the same imports and environment variables, and
 without the variables of ``sharing``. The second one starts a warm server, whose fork takes the place of its
-process, in that run and in later ones. So it is for the driver of a run of ``run_grpo``, and for each run's
-fork server (``nemo_like.cluster.fork_server``), whose fork imports Ray and this project itself. Warm servers
-end with the session of tests.
+process, in that run and in later ones. So it is for the driver of a run of ``run_grpo``, for each run's fork
+server (``nemo_like.cluster.fork_server``), whose fork imports Ray and this project itself, and for each check
+before a run (``nemo_like.preflight.child``). Warm servers end with the session of tests.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import importlib.util
 import json
 import os
 import runpy
@@ -26,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -39,6 +41,7 @@ ROOT = HERE.parents[1]
 PATH = str(HERE / "warm")
 # Names the folder with the sockets of warm servers. It is there as long as the session of tests.
 FOLDER = "NEMO_LIKE_WARM_SERVERS"
+CHECK = "nemo_like.preflight.child"
 # By these variables, as the system shows them, the processes of a run are found.
 SHOWN = ("NEMO_LIKE_TEST_RUN", "NEMO_LIKE_ENDS_WITH")
 _ROOM, _ROOM_BYTES = "NEMO_LIKE_ROOM", 1024
@@ -46,10 +49,10 @@ _ROOM, _ROOM_BYTES = "NEMO_LIKE_ROOM", 1024
 _NO_GROUPS = {"RAY_process_group_cleanup_enabled": "0"}
 MOST_SERVERS = 5  # for their memory
 _LOOK_S = 2.0
-# What variables begin with that imports may read. A fork has all of its run.
+# What variables begin with that imports may read. A fork has all of its run, and imports by its PYTHONPATH.
 _READ = (
     *("CUDA", "GLIBC_", "GLOO_", "HF_", "HOME", "LD_", "MALLOC_", "MKL_", "NVPL_", "OMP_", "PATH"),
-    *("PYTHONPATH", "TOKENIZERS_", "TORCH", "TQ_", "TRITON_", "VLLM_", "XDG_"),
+    *("TOKENIZERS_", "TORCH", "TQ_", "TRITON_", "VLLM_", "XDG_"),
 )
 # What this project's modules import of other packages in a run's processes, but for Ray. Megatron-core is
 # imported without W&B there too (``nemo_like.policy.backend_kinds``).
@@ -69,6 +72,8 @@ _IMPORTED_BY_DRIVERS = [
     *("matplotlib.backends.backend_agg", "matplotlib.figure"),
     *("ray.dashboard.optional_deps", "ray.dag", "pyarrow.json", "wandb", "tests.functional.loaded_demo"),
 ]
+# What most of the time of a check is.
+_IMPORTED_BY_CHECKS = ["nemo_like.preflight.data_scan", "nemo_like.data.tokenizer"]
 _PROGRAM = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
     "from tests.functional.warm_servers import main; main(*sys.argv[2:])"
@@ -110,19 +115,55 @@ def hand_over(root: str, imports: str, listening: str) -> None:
 
     Returns where there is none to be had, so that this process is the fork server as always.
     """
-    folder, path = os.environ.get(FOLDER), os.environ.get("PYTHONPATH", "")
-    if not folder or path.split(os.pathsep)[0] != PATH or not _NO_GROUPS.items() <= os.environ.items():
+    path = os.environ.get("PYTHONPATH", "")
+    if path.split(os.pathsep)[0] != PATH or not _NO_GROUPS.items() <= os.environ.items():
         return
-    read = {name: one for name, one in os.environ.items() if name.startswith(_READ)}
     with socket.socket(socket.AF_UNIX) as connection:
-        if not _is_connected(connection, Path(folder), root, _third_party(imports), read):
+        if not _is_connected(connection, root, _third_party(imports), _read(os.environ, _READ)):
             return
-        wanted = {"imports": imports, "environment": dict(os.environ), "directory": os.getcwd()}
+        described = {"environment": dict(os.environ), "directory": os.getcwd()}
+        wanted = {"imports": imports, "root": root, **described}
         _ask(connection, wanted, [0, 1, 2, int(listening)])
         for one in (0, int(listening)):
             os.close(one)
         connection.recv(1)  # returns when the fork has ended
     os._exit(0)
+
+
+def hand_over_check() -> None:
+    """In the process of a check: have the fork of a warm server in its place, and end as it does.
+
+    Returns where there is none to be had. The fork ends with this process.
+    """
+    with socket.socket(socket.AF_UNIX) as connection:
+        if not has_check(connection, os.environ, [0, 1, 2]):
+            return
+        with connection.makefile("r") as told:
+            _, code = int(told.readline()), int(told.readline())
+    if code < 0:
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def has_check(
+    connection: socket.socket,
+    environment: Mapping[str, str],
+    descriptors: Sequence[int],
+    *,
+    at_once: bool = False,
+) -> bool:
+    """Have the fork of a warm server answer the call of a check, and return whether there is one.
+
+    ``descriptors`` are for its standard input, output and error. ``connection`` gets its process id, and its
+    exit code when it has ended, each on a line; the fork ends when the connection is closed. With ``at_once``
+    it is no matter whether this is the first check.
+    """
+    read = _read(environment, _READ)
+    if not _is_connected(connection, str(ROOT), _as_json(_IMPORTED_BY_CHECKS), read, at_once=at_once):
+        return False
+    wanted = {"check": True, "environment": {**environment}, "directory": os.getcwd()}
+    _ask(connection, wanted, descriptors)
+    return True
 
 
 def forked_run(
@@ -134,24 +175,28 @@ def forked_run(
     its own. Returns None where there is no server to be had, and nothing has run. Raises TimeoutExpired, and
     kills the run.
     """
-    folder = environment.get(FOLDER)
-    if folder is None:
-        return None
-    read = {name: one for name, one in environment.items() if name.startswith(_READ_BY_DRIVERS)}
-    imports = json.dumps([asdict(fork_server.Imports(_IMPORTED_BY_DRIVERS))])
+    read = _read(environment, _READ_BY_DRIVERS)
     with socket.socket(socket.AF_UNIX) as connection:
-        if not _is_connected(connection, Path(folder), str(ROOT), imports, read):
+        if not _is_connected(connection, str(ROOT), _as_json(_IMPORTED_BY_DRIVERS), read):
             return None
         wanted = {"command": [*command], "environment": {**environment}, "directory": str(ROOT)}
         _ask(connection, wanted, [0, output, errors])
         connection.settimeout(timeout_s)
         with connection.makefile("r") as told:
-            pid = int(told.readline())
             try:
-                return int(told.readline())
+                _, code = int(told.readline()), int(told.readline())
             except TimeoutError:
-                os.killpg(pid, signal.SIGKILL)
                 raise subprocess.TimeoutExpired(command, timeout_s) from None
+    return code
+
+
+def _read(environment: Mapping[str, str], beginnings: tuple[str, ...]) -> dict[str, str]:
+    """Return the variables that imports may read."""
+    return {name: one for name, one in environment.items() if name.startswith(beginnings)}
+
+
+def _as_json(modules: Sequence[str]) -> str:
+    return json.dumps([asdict(fork_server.Imports(modules))])
 
 
 def _ask(connection: socket.socket, wanted: Mapping[str, Any], descriptors: Sequence[int]) -> None:
@@ -161,41 +206,51 @@ def _ask(connection: socket.socket, wanted: Mapping[str, Any], descriptors: Sequ
 
 
 def _third_party(imports: str) -> str:
-    """Return the imports without this project's modules, but with what these import of others. All of its
-    modules import Ray, whose compiled part reads variables of a raylet when it is imported."""
+    """Return the imports without modules of this project and of its user, but with what those of this project
+    import of others. All of its modules import Ray, whose compiled part reads variables of a raylet when it
+    is imported."""
     blocks = [
-        {**block, "modules": [name for name in block["modules"] if not name.startswith("nemo_like.")]}
-        for block in json.loads(imports)
+        {**block, "modules": [*filter(_is_installed, block["modules"])]} for block in json.loads(imports)
     ]
     return json.dumps([*(block for block in blocks if block["modules"]), asdict(_IMPORTED_BY_PROJECT)])
 
 
+def _is_installed(module: str) -> bool:
+    spec = importlib.util.find_spec(module.partition(".")[0])
+    return spec is not None and any(
+        place.startswith(sys.prefix) for place in spec.submodule_search_locations or [spec.origin or ""]
+    )
+
+
 def _is_connected(
-    connection: socket.socket, folder: Path, root: str, imports: str, environment: Mapping[str, str]
+    connection: socket.socket, root: str, imports: str, read: Mapping[str, str], *, at_once: bool = False
 ) -> bool:
     """Connect to the warm server with these imports and variables; start it where it is the second time that
-    they are asked for."""
-    key = json.dumps([sys.executable, root, imports, sorted(environment.items())])
+    they are asked for, or ``at_once``."""
+    if (name := os.environ.get(FOLDER)) is None:
+        return False
+    folder = Path(name)
+    key = json.dumps([sys.executable, root, imports, sorted(read.items())])
     place = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
     try:
         with open(folder / "lock", "w", encoding="utf-8") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not place.with_suffix(".seen").exists():
+            if not place.with_suffix(".seen").exists() and not at_once:
                 place.with_suffix(".seen").write_text(key)
                 return False
             if not place.exists():
                 if len([*folder.glob("*.started")]) >= MOST_SERVERS:
                     return False
                 place.with_suffix(".started").touch()
-                _start(place, root, imports, environment)
+                _start(place, root, imports, read)
         connection.connect(str(place))
     except OSError:  # the session of tests has ended
         return False
     return True
 
 
-def _start(place: Path, root: str, imports: str, environment: Mapping[str, str]) -> None:
-    environment = {**environment, _ROOM: " " * _ROOM_BYTES}
+def _start(place: Path, root: str, imports: str, read: Mapping[str, str]) -> None:
+    environment = {**read, "PYTHONPATH": os.pathsep.join([PATH, root]), _ROOM: " " * _ROOM_BYTES}
     log = place.with_suffix(".log")
     with socket.socket(socket.AF_UNIX) as listening, log.open("w", encoding="utf-8") as errors:
         listening.bind(str(place))
@@ -234,6 +289,8 @@ class FolderOfEachFork(tempfile.TemporaryDirectory[str]):
 
 def main(imports: str, place: str, listening: str) -> None:
     """Be the warm server: fork for each request, until the folder of its socket has gone."""
+    # What _PROGRAM and "-c" have put in front is not a fork's, nor what PYTHONPATH says.
+    installed = [one for one in sys.path[2:] if one not in os.environ["PYTHONPATH"].split(os.pathsep)]
     with mock.patch.object(tempfile, "TemporaryDirectory", FolderOfEachFork):
         fork_server.load(imports)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -245,54 +302,71 @@ def main(imports: str, place: str, listening: str) -> None:
             with connection:
                 if os.fork() == 0:
                     requests.close()
-                    _answer(connection)
+                    _answer(connection, installed)
                     return
 
 
-def _answer(connection: socket.socket) -> None:
+def _answer(connection: socket.socket, installed: Sequence[str]) -> None:
     """In a fork: go on in the place of the process that asked."""
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 4)
     with connection.makefile("rb") as sent:
         wanted = json.load(sent)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    if "command" in wanted:
-        _tell_end(connection, descriptors)
+    if "imports" not in wanted:
+        _lead_a_session(connection, descriptors)
     for standard, one in enumerate(descriptors[:3]):
         os.dup2(one, standard)
         os.close(one)
+    # The streams of before were told that they can be sought in.
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace", closefd=False)
     os.environ.clear()
     os.environ.update(wanted["environment"])
     os.chdir(wanted["directory"])
     tempfile.tempdir = None
     FolderOfEachFork.make_anew()
     _show(wanted["environment"])
-    if "command" in wanted:
-        connection.close()
-        _be_driver(wanted["command"])
-    else:
+    sys.path[:] = [*filter(None, os.environ["PYTHONPATH"].split(os.pathsep)), *installed]
+    importlib.invalidate_caches()
+    if "imports" in wanted:
+        sys.path[:0] = [wanted["root"], ""]  # which a fork server takes for what its command put there
         fork_server.main(wanted["imports"], str(descriptors[3]))
-
-
-def _tell_end(connection: socket.socket, descriptors: Sequence[int]) -> None:
-    """Fork, and return in the fork; write its process id and its exit code to ``connection``, and end."""
-    pid = os.fork()
-    if pid == 0:
-        os.setsid()
         return
-    for one in (0, 1, 2, *descriptors):
-        os.close(one)
-    connection.sendall(f"{pid}\n".encode())
-    _, status = os.waitpid(pid, 0)
-    connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
-    os._exit(0)
-
-
-def _be_driver(command: Sequence[str]) -> None:
+    connection.close()
     # Python ignores an interrupt where its parent does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv[:] = command
-    sys.path[:2] = [os.path.dirname(os.path.abspath(command[0]))]  # in the place of what _PROGRAM put there
-    runpy.run_path(command[0], run_name="__main__")
+    if "command" in wanted:
+        sys.argv[:] = wanted["command"]
+        sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    else:
+        sys.path.insert(0, os.getcwd())
+        importlib.import_module(CHECK).main()
+
+
+def _lead_a_session(connection: socket.socket, descriptors: Sequence[int]) -> None:
+    """Fork, and return in the fork, which leads a session. Write its process id to ``connection``, and its
+    exit code when it has ended; end it when whoever asked is gone."""
+    leads, is_leading = os.pipe()
+    if (pid := os.fork()) == 0:
+        os.setsid()
+        os.close(is_leading)
+        os.close(leads)
+        return
+    for one in (0, 1, 2, is_leading, *descriptors):
+        os.close(one)
+    os.read(leads, 1)
+    ended, watched = os.pidfd_open(pid), select.poll()
+    watched.register(ended, select.POLLIN)
+    watched.register(connection, 0)  # of which a hang-up is always told
+    with suppress(ConnectionError):
+        connection.sendall(f"{pid}\n".encode())
+    if ended not in dict(watched.poll()):
+        os.killpg(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    with suppress(ConnectionError):
+        connection.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
+    os._exit(0)
 
 
 def _show(environment: Mapping[str, str]) -> None:

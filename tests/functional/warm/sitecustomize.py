@@ -1,11 +1,17 @@
 """Python imports this module at the start of every process that has this folder on PYTHONPATH. In the process
-of a run's fork server it hands over to a fork of a warm one (``tests.functional.warm_servers``)."""
+of a run's fork server and in that of a check it hands over to a fork of a warm one
+(``tests.functional.warm_servers``)."""
 
 import sys
+from pathlib import Path
 
-if len(sys.orig_argv) == 6 and "nemo_like.cluster.fork_server import main" in sys.orig_argv[2]:
-    sys.path.insert(0, sys.orig_argv[3])
-    from tests.functional.warm_servers import hand_over
+is_fork_server = len(sys.orig_argv) == 6 and "nemo_like.cluster.fork_server import main" in sys.orig_argv[2]
+if is_fork_server or sys.orig_argv[1:] == ["-m", "nemo_like.preflight.child"]:
+    sys.path.insert(0, str(Path(__file__).parents[3]))
+    from tests.functional.warm_servers import hand_over, hand_over_check
 
-    hand_over(*sys.orig_argv[3:])
+    if is_fork_server:
+        hand_over(*sys.orig_argv[3:])
+    else:
+        hand_over_check()
     del sys.path[0]
