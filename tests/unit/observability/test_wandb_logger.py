@@ -176,7 +176,7 @@ def test_neither_the_loggers_nor_their_back_ends_load_a_heavy_library(module, tm
 
 
 HIT_SERVICE = """
-import pathlib, sys
+import pathlib, sys, time
 import psutil
 from nemo_like.observability.logger_kinds.wandb import WandbMode
 from tests.unit.observability.test_wandb_logger import start
@@ -184,9 +184,9 @@ from tests.unit.observability.test_wandb_logger import start
 logger = start(WandbMode.offline, pathlib.Path(sys.argv[1]), "abcdefgh")
 logger.log(1, {"train/reward": 0.5})
 while not (services := [one for one in psutil.Process().children() if "wandb-core" in one.name()]):
-    pass
+    time.sleep(0.02)  # the thread that starts it needs the interpreter, too
 while not list(pathlib.Path(sys.argv[1]).glob("wandb/offline-run-*/*.wandb")):
-    pass
+    time.sleep(0.02)
 HIT
 logger.log(2, {"train/reward": 0.5})
 print(logger.finish(timeout_s=DEADLINE), flush=True)
