@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -15,12 +16,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import psutil
 import pytest
 
 from nemo_like.observability.jsonl import without_measurements
-from tests.functional.warm_servers import forked_run, sharing
+from tests.functional.warm_servers import forked_script, sharing
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/grpo_arithmetic_cpu.yaml"
@@ -95,23 +97,38 @@ def running(
     mark = name or uuid.uuid4().hex
     command = [*program, *_arguments(log_dir, mark, config, overrides)]
     with _environment(mark) as environment:
-        process = subprocess.Popen(
-            # Tests in the background of a shell ignore SIGINT, which the run would inherit.
-            ["env", "--default-signal=INT", sys.executable, *command],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            pipesize=1 << 20,  # in bytes; a run whose output nobody reads stops where the pipe is full
-        )
+        process = _started(command, environment)
         try:
             yield process, mark, log_dir / mark
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.communicate(timeout=30)
+
+
+def _started(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Start a script, with its arguments. It leads a session, and its output may be read."""
+    output, theirs = os.pipe()
+    fcntl.fcntl(theirs, fcntl.F_SETPIPE_SZ, 1 << 20)  # a run whose output nobody reads stops where it is full
+    stdout = os.fdopen(output)
+    try:
+        fork = forked_script(command, environment, theirs, theirs, stdout)
+        if fork is not None:
+            return cast("subprocess.Popen[str]", fork)
+        process = subprocess.Popen(
+            # Tests in the background of a shell ignore SIGINT, which the run would inherit.
+            ["env", "--default-signal=INT", sys.executable, *command],
+            cwd=ROOT,
+            env=environment,
+            stdout=theirs,
+            stderr=theirs,
+            text=True,
+            start_new_session=True,
+        )
+    finally:
+        os.close(theirs)
+    process.stdout = stdout
+    return process
 
 
 def _arguments(log_dir: Path, mark: str, config: str, overrides: Sequence[str]) -> list[str]:
@@ -148,14 +165,6 @@ def run_grpo(
     program: Sequence[str] = ("run_grpo.py",),
 ) -> FinishedRun:
     """A whole run; with the name of an earlier one, its continuation."""
-    mark = name or uuid.uuid4().hex
-    command = [*program, *_arguments(log_dir, mark, config, overrides)]
-    with _environment(mark) as environment, tempfile.TemporaryFile() as output:
-        code = forked_run(command, environment, output.fileno(), output.fileno(), timeout_s)
-        if code is not None:
-            output.seek(0)
-            told = output.read().decode()
-            return FinishedRun(code, told, log_dir / mark, mark, temporary_files(mark))
     with running(log_dir, overrides, name, config, program) as (process, mark, run_dir):
         told, _ = process.communicate(timeout=timeout_s)
         return FinishedRun(process.returncode, told, run_dir, mark, temporary_files(mark))
@@ -165,8 +174,8 @@ def run_script(command: Sequence[str], timeout_s: float) -> subprocess.Completed
     """A script of this project that starts engines or runs, with its arguments, to its end."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         environment = {**os.environ, **sharing()}
-        code = forked_run(command, environment, output.fileno(), errors.fileno(), timeout_s)
-        if code is None:
+        fork = forked_script(command, environment, output.fileno(), errors.fileno(), None)
+        if fork is None:
             return subprocess.run(
                 [sys.executable, *command],
                 cwd=ROOT,
@@ -176,6 +185,7 @@ def run_script(command: Sequence[str], timeout_s: float) -> subprocess.Completed
                 timeout=timeout_s,
                 check=False,
             )
+        code = fork.wait(timeout_s)
         for one in (output, errors):
             one.seek(0)
         return subprocess.CompletedProcess([*command], code, output.read().decode(), errors.read().decode())

@@ -31,10 +31,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 from unittest import mock
 
 from nemo_like.cluster import fork_server
+from tests.functional.forked_process import ForkedProcess
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -135,68 +136,60 @@ def hand_over_check() -> None:
 
     Returns where there is none to be had. The fork ends with this process.
     """
-    with socket.socket(socket.AF_UNIX) as connection:
-        if not has_check(connection, os.environ, [0, 1, 2]):
-            return
-        with connection.makefile("r") as told:
-            _, code = int(told.readline()), int(told.readline())
-    if code < 0:
+    fork = forked_check(os.environ, [0, 1, 2])
+    if fork is None:
+        return
+    if (code := fork.wait()) < 0:
         os.kill(os.getpid(), -code)
     os._exit(code)
 
 
-def has_check(
-    connection: socket.socket,
-    environment: Mapping[str, str],
+def forked_check(
+    environment: Mapping[str, str], descriptors: Sequence[int], *, at_once: bool = False
+) -> ForkedProcess | None:
+    """Have the fork of a warm server answer the call of a check. Returns None where there is none to be had.
+
+    ``descriptors`` are for its standard input, output and error. With ``at_once`` it is no matter whether
+    this is the first check.
+    """
+    wanted = {"check": True, "environment": {**environment}, "directory": os.getcwd()}
+    read = _read(environment, _READ)
+    return _forked(_IMPORTED_BY_CHECKS, read, wanted, descriptors, at_once=at_once)
+
+
+def forked_script(
+    command: Sequence[str], environment: Mapping[str, str], output: int, errors: int, stdout: IO[str] | None
+) -> ForkedProcess | None:
+    """Run a script of this project, with its arguments, in the fork of a warm server.
+
+    ``output`` and ``errors`` are descriptors for its standard output and error; ``stdout`` reads the first,
+    where it is a pipe. Returns None where there is no server to be had, and nothing has run.
+    """
+    wanted = {"command": [*command], "environment": {**environment}, "directory": str(ROOT)}
+    read = _read(environment, _READ_BY_DRIVERS)
+    return _forked(_IMPORTED_BY_DRIVERS, read, wanted, [0, output, errors], stdout)
+
+
+def _forked(
+    modules: Sequence[str],
+    read: Mapping[str, str],
+    wanted: Mapping[str, Any],
     descriptors: Sequence[int],
+    stdout: IO[str] | None = None,
     *,
     at_once: bool = False,
-) -> bool:
-    """Have the fork of a warm server answer the call of a check, and return whether there is one.
-
-    ``descriptors`` are for its standard input, output and error. ``connection`` gets its process id, and its
-    exit code when it has ended, each on a line; the fork ends when the connection is closed. With ``at_once``
-    it is no matter whether this is the first check.
-    """
-    read = _read(environment, _READ)
-    if not _is_connected(connection, str(ROOT), _as_json(_IMPORTED_BY_CHECKS), read, at_once=at_once):
-        return False
-    wanted = {"check": True, "environment": {**environment}, "directory": os.getcwd()}
+) -> ForkedProcess | None:
+    connection, imports = socket.socket(socket.AF_UNIX), json.dumps([asdict(fork_server.Imports(modules))])
+    if not _is_connected(connection, str(ROOT), imports, read, at_once=at_once):
+        connection.close()
+        return None
     _ask(connection, wanted, descriptors)
-    return True
-
-
-def forked_run(
-    command: Sequence[str], environment: Mapping[str, str], output: int, errors: int, timeout_s: float
-) -> int | None:
-    """Run a script of this project, with its arguments, in the fork of a warm server; return the exit code.
-
-    ``output`` and ``errors`` are descriptors for its standard output and error. The run leads a session of
-    its own. Returns None where there is no server to be had, and nothing has run. Raises TimeoutExpired, and
-    kills the run.
-    """
-    read = _read(environment, _READ_BY_DRIVERS)
-    with socket.socket(socket.AF_UNIX) as connection:
-        if not _is_connected(connection, str(ROOT), _as_json(_IMPORTED_BY_DRIVERS), read):
-            return None
-        wanted = {"command": [*command], "environment": {**environment}, "directory": str(ROOT)}
-        _ask(connection, wanted, [0, output, errors])
-        connection.settimeout(timeout_s)
-        with connection.makefile("r") as told:
-            try:
-                _, code = int(told.readline()), int(told.readline())
-            except TimeoutError:
-                raise subprocess.TimeoutExpired(command, timeout_s) from None
-    return code
+    return ForkedProcess(connection, stdout)
 
 
 def _read(environment: Mapping[str, str], beginnings: tuple[str, ...]) -> dict[str, str]:
     """Return the variables that imports may read."""
     return {name: one for name, one in environment.items() if name.startswith(beginnings)}
-
-
-def _as_json(modules: Sequence[str]) -> str:
-    return json.dumps([asdict(fork_server.Imports(modules))])
 
 
 def _ask(connection: socket.socket, wanted: Mapping[str, Any], descriptors: Sequence[int]) -> None:
