@@ -54,8 +54,7 @@ piece() {
     commands[$1]=$2
 }
 
-# slowest_first NAME topics...: puts the files of tests/functional into the variable, those with these topics first,
-# since nothing would run beside their ends.
+# slowest_first NAME topics...: puts the files of tests/functional into the variable, those with these topics first.
 slowest_first() {
     local -n listed=$1
     local topic
@@ -78,11 +77,14 @@ if [[ $what != lint ]]; then
     tests="pytest -q --durations=20 --durations-min=1"
     # One process more than cores, since many of these tests wait.
     processes="--numprocesses=$(($(nproc --all) + 1)) --maxprocesses=4"
-    piece unit "$tests $processes -m '$chosen' tests/unit"
+    in_order="$processes --dist=loadfile --no-loadscope-reorder"
+    # The longest files first, since nothing would run beside their ends.
+    first="tests/unit/test_*.py tests/unit/sweep tests/unit/observability tests/unit/preflight"
+    piece unit "$tests $in_order -m '$chosen' $first tests/unit"
     # Those that need a GPU are shown as skipped where there is none.
     slowest_first files main_job agents hubs private_ray data_plane_faults data_plane slurm run_matrix weight_sync \
         policy_parity notebook evaluate watch record_replay
-    functional="$tests $processes --dist=loadfile --no-loadscope-reorder $files tests/conformance tests/gpu"
+    functional="$tests $in_order $files tests/conformance tests/gpu"
     if [[ $what == quick ]]; then
         piece functional "$functional -m '$chosen'"
     else
