@@ -14,7 +14,7 @@ from nemo_like.generation.environment import CPU_IMPORTS, engine_environment, un
 from nemo_like.policy.options import Device
 from tests.functional.runs import DEMO_STEPS, ROOT, FinishedRun, run_grpo
 from tests.functional.validated_run import validated_run, write_problems
-from tests.functional.warm_servers import cold, shared
+from tests.functional.warm_servers import PATH, cold, shared
 
 SHAPES = ".cache/data/shapes"
 CHAT_TEMPLATE = "tests/functional/chat_template.jinja"
@@ -24,6 +24,14 @@ OBSERVED = [
     *("logger.profile.processes=[policy_worker-1]", "logger.tensorboard.enabled=true"),
     f"data.chat_template={CHAT_TEMPLATE}",
 ]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_checks() -> Iterator[None]:
+    """Have checks that a test calls in its own process be forks, as those of its runs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(PATH)  # where a check's process looks for modules
+        yield
 
 
 @pytest.fixture(scope="session")

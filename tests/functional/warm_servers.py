@@ -48,12 +48,12 @@ SHOWN = ("NEMO_LIKE_TEST_RUN", "NEMO_LIKE_ENDS_WITH")
 _ROOM, _ROOM_BYTES = "NEMO_LIKE_ROOM", 1024
 # A raylet ends the process group of a worker that has ended, if it is not its own: here that of all forks.
 _NO_GROUPS = {"RAY_process_group_cleanup_enabled": "0"}
-MOST_SERVERS = 5  # for their memory
+MOST_SERVERS = 7  # for their memory
 _LOOK_S = 2.0
 # What variables begin with that imports may read. A fork has all of its run, and imports by its PYTHONPATH.
 _READ = (
-    *("CUDA", "GLIBC_", "GLOO_", "HF_", "HOME", "LD_", "MALLOC_", "MKL_", "NVPL_", "OMP_", "PATH"),
-    *("TOKENIZERS_", "TORCH", "TQ_", "TRITON_", "VLLM_", "XDG_"),
+    *("GLIBC_", "GLOO_", "HF_", "HOME", "LD_PRELOAD", "MALLOC_", "MKL_", "NVPL_", "OMP_", "PATH"),
+    *("TOKENIZERS_", "TORCH", "TRITON_", "VLLM_", "XDG_"),
 )
 # What this project's modules import of other packages in a run's processes, but for Ray. Megatron-core is
 # imported without W&B there too (``nemo_like.policy.backend_kinds``).
@@ -203,12 +203,15 @@ def _third_party(imports: str) -> str:
     import of others. All of its modules import Ray, whose compiled part reads variables of a raylet when it
     is imported."""
     blocks = [
-        {**block, "modules": [*filter(_is_installed, block["modules"])]} for block in json.loads(imports)
+        {**block, "modules": [*filter(_is_third_party, block["modules"])]} for block in json.loads(imports)
     ]
     return json.dumps([*(block for block in blocks if block["modules"]), asdict(_IMPORTED_BY_PROJECT)])
 
 
-def _is_installed(module: str) -> bool:
+def _is_third_party(module: str) -> bool:
+    """Return whether a module is neither this project's nor its user's, nor imported by all."""
+    if module in _IMPORTED_BY_PROJECT.modules:
+        return False
     spec = importlib.util.find_spec(module.partition(".")[0])
     return spec is not None and any(
         place.startswith(sys.prefix) for place in spec.submodule_search_locations or [spec.origin or ""]
