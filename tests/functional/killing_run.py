@@ -17,11 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import run_grpo
 from nemo_like.cluster.actors import ActorHandle, ActorSpec
 from nemo_like.cluster.cluster import Cluster
+from tests.functional.leftovers import processes
 from tests.functional.runs import MARK, kill_all
 
 STAGES = {
@@ -38,6 +37,7 @@ OTHER_STAGES = {
     "teacher_logprobs": "teacher.compute_teacher_logprobs",
 }
 OUT_OF_MEMORY = "out-of-memory/"
+_SHOWN = 15  # characters of a process's name
 RAISING = {
     "nemo_like.generation.vllm_engine:VllmEngine": "tests.functional.out_of_memory_engine:RaisingEngine",
     "nemo_like.policy.workers.worker:PolicyWorker": "tests.functional.out_of_memory_worker:RaisingWorker",
@@ -98,8 +98,12 @@ class Killer:
         actors = json.loads((self._run_dir / "processes.json").read_text())
         if victim in actors:
             return actors[victim]
-        descendants = psutil.Process().children(recursive=True)
-        return next(one.pid for one in descendants if victim in " ".join(one.cmdline()))
+        # Not all of them are children of this one, where its fork server is the fork of a warm server.
+        return next(
+            one.pid
+            for one in processes(os.environ[MARK])
+            if victim in " ".join(one.cmdline()) or one.name() == f"ray::{victim}"[:_SHOWN]
+        )
 
 
 def main(plan: str, *arguments: str) -> int:
