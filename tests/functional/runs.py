@@ -185,7 +185,11 @@ def run_script(command: Sequence[str], timeout_s: float) -> subprocess.Completed
                 timeout=timeout_s,
                 check=False,
             )
-        code = fork.wait(timeout_s)
+        try:
+            code = fork.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(fork.pid, signal.SIGKILL)
+            raise
         for one in (output, errors):
             one.seek(0)
         return subprocess.CompletedProcess([*command], code, output.read().decode(), errors.read().decode())

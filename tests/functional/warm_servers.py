@@ -160,11 +160,14 @@ def forked_check(
 def forked_script(
     command: Sequence[str], environment: Mapping[str, str], output: int, errors: int, stdout: IO[str] | None
 ) -> ForkedProcess | None:
-    """Run a script of this project, or a module after "-m", with its arguments in the fork of a warm server.
+    """Run a script of this project, with its arguments, in the fork of a warm server.
 
     ``output`` and ``errors`` are descriptors for its standard output and error; ``stdout`` reads the first,
-    where it is a pipe. Returns None where there is no server to be had, and nothing has run.
+    where it is a pipe. Returns None where there is no server to be had, and nothing has run. So it is for a
+    module ("-m") of the tests, which may replace what others have then imported already.
     """
+    if command[0] == "-m":
+        return None
     wanted = {"command": [*command], "environment": {**environment}, "directory": str(ROOT)}
     read = _read(environment, _READ_BY_DRIVERS)
     return _forked(_IMPORTED_BY_DRIVERS, read, wanted, [0, output, errors], stdout)
@@ -332,22 +335,12 @@ def _answer(connection: socket.socket, installed: Sequence[str]) -> None:
     # Python ignores an interrupt where its parent does.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if "command" in wanted:
-        _execute(wanted["command"])
+        sys.argv[:] = wanted["command"]
+        sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
+        runpy.run_path(sys.argv[0], run_name="__main__")
     else:
         sys.path.insert(0, os.getcwd())
         importlib.import_module(CHECK).main()
-
-
-def _execute(command: Sequence[str]) -> None:
-    """Be the process of a script or, after "-m", of a module, with its arguments."""
-    if command[0] == "-m":
-        sys.argv[:] = command[1:]
-        sys.path.insert(0, os.getcwd())
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv[:] = command
-        sys.path.insert(0, os.path.dirname(os.path.abspath(sys.argv[0])))
-        runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def _lead_a_session(connection: socket.socket, descriptors: Sequence[int]) -> None:
