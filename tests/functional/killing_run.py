@@ -98,10 +98,12 @@ class Killer:
         actors = json.loads((self._run_dir / "processes.json").read_text())
         if victim in actors:
             return actors[victim]
-        # Not all of them are children of this one, where its fork server is the fork of a warm server.
+        # Not all of them descend from this one, where its fork server is the fork of a warm server.
+        # The command of this one has the victim's name, too.
+        others = [one for one in processes(os.environ[MARK]) if one.pid != os.getpid()]
         return next(
             one.pid
-            for one in processes(os.environ[MARK])
+            for one in others
             if victim in " ".join(one.cmdline()) or one.name() == f"ray::{victim}"[:_SHOWN]
         )
 
