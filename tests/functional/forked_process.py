@@ -16,8 +16,10 @@ START_TIMEOUT_S = 240.0  # for the imports of the server, on a busy machine
 class ForkedProcess:
     """What tests use of a ``subprocess.Popen``, for a fork that leads a session of its own.
 
-    It is killed when this object is gone, as a whole session of tests may be.
+    The process is killed when this object is gone, also where the session of tests was killed.
     """
+
+    stderr: IO[bytes] | None = None  # the other end of the pipe of its errors, where somebody reads it
 
     def __init__(self, connection: socket.socket, stdout: IO[str] | None = None) -> None:
         """``connection`` tells the process id and, when the process has ended, its exit code, on two lines.

@@ -1,7 +1,7 @@
 """Child processes of slow checks for unit tests: forks of a warm server, which has imported what checks load.
 
 Nearly all of a check's time is the import of torch and transformers. ``tests/unit/preflight/test_child.py``
-starts real children, and so do the functional tests.
+starts real children, and so does the first check of the functional tests.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 from unittest import mock
 
 from nemo_like.preflight.child import ChildCall
@@ -30,7 +30,7 @@ class ForkedCall(ChildCall):
 
 def _forked_or_started(
     command: Sequence[str], *, env: Mapping[str, str], stdin: int, stdout: int, **others: Any
-) -> Fork | subprocess.Popen[bytes]:
+) -> ForkedProcess | subprocess.Popen[bytes]:
     """Return the fork that answers the call; a process as ever where warm servers are too many already."""
     assert list(command) == [sys.executable, "-m", CHECK]
     assert others == {"stderr": subprocess.PIPE, "start_new_session": True}
@@ -41,12 +41,5 @@ def _forked_or_started(
     if fork is None:
         os.close(errors)
         return _Popen(command, env=env, stdin=stdin, stdout=stdout, **others)
-    return Fork(fork, os.fdopen(errors, "rb"))
-
-
-class Fork:
-    """What a ``Child`` needs of a ``subprocess.Popen``."""
-
-    def __init__(self, process: ForkedProcess, stderr: IO[bytes]) -> None:
-        self.pid, self.wait = process.pid, process.wait
-        self.stderr: IO[bytes] | None = stderr
+    fork.stderr = os.fdopen(errors, "rb")
+    return fork
