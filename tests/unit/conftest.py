@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 
-from nemo_like.config.composition import Composition
 from nemo_like.config.loader import to_yaml
-from nemo_like.config.search_path import SHIPPED
 from nemo_like.configuration import Config, load_config
 from tests.unit.config.checkpoints import DEMO, write_checkpoint
 from tests.unit.forked_checks import ForkedCall
-
-
-@pytest.fixture(scope="session", autouse=True)
-def unchanging() -> Iterator[set[Path]]:
-    """Folders of configurations that no test changes; tests add theirs.
-
-    What Hydra finds of their defaults is remembered for every choice of groups, which makes thousands of
-    tests that set other keys twice as fast.
-    """
-    folders, remembered, find = {*SHIPPED}, dict[Any, Any](), Composition._defaults
-
-    def defaults(self: Composition, arguments: Sequence[str]) -> Any:
-        folder = self._own_folders[0].resolve()
-        if folder not in folders or self._search_path:
-            return find(self, arguments)
-        key = (folder, self._name, tuple(arguments))
-        if key not in remembered:
-            remembered[key] = find(self, arguments)
-        return remembered[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Composition, "_defaults", defaults)
-        yield folders
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +33,10 @@ def forked_checks() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def resolved_demo(tmp_path_factory: pytest.TempPathFactory, unchanging: set[Path]) -> Path:
+def resolved_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo in one file, which loads faster than its dozen of defaults."""
     path = tmp_path_factory.mktemp("configs") / "demo.yaml"
     path.write_text(to_yaml(load_config(DEMO)))
-    unchanging.add(path.parent.resolve())
     return path
 
 

@@ -81,12 +81,9 @@ def write_recording(directory: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def composed(
-    stand_ins: dict[str, str], tmp_path_factory: pytest.TempPathFactory, unchanging: set[Path]
-) -> Callable[[str], Path]:
+def composed(stand_ins: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The configuration of each column in one file, in which a value that follows another still does so."""
     directory = tmp_path_factory.mktemp("columns")
-    unchanging.add(directory.resolve())
     there = [f"policy.model_name={write_checkpoint(directory / 'checkpoint')}", f"logger.log_dir={directory}"]
 
     def file(column: str) -> Path:
