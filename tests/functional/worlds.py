@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from nemo_like.cluster.coordinates import ParallelLayout
 from nemo_like.policy.options import BACKEND_KINDS, Device
@@ -153,6 +154,8 @@ def _rank_main(connection: Connection) -> None:
             dist.barrier()
             parallel_state.destroy_model_parallel()
             dist.destroy_process_group()
+            # Else the next world would reduce over groups of this one, whose ranks may be the same.
+            _clear_sharding_prop_cache()
             # As bytes: tensors would travel as shared memory, which goes with the process that made it.
             connection.send_bytes(pickle.dumps((None, result)))
         except BaseException:
