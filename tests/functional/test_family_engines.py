@@ -22,7 +22,8 @@ from tests.functional.weight_setup import Processes
 pytestmark = [pytest.mark.timeout(300), pytest.mark.engine]
 
 QUICK = ("mixtral", "phi3")
-TOLERANCE = 1e-5
+# Rounding: an engine multiplies latent attention in another order, which makes differences of some 1e-5.
+TOLERANCE = 2e-5
 
 
 @pytest.fixture
