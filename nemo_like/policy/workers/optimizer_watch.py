@@ -23,8 +23,8 @@ _SAMPLED_ELEMENTS = 64
 # The router of a single expert has none, since its weight is 1.
 _SPARSE = ("embed", "expert", "router", ".gate.", "vision", "visual", "multi_modal")
 _OF_VOCABULARY = ("output_layer", "lm_head")  # a critic's output layer has no vocabulary
-# An adapter's first factor has no gradient before its second has moved.
-_UPDATES_BEFORE_ALL_MOVE = 2
+# Above the rounding of moments in bfloat16, and below what two gradients make of their ratio.
+_RATIO_TOLERANCE = 0.05
 
 
 class OptimizerWatch:
@@ -86,22 +86,25 @@ class OptimizerWatch:
         return gaps
 
     def still(self, tensors: Sequence[UpdatedTensor]) -> dict[Measured, float]:
-        """Count the tensors that never had a gradient, where others had one and each of them should."""
-        judged = [
-            one for one in tensors if "exp_avg" in one.state and one.num_updates >= _UPDATES_BEFORE_ALL_MOVE
-        ]
-        moments = [spread(one.state["exp_avg"], _SAMPLED_ELEMENTS) for one in judged]
-        if not judged:
+        """Count the tensors that never had a gradient, where others had one and each of them should.
+
+        Nothing is counted before the second gradient: an adapter's first factor has none before its second
+        factor has moved. Updates of batches without any advantage bring none.
+        """
+        judged = [one for one in tensors if "exp_avg" in one.state]
+        first, second = (
+            _joined([spread(one.state[name], _SAMPLED_ELEMENTS) for one in judged])
+            for name in ("exp_avg", "exp_avg_sq")
+        )
+        if not _had_two_gradients(first, second):
             return {}
-        is_moving = torch.stack([part.any() for part in moments]).tolist()
         wrong = [
             one.name
-            for one, moves, part in zip(judged, is_moving, moments, strict=True)
-            if not moves and len(part) and not any(word in one.name for word in self._may_be_still)
+            for one, part in zip(judged, first.split(_counts(judged).tolist()), strict=True)
+            if len(part) and not part.any() and not any(word in one.name for word in self._may_be_still)
         ]
-        if any(is_moving):
-            self.named += [f"{name} (no gradient)" for name in wrong]
-        return {Measured.num_still_tensors: float(len(wrong) if any(is_moving) else 0)}
+        self.named += [f"{name} (no gradient)" for name in wrong]
+        return {Measured.num_still_tensors: float(len(wrong))}
 
     def _settings(self, tensors: Sequence[UpdatedTensor], counts: Tensor, chosen: Tensor) -> UpdateSettings:
         adam = self._cfg.optimizer
@@ -124,6 +127,17 @@ class OptimizerWatch:
             eps=adam.adam_eps,
             roundoff=max(torch.finfo(dtype).eps for dtype in dtypes) / 2,
         )
+
+
+def _had_two_gradients(first: Tensor, second: Tensor) -> bool:
+    """Say whether Adam's moments are those of more than one gradient.
+
+    After a single one, first² / second is the same for all elements: (1 - β1)² β1²ᵃ / ((1 - β2) β2ᵃ), where
+    a counts the updates since, which had none.
+    """
+    had_one = second > torch.finfo(torch.float32).tiny
+    ratios = first[had_one] ** 2 / second[had_one]
+    return bool(len(ratios)) and bool(ratios.max() > (1 + _RATIO_TOLERANCE) * ratios.min())
 
 
 def _counts(tensors: Sequence[UpdatedTensor]) -> Tensor:

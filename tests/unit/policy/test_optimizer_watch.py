@@ -95,6 +95,18 @@ def test_a_tensor_without_gradients_is_still_from_the_second_update_on() -> None
     assert model.watch.named == ["vector (no gradient)"]
 
 
+@pytest.mark.parametrize("num_before", [0, 1, 20])
+@pytest.mark.parametrize("num_after", [0, 1, 20])
+def test_an_update_without_any_gradient_says_nothing_of_a_tensor(num_before: int, num_after: int) -> None:
+    """An adapter's first factor has no gradient in the first update that brings one."""
+    model = Model()
+    for is_moving in (*(0.0,) * num_before, 1.0, *(0.0,) * num_after):
+        model.update(matrix=is_moving, vector=0.0)
+        assert model.watch.still(model.tensors()) == {}
+    model.update(vector=0.0)
+    assert model.watch.still(model.tensors()) == {Measured.num_still_tensors: 1.0}
+
+
 def test_experts_and_embeddings_may_be_still_and_so_may_all() -> None:
     model = Model()
     for _ in range(2):
@@ -102,7 +114,7 @@ def test_experts_and_embeddings_may_be_still_and_so_may_all() -> None:
     matrix, vector = model.tensors()
     rare = replace(vector, name="layers.0.mlp.experts.weight1")
     assert model.watch.still([matrix, rare]) == {Measured.num_still_tensors: 0.0}
-    assert model.watch.still([vector]) == {Measured.num_still_tensors: 0.0}
+    assert model.watch.still([vector]) == {}
 
 
 def test_an_output_layer_may_be_still_but_not_a_critics() -> None:
