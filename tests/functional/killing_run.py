@@ -17,6 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import run_grpo
 from nemo_like.cluster.actors import ActorHandle, ActorSpec
 from nemo_like.cluster.cluster import Cluster
@@ -98,9 +100,10 @@ class Killer:
         actors = json.loads((self._run_dir / "processes.json").read_text())
         if victim in actors:
             return actors[victim]
-        # Not all of them descend from this one, where its fork server is the fork of a warm server.
+        # Those below a warm server do not descend from this process, and a title may stand where a mark was.
         # The command of this one has the victim's name, too.
-        others = [one for one in processes(os.environ[MARK]) if one.pid != os.getpid()]
+        own = psutil.Process()
+        others = {*own.children(recursive=True), *processes(os.environ[MARK])} - {own}
         return next(
             one.pid
             for one in others

@@ -5,6 +5,7 @@ One run in which each kind of process is killed once is in ``test_main_job``.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -26,12 +27,13 @@ SMALL = [
         "policy.train_global_batch_size=64",
         "policy.train_micro_batch_size=32",
     ),
-    *("grpo.max_num_steps=7", "grpo.val_at_start=false", "grpo.val_period=3", "grpo.max_val_samples=16"),
+    *("grpo.max_num_steps=8", "grpo.val_at_start=false", "grpo.val_period=3", "grpo.max_val_samples=16"),
     *("checkpointing.save_period=1", "checkpointing.export_final_hf=false", "logger.wandb.mode=disabled"),
     "cluster.max_restarts=5",
 ]
-# One kill per step, each in another stage.
-PLAN = [f"{stage}@{step}" for step, stage in enumerate(STAGES, start=2)]
+# One kill per step, each in another stage. Weights are synchronised at a step's end, right before the next
+# generation.
+PLAN = [f"{stage}@{step}" for step, stage in zip((2, 4, 5, 6, 7), STAGES, strict=True)]
 WITHIN_S = 600.0
 
 
@@ -80,8 +82,11 @@ def test_a_policy_workers_death_starts_all_again_from_the_latest_checkpoint(
     with killing(tmp_path, [("policy_worker-1", moment) for moment in PLAN]) as (process, mark, run_dir):
         output, _ = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 0, output
-    for stage in STAGES.values():
-        assert f"actor 'policy_worker-1' died during stage '{stage}'" in output, output
+    noticed = re.findall(r"actor 'policy_worker-1' died during stage '([^']+)'", output)
+    # A stage may be over before Ray tells of a death in it, which the next one then notices.
+    stages = [*STAGES.values()]
+    allowed = zip(stages, stages[1:] + stages[:1], strict=True)
+    assert all(stage in pair for stage, pair in zip(noticed, allowed, strict=True)), output
     assert "(restart 5 of 5)" in output, output
     assert without_timings(run_dir) == undisturbed, output
     assert wait_until_gone(mark) == []

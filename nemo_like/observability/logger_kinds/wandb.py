@@ -76,7 +76,7 @@ class WandbRecorder:
         logging.raiseExceptions = False
         self._wandb = wandb
         self._variables = _set_absent(
-            # W&B's own log of its processes; a copy is in the run's directory.
+            # W&B's own log of its processes, to which its folder in the run's directory has a link.
             WANDB_CACHE_DIR=tempfile.gettempdir(),
             # Data that uploads of an offline run need besides its files.
             WANDB_DATA_DIR=str(directory / "wandb"),
@@ -144,6 +144,15 @@ class WandbRecorder:
             self._run.finish()
         finally:
             self._end_service()
+            self._keep_linked_logs()
+
+    def _keep_linked_logs(self) -> None:
+        """Put copies in the place of links in this run's logs: temporary files end with this process."""
+        for link in Path(self._run.dir).parent.glob("logs/*"):
+            if link.is_symlink() and link.is_file():
+                content = link.read_bytes()
+                link.unlink()
+                link.write_bytes(content)
 
     def _end_service(self) -> None:
         """Stop W&B's own process, which makes it write everything to disk.
