@@ -18,7 +18,7 @@ from tests.functional.runs import FEWEST_PROCESSES, run_grpo
 
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.slow, pytest.mark.whole_run]
 
-NUM_STEPS = 20
+NUM_STEPS = 40
 # In the first of two layers, and shorter than a sample.
 WINDOW = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
 # Models without norms of queries and keys begin with larger weights.
