@@ -93,8 +93,13 @@ def running(
     config: str = CONFIG,
     program: Sequence[str] = ("run_grpo.py",),
 ) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
-    """A run in the background: its process, its mark, its run directory. Killed at the end if need be."""
+    """A run in the background: its process, its mark, its run directory. Killed at the end if need be.
+
+    The mark is the run's name. Since processes and files are found by it, no other run may have the same:
+    a ``name`` is the mark of an earlier run, or that of a ``copied_run``.
+    """
     mark = name or uuid.uuid4().hex
+    assert uuid.UUID(mark)
     command = [*program, *_arguments(log_dir, mark, config, overrides)]
     with _environment(mark) as environment:
         process = _started(command, environment)
@@ -168,6 +173,11 @@ def run_grpo(
     with running(log_dir, overrides, name, config, program) as (process, mark, run_dir):
         told, _ = process.communicate(timeout=timeout_s)
         return FinishedRun(process.returncode, told, run_dir, mark, temporary_files(mark))
+
+
+def copied_run(run: FinishedRun, directory: Path) -> Path:
+    """A copy of a finished run in this directory, under a name of its own, with which it can continue."""
+    return Path(shutil.copytree(run.run_dir, directory / uuid.uuid4().hex))
 
 
 def run_script(command: Sequence[str], timeout_s: float) -> subprocess.CompletedProcess[str]:

@@ -129,13 +129,13 @@ def test_a_run_that_was_killed_and_continues_follows_its_own_journal(
     arithmetic_model: str, tmp_path: Path
 ) -> None:
     options = ["grpo.max_num_steps=8", "checkpointing.save_period=3", *IN_FLIGHT, *NO_VALIDATION]
-    with running(tmp_path, [*SMALL, *options], "killed") as (process, mark, run_dir):
+    with running(tmp_path, [*SMALL, *options]) as (process, mark, run_dir):
         wait_for_step(process, run_dir, 5)
         kill_all(mark)
         process.communicate(timeout=60)
     before = _by_step(without_timings(run_dir))
     assert wait_until_gone(mark) == []
-    run = finished(tmp_path, *options, name="killed")
+    run = finished(tmp_path, *options, name=mark)
     after = _by_step(without_timings(run.run_dir))
     assert sorted(after) == list(range(1, 9))
     assert {step: after[step] for step in before} == before

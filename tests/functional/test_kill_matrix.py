@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,7 +97,7 @@ def test_a_policy_workers_death_starts_all_again_from_the_latest_checkpoint(
 def test_the_same_command_continues_a_run_whose_driver_died(
     undisturbed: list[dict[str, Any]], tmp_path: Path
 ) -> None:
-    name = "killed-driver"
+    name = uuid.uuid4().hex
     for number in range(len(PLAN) + 1):
         kills = [("driver", moment) for moment in PLAN[number:]]
         with killing(tmp_path, kills, name) as (process, mark, run_dir):

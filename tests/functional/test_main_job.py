@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from tests.functional.runs import (
     DEMO_STEPS,
     ROOT,
     FinishedRun,
+    copied_run,
     kill_all,
     run_grpo,
     running,
@@ -379,12 +379,12 @@ def test_a_run_asked_to_stop_saves_and_continues_even_under_another_layout(
 
 @pytest.mark.slow
 def test_as_many_other_problems_are_refused_when_a_run_continues(demo: FinishedRun, tmp_path: Path) -> None:
-    shutil.copytree(demo.run_dir, tmp_path / "other")
+    copy = copied_run(demo, tmp_path)
     problems = build_dataset(load_config(ROOT / CONFIG, []).data.train[0], "train")
     rows = [{"prompt": one.prompt, "answer": one.answer[::-1]} for one in problems]
     (tmp_path / "other.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     other = [f"data.train={{path: {tmp_path / 'other.jsonl'}, kind: jsonl}}"]
-    refused = run_grpo(tmp_path, [f"grpo.max_num_steps={DEMO_STEPS + 1}", *other], name="other")
+    refused = run_grpo(tmp_path, [f"grpo.max_num_steps={DEMO_STEPS + 1}", *other], name=copy.name)
     assert refused.returncode == 1
     told = " ".join(refused.output.split())
     assert f"other has {len(rows)} problems as before, but others" in told
@@ -395,15 +395,15 @@ def test_as_many_other_problems_are_refused_when_a_run_continues(demo: FinishedR
 def test_a_run_that_was_killed_while_it_exported_exports_when_it_is_started_again(
     demo: FinishedRun, tmp_path: Path
 ) -> None:
-    shutil.copytree(demo.run_dir, tmp_path / "killed")
-    exported = tmp_path / "killed" / "final_hf"
+    copy = copied_run(demo, tmp_path)
+    exported = copy / "final_hf"
     weights = (exported / "model.safetensors").read_bytes()
     exported.rename(exported.with_name("tmp_final_hf"))
     command = [f"grpo.max_num_steps={DEMO_STEPS}"]
-    again = run_grpo(tmp_path, command, name="killed")
+    again = run_grpo(tmp_path, command, name=copy.name)
     assert again.returncode == 0, again.output
     assert "The run finished." in again.output
     assert (exported / "model.safetensors").read_bytes() == weights
     assert not list(again.run_dir.glob("tmp_*"))
     assert again.records() == demo.records()
-    assert "had finished already" in run_grpo(tmp_path, command, name="killed").output
+    assert "had finished already" in run_grpo(tmp_path, command, name=copy.name).output

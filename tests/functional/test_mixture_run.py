@@ -35,7 +35,7 @@ from tests.functional.matrix_of_runs import (
     judged_by,
     weights,
 )
-from tests.functional.runs import ROOT, FinishedRun, run_grpo
+from tests.functional.runs import ROOT, FinishedRun, copied_run, run_grpo
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.whole_run]
 
@@ -198,10 +198,10 @@ def check_same(run: FinishedRun, whole: FinishedRun) -> None:
 
 def stopped_after_step_2(whole: FinishedRun, directory: Path) -> str:
     """The name of a copy of this run as it was before its last step."""
-    shutil.copytree(whole.run_dir, directory / "stopped")
-    shutil.rmtree(directory / "stopped" / "checkpoints" / f"step_{NUM_STEPS}")
-    shutil.rmtree(directory / "stopped" / "final_hf")
-    return "stopped"
+    copy = copied_run(whole, directory)
+    shutil.rmtree(copy / "checkpoints" / f"step_{NUM_STEPS}")
+    shutil.rmtree(copy / "final_hf")
+    return copy.name
 
 
 @pytest.mark.slow
