@@ -95,11 +95,10 @@ def running(
 ) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
     """A run in the background: its process, its mark, its run directory. Killed at the end if need be.
 
-    The mark is the run's name. Since processes and files are found by it, no other run may have the same:
-    a ``name`` is the mark of an earlier run, or that of a ``copied_run``.
+    The mark is the run's name. Since processes and files are found by it, no other run on the machine may
+    have the same: in tests a ``name`` is the mark of an earlier run, or that of a ``copied_run``.
     """
     mark = name or uuid.uuid4().hex
-    assert uuid.UUID(mark)
     command = [*program, *_arguments(log_dir, mark, config, overrides)]
     with _environment(mark) as environment:
         process = _started(command, environment)
