@@ -53,7 +53,7 @@ def test_a_sample_of_a_run_is_compared_with_the_weights_that_sampled_it(past: Fi
 def test_log_probs_that_these_weights_do_not_give_are_told(past: FinishedRun, tmp_path: Path) -> None:
     """As where a weight did not reach the run's engine, which is another by now."""
     run, found = tmp_path / "run", tmp_path / "found.json"
-    shutil.copytree(past.run_dir, run, ignore=shutil.ignore_patterns("wandb"))
+    shutil.copytree(past.run_dir, run)
     dump = run / "rollouts" / "step_1.jsonl"
     sample, *others = map(json.loads, dump.read_text().splitlines())
     sample["tokens"]["generation_logprobs"] = [
