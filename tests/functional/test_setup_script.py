@@ -23,7 +23,8 @@ Setup = Callable[..., subprocess.CompletedProcess[str]]
 def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "checkout"
     (root / "scripts").mkdir(parents=True)
-    shutil.copy(REPOSITORY / "scripts" / "setup.sh", root / "scripts")
+    for name in ("setup.sh", "uv_settings.py"):
+        shutil.copy(REPOSITORY / "scripts" / name, root / "scripts")
     shutil.copytree(REPOSITORY / "requirements", root / "requirements")
     return root
 
@@ -43,6 +44,7 @@ def setup(checkout: Path, tmp_path: Path) -> Setup:
             ["bash", "scripts/setup.sh", *arguments],
             cwd=checkout,
             env={**os.environ, "PATH": path, **env},
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=60,
@@ -162,9 +164,39 @@ def test_packages_of_hubs_are_installed_once(setup: Setup, checkout: Path) -> No
     assert done.stdout == "setup: installing the packages of hubs into .venv-hubs\nsetup: done\n"
     again = setup(EVERY_PROGRAM, "--dev", "--hubs", **COMPILER)
     assert (again.returncode, again.stdout) == (0, "")
-    of_pip, asked = (checkout / ".venv-hubs" / "asked").read_text().splitlines()
+    of_pip, asked, compiled = (checkout / ".venv-hubs" / "asked").read_text().splitlines()
     assert re.fullmatch(r"-m pip install .* pip==[0-9.]+", of_pip)
     assert asked.startswith("-m pip install ") and asked.endswith(" -r requirements/hubs.txt")
+    assert compiled.startswith("-m compileall ")
+
+
+@pytest.mark.parametrize("uv_can", [True, False], ids=["uv can", "uv cannot"])
+def test_uv_installs_with_the_settings_of_pip(setup: Setup, checkout: Path, uv_can: bool) -> None:
+    install(checkout, ALL)
+    with_hubs(checkout, 'echo "$*" >>.venv-hubs/asked')
+    uv = checkout / ".venv" / "bin" / "uv"
+    uv.write_text(f'#!/bin/sh\necho "$UV_INDEX $*" >>.venv-hubs/asked_of_uv\n{str(uv_can).lower()}\n')
+    uv.chmod(0o755)
+    index = "https://wheels.example/cpu"
+    done = setup(EVERY_PROGRAM, "--dev", "--hubs", PIP_EXTRA_INDEX_URL=index, **COMPILER)
+    assert done.returncode == 0, done.stderr
+    (asked,) = (checkout / ".venv-hubs" / "asked_of_uv").read_text().splitlines()
+    assert asked.startswith(f"{index} pip install --python .venv-hubs/bin/python --no-deps ")
+    assert asked.endswith(" -r requirements/hubs.txt")
+    of_pip = (checkout / ".venv-hubs" / "asked").read_text()
+    assert (" -r requirements/hubs.txt\n" in of_pip) is not uv_can
+
+
+def test_pip_installs_where_uv_has_no_variable_for_a_setting(setup: Setup, checkout: Path) -> None:
+    install(checkout, ALL)
+    with_hubs(checkout, 'echo "$*" >>.venv-hubs/asked')
+    uv = checkout / ".venv" / "bin" / "uv"
+    uv.write_text("#!/bin/sh\ntouch uv_was_called\n")
+    uv.chmod(0o755)
+    done = setup(EVERY_PROGRAM, "--dev", "--hubs", PIP_NO_INDEX="1", **COMPILER)
+    assert done.returncode == 0, done.stderr
+    assert not (checkout / "uv_was_called").exists()
+    assert " -r requirements/hubs.txt\n" in (checkout / ".venv-hubs" / "asked").read_text()
 
 
 def test_packages_of_hubs_that_cannot_be_installed_are_tried_again(setup: Setup, checkout: Path) -> None:
@@ -183,11 +215,12 @@ def test_nothing_goes_on_with_hubs_when_the_other_packages_cannot_be_installed(
     install(checkout, CPU)
     python = checkout / ".venv" / "bin" / "python"
     wait = "until [ -e .venv-hubs/pid ]; do sleep 0.1; done"
-    python.write_text(f'#!/bin/sh\n[ "$1 $2" != "-m pip" ] || {{ {wait}; exit 1; }}\n{python.read_text()}')
+    of_pip = f'case "$*" in *" uv=="*) exit 1 ;; "-m pip "*) {wait}; exit 1 ;; esac'
+    python.write_text(f"#!/bin/sh\n{of_pip}\n{python.read_text()}")
     with_hubs(checkout, "echo $$ >.venv-hubs/pid; exec sleep 600")
     done = setup({**MUCH_DISK, "a-compiler": "exit 0"}, "--dev", "--hubs", **COMPILER)
     assert done.returncode == 1
-    assert "pip could not install the packages" in done.stderr
+    assert "the packages could not be installed" in done.stderr
     hubs = int((checkout / ".venv-hubs" / "pid").read_text())
     psutil.wait_procs([psutil.Process(hubs)] if psutil.pid_exists(hubs) else [], timeout=30)
     assert not psutil.pid_exists(hubs)
@@ -204,12 +237,16 @@ COMPILER, NO_COMPILER = {"CC": "a-compiler"}, {"CC": "no-such-compiler"}
 
 
 def install(checkout: Path, files: Sequence[str], mooncake: str = "") -> None:
-    """Make an environment as the script leaves it; Mooncake lacks these packages."""
+    """Make an environment as the script leaves it where there is no uv; Mooncake lacks these packages."""
     python = checkout / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(
         f"""#!/bin/sh
-case "$*" in *missing_mooncake_libraries*) echo {mooncake} ;; *) exec {sys.executable} "$@" ;; esac
+case "$*" in
+    *missing_mooncake_libraries*) echo {mooncake} ;;
+    *" uv=="*) exit 1 ;;
+    *) exec {sys.executable} "$@" ;;
+esac
 """
     )
     python.chmod(0o755)
