@@ -210,7 +210,9 @@ readonly NEVER_IMPORTED='/tests?/|/transformers/models/(?!auto/|llama/|qwen)|/ra
 '|/torch/(testing/_internal|_vendor)/|/pygments/lexers/|/pip/_internal/commands/|/litellm/proxy/'\
 '|/site-packages/(databricks|dns|fontTools|git|google/cloud|mcp|mypyc?|sentry_sdk|setuptools|torchgen|werkzeug)/'\
 '|/site-packages/(alembic|bokeh|jedi|prompt_toolkit|pyasn1(_modules)?|sqlalchemy|textual|trl|wcwidth)/'\
-'|/(mlflow/(server|gateway)|numba/cuda|numpy/distutils|google/(api_core|auth)|reasoning_gym/arc|sqlparse)/'
+'|/site-packages/(backrefs|cmd2|distlib|llvmlite|material|numba|optuna|pymdownx|supervisor|virtualenv)/'\
+'|/debugpy/_vendored/|/openai/resources/(admin|beta)/|/huggingface_hub/(cli|inference)/|/transformers/pipelines/'\
+'|/(mlflow/(server|gateway)|numpy/distutils|google/(api_core|auth)|reasoning_gym/arc|sqlparse)/'
 
 compile_packages() {
     echo "setup: compiling"
@@ -380,7 +382,8 @@ make_hubs() {
     "$VENV/bin/python" -m venv "$HUBS" >>"$HUBS_LOG" 2>&1
     install_packages "$HUBS/bin/python" "$HUBS_LOG" -r "$HUBS_REQUIREMENTS" >>"$HUBS_LOG"
     # The processes that import them write nothing there.
-    "$HUBS/bin/python" -m compileall -q "$HUBS/lib" >>"$HUBS_LOG" 2>&1 || true
+    "$HUBS/bin/python" -m compileall -q -x "$NEVER_IMPORTED|/site-packages/(transformers|rich_rst|cyclopts)/" \
+        "$HUBS/lib" >>"$HUBS_LOG" 2>&1 || true
     fingerprint "$HUBS_REQUIREMENTS" >"$HUBS/installed"
 }
 

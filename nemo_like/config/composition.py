@@ -87,6 +87,7 @@ class Composition:
     def __init__(self, name: str, folders: Sequence[Path]) -> None:
         self._name, self._own_folders = name, list(folders)
         self._folders, self._search_path = self._own_folders, list[str]()
+        self._arguments: dict[str, Override] = {}
         self._loader = GlobalHydra.instance().config_loader()
         with self._errors_as_problems():
             self.search(locations_in(file_of(folders[0], name)))
@@ -98,7 +99,9 @@ class Composition:
 
     def parse(self, argument: str) -> Override:
         """Read an argument. Raises HydraException when it does not follow Hydra's grammar."""
-        return parse(argument, self._loader)
+        if argument not in self._arguments:
+            self._arguments[argument] = parse(argument, self._loader)
+        return self._arguments[argument]
 
     def options(self, group: str) -> list[str]:
         """Return the configurations of a group, by name; empty when there is no such group."""

@@ -110,6 +110,7 @@ def is_group(annotation: Any) -> TypeGuard[type]:
     return isinstance(annotation, type) and is_dataclass(annotation)
 
 
+@cache
 def entry_group(annotation: Any) -> type | None:
     """Return the class of the entries when the type is a mapping of names to groups; None for other types."""
     if get_origin(annotation) is dict and is_group(entry := get_args(annotation)[1]):
@@ -117,6 +118,7 @@ def entry_group(annotation: Any) -> type | None:
     return None
 
 
+@cache
 def item_group(annotation: Any) -> type | None:
     """Return the class of the items when the type is a list of groups; None for other types.
 
@@ -127,6 +129,7 @@ def item_group(annotation: Any) -> type | None:
     return None
 
 
+@cache
 def is_optional(annotation: Any) -> bool:
     """Return whether null is a value of this type."""
     return type(None) in get_args(annotation)
@@ -406,6 +409,7 @@ def _type_name(kind: Any) -> str:
     return _SCALAR_NAMES.get(kind, str(getattr(kind, "__name__", kind)))
 
 
+@cache
 def without_none(annotation: Any) -> Any:
     """Return T for the type ``T | None``, and any other type unchanged."""
     if get_origin(annotation) in (Union, types.UnionType):

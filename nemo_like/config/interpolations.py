@@ -35,35 +35,48 @@ def full_key(path: KeyPath) -> str:
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
 
 
-def values_of_texts(tree: Mapping[str, Any], resolved: Mapping[str, Any], group: type) -> dict[str, Any]:
-    """Return the resolved values with the text of each interpolation read as YAML where its key takes no
-    text.
+def with_values(tree: Mapping[str, Any], values: Mapping[KeyPath, Any], root: type) -> dict[str, Any]:
+    """Return a copy of ``tree`` with the values of its interpolations, which are given by their paths.
 
-    So ``lr: ${oc.env:LR}`` becomes a number, although a variable is a text. ``tree`` holds the values before
-    resolution, and ``group`` is their class.
+    A text is read as YAML where its key takes no text. So ``lr: ${oc.env:LR}`` becomes a number, although a
+    variable is a text. ``root`` is the class of the tree.
     """
-    return {
-        name: _value(tree.get(name), value, fields.hints_of_kinds(group).get(name))
-        for name, value in resolved.items()
-    }
+    copied = {name: _copied(value) for name, value in tree.items()}
+    for path, value in values.items():
+        *parents, last = path
+        holder: Any = copied
+        for part in parents:
+            holder = holder[part]
+        holder[last] = _as_its_key_takes_it(value, _annotation(root, path))
+    return copied
 
 
-def _value(before: Any, after: Any, annotation: Any) -> Any:
-    kind = fields.without_none(annotation)
-    if isinstance(after, Mapping) and isinstance(before, Mapping):
-        group = kind if fields.is_group(kind) else fields.item_group(kind)
-        if group is not None:
-            return values_of_texts(before, after, group)
-        entry = get_args(kind)[1] if get_origin(kind) is dict else None
-        return {name: _value(before.get(name), value, entry) for name, value in after.items()}
-    if isinstance(after, list) and isinstance(before, list):
-        item = get_args(kind)[0] if get_origin(kind) is list else None
-        return [_value(*pair, item) for pair in zip(before, after, strict=True)]
-    takes_text = kind in (str, Any, None)
-    if takes_text or not isinstance(after, str) or not fields.is_interpolation(before):
-        return after
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copied(inner) for name, inner in value.items()}
+    return [_copied(item) for item in value] if isinstance(value, list) else value
+
+
+def _annotation(root: type, path: KeyPath) -> Any:
+    """Return the type of the value at a path; None where the schema has none for it."""
+    annotation: Any = root
+    for part in path:
+        kind = fields.without_none(annotation)
+        if isinstance(part, int):
+            annotation = get_args(kind)[0] if get_origin(kind) is list else None
+        elif group := kind if fields.is_group(kind) else fields.item_group(kind):
+            annotation = fields.hints_of_kinds(group).get(part)
+        else:
+            annotation = get_args(kind)[1] if get_origin(kind) is dict else None
+    return annotation
+
+
+def _as_its_key_takes_it(value: Any, annotation: Any) -> Any:
+    takes_text = fields.without_none(annotation) in (str, Any, None)
+    if takes_text or not isinstance(value, str):
+        return value
     try:
-        read = OmegaConf.create({"text": after, "value": "${oc.decode:${text}}"}).value
+        read = OmegaConf.create({"text": value, "value": "${oc.decode:${text}}"}).value
     except OmegaConfBaseException:
-        return after
+        return value
     return OmegaConf.to_container(read) if OmegaConf.is_config(read) else read

@@ -35,7 +35,7 @@ from nemo_like.config.arguments import Arguments, read_arguments
 from nemo_like.config.composition import Composition, SweepSettings, composing
 from nemo_like.config.grammar import Override
 from nemo_like.config.import_path import also_search
-from nemo_like.config.interpolations import KeyPath, full_key, interpolations, texts, values_of_texts
+from nemo_like.config.interpolations import KeyPath, full_key, interpolations, texts, with_values
 from nemo_like.config.keys import MISSING
 from nemo_like.config.kind_defaults import fill_kinds
 from nemo_like.config.lists import complete_lists, make_lists, single_groups
@@ -173,11 +173,9 @@ def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Any:
             tree[name] = None
     complete_lists(tree, root)
     unresolved = config_of(tree)
-    problems, references = _references(unresolved, tree, root)
+    values, problems, references = _resolved(unresolved, tree, root)
     _raise([replace(problem, where=arguments.source_of(problem.key, "")) for problem in problems])
-    container = OmegaConf.to_container(unresolved, resolve=True)
-    assert isinstance(container, dict)
-    resolved = values_of_texts(tree, {str(name): value for name, value in container.items()}, root)
+    resolved = with_values(tree, values, root)
     for key_path, text in references.items():
         _refer(resolved, key_path, text)
     make_lists(resolved, root)
@@ -188,22 +186,33 @@ def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Any:
     return fields.typed(resolved, root)
 
 
-def _references(
+def _resolved(
     unresolved: DictConfig, tree: Mapping[str, Any], root: type
-) -> tuple[list[Problem], dict[KeyPath, str]]:
-    """Return the problems of the interpolations, and by key path the ones that read the environment."""
-    problems, references = [], {}
+) -> tuple[dict[KeyPath, Any], list[Problem], dict[KeyPath, str]]:
+    """Return the values of the interpolations by key path, the problems of interpolations, and by key path
+    the interpolations that read the environment."""
+    values, problems, references = dict[KeyPath, Any](), [], {}
     for key_path, text in interpolations(tree):
         key = full_key(key_path)
         with environment_reads() as names:
-            if problem := _unresolvable(unresolved, key, text):
-                problems.append(problem)
+            try:
+                values[key_path] = _value_at(unresolved, key_path)
+            except (OmegaConfBaseException, ValueError) as error:
+                rule = f"cannot be resolved: {str(error).splitlines()[0]}"
+                problems.append(Problem(key=f"{key}={text}", rule=rule, remedy=""))
         if names:
             references[key_path] = text
             if _holds_groups(key_path, root):
                 rule = f"cannot come whole from the environment ({', '.join(names)})"
                 problems.append(Problem(key=f"{key}={text}", rule=rule, remedy="set its keys one by one"))
-    return problems, references
+    return values, problems, references
+
+
+def _value_at(tree: DictConfig, key_path: KeyPath) -> Any:
+    value: Any = tree
+    for part in key_path:
+        value = value[part]
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
 
 
 def _holds_groups(key_path: KeyPath, root: type) -> bool:
@@ -219,17 +228,6 @@ def _refer(tree: Any, key_path: KeyPath, text: str) -> None:
     for part in parents:
         tree = tree[part]
     tree[last] = referring(tree[last], text)
-
-
-def _unresolvable(tree: DictConfig, key: str, text: str) -> Problem | None:
-    try:
-        value = OmegaConf.select(tree, key, throw_on_missing=True, throw_on_resolution_failure=True)
-        if OmegaConf.is_config(value):
-            OmegaConf.to_container(value, resolve=True)
-    except (OmegaConfBaseException, ValueError) as error:
-        rule = f"cannot be resolved: {str(error).splitlines()[0]}"
-        return Problem(key=f"{key}={text}", rule=rule, remedy="")
-    return None
 
 
 def _masked_passwords(value: Any) -> Iterator[Problem]:

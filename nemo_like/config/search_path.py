@@ -58,7 +58,7 @@ class FurtherFolders(SearchPathPlugin):
         if (folders := _further_folders.get()) is None:
             return
         for element in search_path.get_path():
-            if element.provider == "main":
+            if element.provider in ("main", "hydra"):
                 element.path = _as_ours(str(element.path))
         for folder in folders:
             search_path.append("further", _as_ours(str(folder.absolute())))
