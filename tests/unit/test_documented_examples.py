@@ -27,6 +27,7 @@ from nemo_like.driver import exit_codes
 from tests.tripwires.mutations import Group
 from tests.unit.config.checkpoints import write_checkpoint
 from tests.unit.documented import PAGES, ROOT, Block, Command, blocks, commands
+from tests.unit.forked import collected
 from tests.unit.parse_only import unread
 
 MODEL = "++policy.model_name=somewhere"
@@ -212,11 +213,10 @@ def knows(command: str) -> None:
     assert all(f"[{option}]" in usage[0] for option in options)
 
 
-def collected(arguments: str) -> None:
+def chooses_tests(arguments: str) -> None:
     """The tests that a command of pytest chooses: one at least."""
-    program = [sys.executable, "-m", "pytest", *shlex.split(arguments), "--collect-only"]
-    done = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = collected(*shlex.split(arguments), directory=ROOT, output=Path("said").absolute())
+    assert code == 0, said
 
 
 def is_shell(command: str) -> None:
@@ -232,7 +232,7 @@ KINDS: list[tuple[str, Callable[[str], None]]] = [
     (r"(?:PYTHONPATH=\S+ )?python (?=scripts/)", read_by_its_script),
     (r"unshare .*; python (?=scripts/.*'$)", lambda command: read_by_its_script(command.rstrip("'"))),
     (r"python (?=(?:lesson/)?\w+\.py$)", written_out),
-    (r"python -m pytest ", collected),
+    (r"python -m pytest ", chooses_tests),
     (r"make ", made),
     (r"ray ", read_by_ray),
     (r"hf ", read_by_hf),

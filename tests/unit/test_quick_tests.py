@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from nemo_like.data_plane.options import STORAGE_KINDS
 from nemo_like.policy.options import BACKEND_KINDS
+from tests.unit.forked import collected
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLED = (
@@ -55,10 +54,8 @@ def test_the_page_names_a_test_that_kills_each_kind_of_process(
     assert any(process in re.split(r", |kill of ", row) for row in kills)
 
 
-def test_each_of_them_is_quick(covering: dict[str, str]) -> None:
+def test_each_of_them_is_quick(covering: dict[str, str], tmp_path: Path) -> None:
     files = {f"tests/functional/{test.partition('::')[0]}" for test in covering.values()}
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "not slow"]
-    command += ["-p", "no:cacheprovider", "--disable-warnings", *sorted(files)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert {f"tests/functional/{test}" for test in covering.values()} <= set(done.stdout.splitlines())
+    code, said = collected("-q", "-m", "not slow", *sorted(files), directory=ROOT, output=tmp_path / "said")
+    assert code == 0, said
+    assert {f"tests/functional/{test}" for test in covering.values()} <= set(said.splitlines())
