@@ -55,6 +55,7 @@ def test_an_engines_loop_is_timed_beside_vllms_own(arithmetic_model: str, tmp_pa
     assert "request_loop.py" in table.read_text()
 
 
+@pytest.mark.slow
 def test_forests_enter_the_model_with_each_token_once() -> None:
     sizes = ("--rounds", "1", "--groups", "1", "--prompts", "16", "--answer-tokens", "8", "--threads", "1")
     found = figures("forests.py", *sizes)

@@ -74,13 +74,27 @@ def command(tmp_path: Path) -> Command:
     ("argument", "message"),
     [
         ("grpo.num_prompt_per_step=8", "did you mean grpo.num_prompts_per_step?"),
-        ("++policy.foo=bar", "policy.foo is not a key of the configuration"),
-        ("policy.device=gpu", "policy.device='gpu' must be one of cpu, cuda"),
-        ("policy.train_global_batch_size=500", "must divide the N = 128 prompts x 8 generations"),
-        ("policy.megatron_cfg.tensor_model_parallel_size=3", "must divide the model's 4 attention heads"),
+        pytest.param(
+            "++policy.foo=bar", "policy.foo is not a key of the configuration", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "policy.device=gpu", "policy.device='gpu' must be one of cpu, cuda", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "policy.train_global_batch_size=500",
+            "must divide the N = 128 prompts x 8 generations",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "policy.megatron_cfg.tensor_model_parallel_size=3",
+            "must divide the model's 4 attention heads",
+            marks=pytest.mark.slow,
+        ),
         ("policy.model_name=/nowhere/model", "policy.model_name=/nowhere/model is not a directory"),
         ("cluster.num_cpus=2", "cluster.num_cpus=2 must be at least 7: TransferQueue controller 1 x 1"),
-        ("generation.temperature=0", "generation.temperature=0.0 must be above 0"),
+        pytest.param(
+            "generation.temperature=0", "generation.temperature=0.0 must be above 0", marks=pytest.mark.slow
+        ),
         ("grpo.seed", "write key=value"),
     ],
 )

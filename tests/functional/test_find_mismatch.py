@@ -71,6 +71,7 @@ def test_log_probs_that_these_weights_do_not_give_are_told(past: FinishedRun, tm
     assert (written["agrees"], written["sentences"], written["version"]) == (False, [sentence], 0)
 
 
+@pytest.mark.slow
 def test_a_step_or_a_sample_that_the_run_does_not_have_is_refused(past: FinishedRun) -> None:
     done = find(str(past.run_dir), "--step", "9", timeout_s=60)
     assert done.returncode == 2 and "has no samples of it; it has those of steps 1, 2" in done.stderr

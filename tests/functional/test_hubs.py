@@ -119,6 +119,7 @@ def test_an_openenv_server_answers_an_episode(parrot: str) -> None:
     assert feedback[0].observation == "\nhello\n"
 
 
+@pytest.mark.slow
 def test_an_openenv_server_that_is_not_there_is_named() -> None:
     example = TaskPrompt(prompt="say something", answer="", data={"episode": {"seed": 0}}, env="game")
     cfg = hub_config("openenv", base_url="http://127.0.0.1:9", message_timeout_s=5.0)
@@ -168,6 +169,7 @@ def test_a_verifiers_conversation_without_turns_left_is_judged_as_it_stands(
     assert (feedback[-1].is_done, feedback[-1].rewards) == (False, {"is_right": 0.0, "is_short": 1.0})
 
 
+@pytest.mark.slow
 def test_messages_of_a_verifiers_task_come_with_all_of_their_fields(tasks: dict[str, Any]) -> None:
     cfg = hub_config(
         "verifiers", max_turns=1, env={"taskset": {"id": "verifiers_chats"}, "id": "single_agent"}

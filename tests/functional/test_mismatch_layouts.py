@@ -59,6 +59,7 @@ _MEGATRON = "policy.megatron_cfg"
                 "generation.vllm_cfg.tensor_parallel_size=2",
             ],
             id="pp 2, and an engine of two workers",
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             ["policy.backend=fsdp", "policy.fsdp_cfg.tensor_parallel_size=2", "policy.precision=bfloat16"],

@@ -229,7 +229,8 @@ def run(
 @pytest.mark.parametrize(
     "layout",
     [
-        *("DP2 with sharded optimizer", "DP2 in bfloat16", "FSDP, DP2", "adapters, TP2"),
+        *("DP2 with sharded optimizer", "FSDP, DP2", "adapters, TP2"),
+        pytest.param("DP2 in bfloat16", marks=pytest.mark.slow),
         pytest.param("one", marks=pytest.mark.slow),
         pytest.param("TP2 x PP2 with replicated optimizer", marks=pytest.mark.slow),
         pytest.param("EP2", marks=pytest.mark.slow),
@@ -305,7 +306,7 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("saved_by", "resumed_by", "tolerance"),
     [
-        ("one", "one", 0.0),
+        pytest.param("one", "one", 0.0, marks=pytest.mark.slow),
         ("DP2 with sharded optimizer", "DP2 with sharded optimizer", 0.0),
         pytest.param(
             *("DP2 with replicated optimizer", "TP2 with replicated optimizer", 1e-5), marks=pytest.mark.slow
@@ -314,9 +315,9 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
         ("FSDP, DP2", "FSDP, TP2", 1e-5),
         ("adapters, TP2", "adapters, TP2", 0.0),
         ("DP2 in float16", "DP2 in float16", 0.0),
-        ("FSDP, DP2 in float16", "FSDP, DP2 in float16", 0.0),
+        pytest.param(*["FSDP, DP2 in float16"] * 2, 0.0, marks=pytest.mark.slow),
         ("Muon, TP2", "Muon, TP2", 0.0),
-        ("FSDP, Muon, DP2", "FSDP, Muon, DP2", 0.0),
+        pytest.param(*["FSDP, Muon, DP2"] * 2, 0.0, marks=pytest.mark.slow),
         pytest.param("Muon, TP2", "Muon, PP2", 1e-5, marks=pytest.mark.slow),
         pytest.param(*["Muon, DP2 in float16"] * 2, 0.0, marks=pytest.mark.slow),
         pytest.param(*["FSDP, Muon, DP2 in bfloat16"] * 2, 0.0, marks=pytest.mark.slow),
@@ -359,7 +360,7 @@ def test_a_tied_embedding_behind_padding_is_stored_whole(tmp_path: Path) -> None
     ("saved_by", "resumed_by", "tolerance"),
     [
         ("PP2 with two chunks", "PP2 with two chunks", 0.0),
-        ("PP2 with two chunks", "one", 1e-5),
+        pytest.param("PP2 with two chunks", "one", 1e-5, marks=pytest.mark.slow),
         pytest.param("PP2", "PP2 with two chunks, DP2", 1e-5, marks=pytest.mark.slow),
         pytest.param("PP2 with two chunks, DP2", "TP2", 1e-5, marks=pytest.mark.slow),
         pytest.param("adapters, PP2 with two chunks", "adapters, TP2", 1e-5, marks=pytest.mark.slow),
@@ -443,7 +444,7 @@ def test_a_mixture_trains_on_under_other_expert_parallelism(
     ("saved_by", "resumed_by", "tolerance"),
     [
         ("adapters of experts", "adapters of experts", 0.0),
-        ("FSDP, adapters of experts", "FSDP, adapters of experts", 0.0),
+        pytest.param(*["FSDP, adapters of experts"] * 2, 0.0, marks=pytest.mark.slow),
         *(
             pytest.param(
                 *(f"adapters of experts, {layout}" for layout in (saved, resumed)),
@@ -473,7 +474,7 @@ def test_adapters_of_experts_train_on_as_if_never_stopped(
 @pytest.mark.parametrize(
     ("saved_by", "resumed_by"),
     [
-        ("EP2", "PP2"),
+        pytest.param("EP2", "PP2", marks=pytest.mark.slow),
         pytest.param("PP2", "EP2 x TP2", marks=pytest.mark.slow),
         pytest.param("EP2 with experts in one matrix product", "one", marks=pytest.mark.slow),
     ],
