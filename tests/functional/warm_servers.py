@@ -279,11 +279,14 @@ class FolderOfEachFork(tempfile.TemporaryDirectory[str]):
         self.made.append((self, args, named))
 
     @classmethod
-    def make_anew(cls) -> None:
-        """In a fork: give every such folder another path."""
+    def make_anew(cls, directory: Path) -> None:
+        """In a fork: give every such folder another path, in ``directory``.
+
+        The run's own folder for temporary files is not yet there, and one that is killed leaves them.
+        """
         for folder, args, named in cls.made:
             folder.cleanup()
-            tempfile.TemporaryDirectory.__init__(folder, *args, **named)
+            tempfile.TemporaryDirectory.__init__(folder, *args, **{**named, "dir": directory})
 
 
 def main(imports: str, place: str, listening: str) -> None:
@@ -301,12 +304,12 @@ def main(imports: str, place: str, listening: str) -> None:
             with connection:
                 if os.fork() == 0:
                     requests.close()
-                    _answer(connection, installed)
+                    _answer(connection, installed, Path(place).parent)
                     return
 
 
-def _answer(connection: socket.socket, installed: Sequence[str]) -> None:
-    """In a fork: go on in the place of the process that asked."""
+def _answer(connection: socket.socket, installed: Sequence[str], folder: Path) -> None:
+    """In a fork: go on in the place of the process that asked. ``folder`` goes with the session of tests."""
     _, descriptors, _, _ = socket.recv_fds(connection, 1, 4)
     with connection.makefile("rb") as sent:
         wanted = json.load(sent)
@@ -323,7 +326,7 @@ def _answer(connection: socket.socket, installed: Sequence[str]) -> None:
     os.environ.update(wanted["environment"])
     os.chdir(wanted["directory"])
     tempfile.tempdir = None
-    FolderOfEachFork.make_anew()
+    FolderOfEachFork.make_anew(folder)
     _show(wanted["environment"])
     sys.path[:] = [*filter(None, os.environ["PYTHONPATH"].split(os.pathsep)), *installed]
     importlib.invalidate_caches()
