@@ -113,7 +113,11 @@ make_venv() {
 # Fetches uv, which installs the packages in a fifth of the time of pip. It is left alone where it has no variable for
 # one of pip's settings, and where it cannot be fetched.
 provide_uv() {
+    [[ -z ${uv_is_provided:-} ]] || return 0
+    uv_is_provided=yes
     local python=$VENV/bin/python settings
+    # What it keeps takes no further space where links lead to it, for which it must be on the same disk.
+    [[ $(stat -c %d ~ 2>/dev/null) == $(stat -c %d .) ]] || export UV_CACHE_DIR=${UV_CACHE_DIR:-$PWD/.cache/uv}
     settings=$("$python" scripts/uv_settings.py 2>>"$LOG") || { rm -f "$VENV/bin/uv"; return 0; }
     [[ -z $settings ]] || readarray -t uv_variables <<<"$settings"
     [[ -x $VENV/bin/uv ]] || quiet_pip "$python" "$LOG" uv==0.13.9 || true

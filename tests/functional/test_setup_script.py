@@ -187,6 +187,32 @@ def test_uv_installs_with_the_settings_of_pip(setup: Setup, checkout: Path, uv_c
     assert (" -r requirements/hubs.txt\n" in of_pip) is not uv_can
 
 
+@pytest.mark.parametrize(
+    ("of_home", "given", "keeps"),
+    [("1", {}, ""), ("2", {}, "{checkout}/.cache/uv"), ("2", {"UV_CACHE_DIR": "/kept"}, "/kept")],
+    ids=["one disk", "another disk", "as asked"],
+)
+def test_uv_keeps_packages_on_the_disk_of_the_environment(
+    setup: Setup,
+    checkout: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    of_home: str,
+    given: Mapping[str, str],
+    keeps: str,
+) -> None:
+    monkeypatch.delenv("UV_CACHE_DIR", raising=False)
+    install(checkout, ALL)
+    with_hubs(checkout, "exit 1")
+    uv = checkout / ".venv" / "bin" / "uv"
+    uv.write_text('#!/bin/sh\necho "keeps: $UV_CACHE_DIR" >&2\n')
+    uv.chmod(0o755)
+    stat = f'case "$3" in .) echo 1 ;; *) echo {of_home} ;; esac'
+    done = setup({**EVERY_PROGRAM, "stat": stat}, "--dev", "--hubs", **COMPILER, **given)
+    assert done.returncode == 0, done.stderr
+    log = (checkout / ".venv-hubs" / "setup.log").read_text()
+    assert f"keeps: {keeps.format(checkout=checkout)}\n" in log
+
+
 def test_pip_installs_where_uv_has_no_variable_for_a_setting(setup: Setup, checkout: Path) -> None:
     install(checkout, ALL)
     with_hubs(checkout, 'echo "$*" >>.venv-hubs/asked')
