@@ -172,8 +172,7 @@ def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Any:
         if fields.is_optional(annotation) and (name not in tree or arguments.is_removed(name)):
             tree[name] = None
     complete_lists(tree, root)
-    unresolved = config_of(tree)
-    values, problems, references = _resolved(unresolved, tree, root)
+    values, problems, references = _resolved(tree, root)
     _raise([replace(problem, where=arguments.source_of(problem.key, "")) for problem in problems])
     resolved = with_values(tree, values, root)
     for key_path, text in references.items():
@@ -187,12 +186,14 @@ def _finish(tree: dict[str, Any], arguments: Arguments, path: str) -> Any:
 
 
 def _resolved(
-    unresolved: DictConfig, tree: Mapping[str, Any], root: type
+    tree: Mapping[str, Any], root: type
 ) -> tuple[dict[KeyPath, Any], list[Problem], dict[KeyPath, str]]:
     """Return the values of the interpolations by key path, the problems of interpolations, and by key path
     the interpolations that read the environment."""
-    values, problems, references = dict[KeyPath, Any](), [], {}
-    for key_path, text in interpolations(tree):
+    values, problems, references = dict[KeyPath, Any](), list[Problem](), dict[KeyPath, str]()
+    found = list(interpolations(tree))
+    unresolved = config_of(tree) if found else OmegaConf.create()
+    for key_path, text in found:
         key = full_key(key_path)
         with environment_reads() as names:
             try:
