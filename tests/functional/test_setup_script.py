@@ -31,7 +31,10 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def setup(checkout: Path, tmp_path: Path) -> Setup:
-    """``setup({"tool": "what it prints"}, ...)``: the script with these programs ahead on PATH."""
+    """``setup({"tool": "what it prints"}, ...)``: the script with these programs ahead on PATH, and without
+    the settings that this machine has for pip and uv."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_"))}
+    own["PIP_CONFIG_FILE"] = os.devnull
 
     def run(programs: Mapping[str, str], *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         folder = tmp_path / "programs"
@@ -43,7 +46,7 @@ def setup(checkout: Path, tmp_path: Path) -> Setup:
         return subprocess.run(
             ["bash", "scripts/setup.sh", *arguments],
             cwd=checkout,
-            env={**os.environ, "PATH": path, **env},
+            env={**own, "PATH": path, **env},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -156,6 +159,13 @@ esac"""
     python.write_text(f"{first}\n{makes}\n{rest}")
 
 
+def with_uv(checkout: Path, body: str) -> None:
+    """Have the environment a uv that is these lines of shell."""
+    uv = checkout / ".venv" / "bin" / "uv"
+    uv.write_text(f"#!/bin/sh\n{body}\n")
+    uv.chmod(0o755)
+
+
 def test_packages_of_hubs_are_installed_once(setup: Setup, checkout: Path) -> None:
     install(checkout, ALL)
     with_hubs(checkout, 'echo "$*" >>.venv-hubs/asked')
@@ -174,9 +184,7 @@ def test_packages_of_hubs_are_installed_once(setup: Setup, checkout: Path) -> No
 def test_uv_installs_with_the_settings_of_pip(setup: Setup, checkout: Path, uv_can: bool) -> None:
     install(checkout, ALL)
     with_hubs(checkout, 'echo "$*" >>.venv-hubs/asked')
-    uv = checkout / ".venv" / "bin" / "uv"
-    uv.write_text(f'#!/bin/sh\necho "$UV_INDEX $*" >>.venv-hubs/asked_of_uv\n{str(uv_can).lower()}\n')
-    uv.chmod(0o755)
+    with_uv(checkout, f'echo "$UV_INDEX $*" >>.venv-hubs/asked_of_uv; {str(uv_can).lower()}')
     index = "https://wheels.example/cpu"
     done = setup(EVERY_PROGRAM, "--dev", "--hubs", PIP_EXTRA_INDEX_URL=index, **COMPILER)
     assert done.returncode == 0, done.stderr
@@ -193,19 +201,11 @@ def test_uv_installs_with_the_settings_of_pip(setup: Setup, checkout: Path, uv_c
     ids=["one disk", "another disk", "as asked"],
 )
 def test_uv_keeps_packages_on_the_disk_of_the_environment(
-    setup: Setup,
-    checkout: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    of_home: str,
-    given: Mapping[str, str],
-    keeps: str,
+    setup: Setup, checkout: Path, of_home: str, given: Mapping[str, str], keeps: str
 ) -> None:
-    monkeypatch.delenv("UV_CACHE_DIR", raising=False)
     install(checkout, ALL)
     with_hubs(checkout, "exit 1")
-    uv = checkout / ".venv" / "bin" / "uv"
-    uv.write_text('#!/bin/sh\necho "keeps: $UV_CACHE_DIR" >&2\n')
-    uv.chmod(0o755)
+    with_uv(checkout, 'echo "keeps: $UV_CACHE_DIR"')
     stat = f'case "$3" in .) echo 1 ;; *) echo {of_home} ;; esac'
     done = setup({**EVERY_PROGRAM, "stat": stat}, "--dev", "--hubs", **COMPILER, **given)
     assert done.returncode == 0, done.stderr
@@ -216,9 +216,7 @@ def test_uv_keeps_packages_on_the_disk_of_the_environment(
 def test_pip_installs_where_uv_has_no_variable_for_a_setting(setup: Setup, checkout: Path) -> None:
     install(checkout, ALL)
     with_hubs(checkout, 'echo "$*" >>.venv-hubs/asked')
-    uv = checkout / ".venv" / "bin" / "uv"
-    uv.write_text("#!/bin/sh\ntouch uv_was_called\n")
-    uv.chmod(0o755)
+    with_uv(checkout, "touch uv_was_called")
     done = setup(EVERY_PROGRAM, "--dev", "--hubs", PIP_NO_INDEX="1", **COMPILER)
     assert done.returncode == 0, done.stderr
     assert not (checkout / "uv_was_called").exists()

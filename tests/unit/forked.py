@@ -14,8 +14,11 @@ _TIMEOUT_S = 120.0
 
 
 def in_fork(program: Callable[[], object], directory: Path, output: Path) -> tuple[int | None, str]:
-    """Call ``program`` in ``directory``, in a fork; return its exit code and what it printed, which goes into
-    the file ``output``. An integer that it returns is its exit code, which is None when it takes too long."""
+    """Call ``program`` in ``directory``, in a fork; return the fork's exit code and what it printed.
+
+    The exit code is the integer that ``program`` returns, or 0 when it returns anything else; it is None when
+    the fork was killed at the deadline. ``output`` is a file for what it prints.
+    """
     process = get_context("fork").Process(target=_run, args=(program, directory, output), daemon=True)
     process.start()
     process.join(_TIMEOUT_S)
