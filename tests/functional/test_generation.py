@@ -48,6 +48,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("nobody_dies")]
 SAMPLED = SamplingSettings(temperature=1.0, top_p=1.0, top_k=0, max_new_tokens=12, stop_token_ids=(EOS,))
 # Nothing ends these early.
 ENDLESS = dataclasses.replace(SAMPLED, stop_token_ids=())
+LONG = dataclasses.replace(ENDLESS, max_new_tokens=80)
 PROMPT = (4, 9, 13, 21, 8, 30)
 MAX_NUM_SEQS = 256
 
@@ -68,6 +69,17 @@ class Generation:
     ) -> list[GroupResult]:
         self.submit(requests, sampling)
         return self.wait_for([request.request_id for request in requests])
+
+    def submit_and_call(self, requests: Sequence[GroupRequest], method: str, *arguments: object) -> None:
+        """Submit requests that take 80 steps, and call another method meanwhile.
+
+        The engine has both calls at once: on a busy machine it may be done before an answer has come back.
+        """
+        calls = [
+            self.engine.submit("submit", requests, LONG, self.sink),
+            self.engine.submit(method, *arguments),
+        ]
+        self.cluster.gather(calls, stage="test", timeout_s=TIMEOUT_S)
 
     def wait_for(self, request_ids: Sequence[str]) -> list[GroupResult]:
         return self.call(self.sink.submit("wait_for", request_ids, TIMEOUT_S))
@@ -232,8 +244,8 @@ def test_a_stop_string_may_be_a_special_token_or_have_one(generation: Generation
 
 
 def test_a_group_is_delivered_while_others_are_still_generated(generation: Generation) -> None:
-    generation.submit([request("slow")], dataclasses.replace(ENDLESS, max_new_tokens=80))
-    generation.submit([request("quick")], dataclasses.replace(ENDLESS, max_new_tokens=2))
+    short = dataclasses.replace(ENDLESS, max_new_tokens=2)
+    generation.submit_and_call([request("slow")], "submit", [request("quick")], short, generation.sink)
     generation.wait_for(["slow", "quick"])
     received = generation.received()
     assert received.index("quick") < received.index("slow")
@@ -245,8 +257,7 @@ def test_groups_that_finish_together_come_in_one_call(generation: Generation) ->
 
 
 def test_an_aborted_group_is_never_delivered(generation: Generation) -> None:
-    generation.submit([request("aborted"), request("kept")], dataclasses.replace(ENDLESS, max_new_tokens=80))
-    generation.call(generation.engine.submit("abort", ["aborted", "unknown"]))
+    generation.submit_and_call([request("aborted"), request("kept")], "abort", ["aborted", "unknown"])
     generation.wait_for(["kept"])
     generation.generate([request("after-abort")])
     assert "aborted" not in generation.received()
@@ -275,9 +286,8 @@ def test_the_canary_is_scored_at_temperature_1_as_by_transformers(
 
 
 def test_an_engine_that_generates_scores_no_canary(generation: Generation) -> None:
-    generation.submit([request("busy")], dataclasses.replace(ENDLESS, max_new_tokens=80))
     with pytest.raises(ActorFailed, match="still generates, so it cannot score tokens"):
-        generation.call(generation.engine.submit("canary_logprobs", (2, 3)))
+        generation.submit_and_call([request("busy")], "canary_logprobs", (2, 3))
     generation.wait_for(["busy"])
 
 
@@ -292,9 +302,9 @@ def test_one_request_that_cannot_be_served_refuses_the_whole_call(generation: Ge
         generation.submit([request("in-front"), too_long])
     with pytest.raises(ActorFailed, match="8 greedy responses would be the same"):
         generation.submit([request("greedy-group")], dataclasses.replace(SAMPLED, temperature=0.0))
-    generation.submit([request("twice")], dataclasses.replace(ENDLESS, max_new_tokens=80))
+    twice = [request("twice")]
     with pytest.raises(ActorFailed, match="'twice' is unfinished already"):
-        generation.submit([request("twice")])
+        generation.submit_and_call(twice, "submit", twice, SAMPLED, generation.sink)
     generation.wait_for(["twice"])
     assert "in-front" not in generation.received()
 

@@ -172,8 +172,12 @@ def test_a_preempted_request_has_the_experts_of_all_its_tokens(engine: Engine) -
 
 def test_an_aborted_request_leaves_others_their_experts(engine: Engine) -> None:
     kept = request("kept", tokens(9))
-    engine.submit([request("aborted", tokens(9)), kept], dataclasses.replace(ENDLESS, max_new_tokens=60))
-    engine.call("abort", ["aborted"])
+    long = dataclasses.replace(ENDLESS, max_new_tokens=60)
+    calls = [  # at once, since the engine may have finished the request before it has answered
+        engine.handle.submit("submit", [request("aborted", tokens(9)), kept], long, engine.sink),
+        engine.handle.submit("abort", ["aborted"]),
+    ]
+    engine.cluster.gather(calls, stage="test", timeout_s=TIMEOUT_S)
     later = request("later", tokens(9))
     [result] = engine.generate([later])
     for response in result.responses:

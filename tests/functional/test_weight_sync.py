@@ -362,7 +362,7 @@ def test_an_older_version_is_refused_and_changes_nothing_and_the_same_may_come_a
 
 def test_weights_do_not_change_under_a_group_that_is_being_generated(broadcast: Setup) -> None:
     version = broadcast.version()
-    ids = broadcast.submit("in-flight", max_new_tokens=24)
+    ids = broadcast.submit("in-flight", max_new_tokens=90, prompt_ids=PROMPT[:4])  # long: a push takes time
     with pytest.raises(ActorFailed, match="still generates 1 groups"):
         broadcast.push(version + 1)
     [results] = broadcast.all([broadcast.sink.submit("wait_for", ids, TIMEOUT_S)])
