@@ -101,6 +101,7 @@ fi
 [[ -z $from || -v commands[$from] ]] || usage "there is no piece $from; there are ${pieces[*]}"
 
 mkdir -p .cache
+touch "$REPORT" "$SLOWEST" # in a new clone one may begin with any piece
 if [[ -z $from ]]; then
     printf '%d\t0\tset-up\n' "$SECONDS" >"$REPORT"
     : >"$SLOWEST"

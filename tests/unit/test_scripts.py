@@ -45,8 +45,7 @@ def called_by(modules: Iterable[Path]) -> set[str]:
     return {*named, *(f"{module}.py" for module in re.findall(r"from scripts\.(\w+) import main\b", text))}
 
 
-# But for the script that runs the tests.
-PROGRAMS = [path for path in sorted(SCRIPTS.rglob("*")) if is_program(path) and path.name != "test.sh"]
+PROGRAMS = [path for path in sorted(SCRIPTS.rglob("*")) if is_program(path)]
 BY_TESTS = called_by([*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("tests/**/conftest.py")])
 # What only another script starts, of which there is a test.
 BY_GPU_CHECK = called_by([SCRIPTS / "gpu_check_parts" / "commands.py"])
