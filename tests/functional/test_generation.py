@@ -73,7 +73,8 @@ class Generation:
     def submit_and_call(self, requests: Sequence[GroupRequest], method: str, *arguments: object) -> None:
         """Submit requests that take 80 steps, and call another method meanwhile.
 
-        The engine has both calls at once: on a busy machine it may be done before an answer has come back.
+        Both calls are sent at once: on a busy machine the engine may finish such requests before its answer
+        to the first call has come back.
         """
         calls = [
             self.engine.submit("submit", requests, LONG, self.sink),

@@ -26,7 +26,7 @@ def executable(path: Path, text: str) -> None:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A project of two files of tests, of which one makes whole runs."""
+    """A project of three files of functional tests, of which two make whole runs."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(SCRIPT, tmp_path / "scripts")
     executable(tmp_path / "scripts" / "setup.sh", "echo set up\n")
