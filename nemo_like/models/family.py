@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from nemo_like.config.kinds import Kinds
+from nemo_like.models.latent_sizes import LatentSizes
 from nemo_like.models.weight_names import EXPERT_RULES, LAYER_RULES, Rule
 
 FAMILIES = Kinds(
@@ -87,6 +88,12 @@ class Mixture:
     def sizes(self) -> tuple[str, ...]:
         """The keys that have to be positive integers."""
         return (self.expert_size, self.num_experts, self.num_chosen)
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The further keys that have to be numbers where they are given."""
+        keys = (self.num_dense_layers, self.num_shared, self.scale, self.num_groups, self.num_chosen_groups)
+        return tuple(filter(None, keys))
 
 
 class Part(Enum):
@@ -168,6 +175,20 @@ class Family:
     def norms_per_layer(self) -> int:
         """How many norms of the hidden size a layer has."""
         return 2 * ((Part.no_pre_norms not in self.parts) + (Part.post_norms in self.parts))
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The keys of config.json that have to be positive integers, beyond those of all models."""
+        latent = LatentSizes.KEYS if Part.mla in self.parts else ()
+        of_experts = self.mixture.sizes if self.mixture else ()
+        of_layers = ("sliding_window_pattern",) if Part.mixed_windows in self.parts else ()
+        return (*of_experts, *latent, *of_layers, *filter(None, [self.query_scale_key]))
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        """The keys of config.json that have to be numbers where they are given, beyond those of all
+        models."""
+        return self.mixture.numbers if self.mixture else ()
 
     @property
     def linear_layers(self) -> tuple[str, ...]:

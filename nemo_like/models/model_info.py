@@ -15,10 +15,12 @@ from nemo_like.models.latent_sizes import LatentSizes
 from nemo_like.models.parameter_counts import ParameterCounts
 from nemo_like.models.quantization import quantization
 from nemo_like.models.rope import (
+    ROPE_NUMBERS,
     USUAL_ROPE_THETA,
     Rope,
     query_scale,
     rope,
+    rope_settings,
     ropes_of,
     rotated_share,
 )
@@ -41,6 +43,8 @@ _REQUIRED = (
     "num_hidden_layers",
     "vocab_size",
 )
+# The keys that have to be numbers where they are given; null leaves them out.
+_NUMBERS = ("head_dim", "num_key_value_heads", "q_lora_rank", "rms_norm_eps", *ROPE_NUMBERS)
 # Names of these sizes in other models, or in other versions of transformers.
 _OTHER_NAMES = {
     "hidden_size": ("n_embd", "d_model"),
@@ -282,11 +286,11 @@ def read_model_info(model_name: str, backend: str | None, group: str = "policy")
         content = _of_language_model(content)
     family = family_of(model_type)
     content = _with_usual_names({**family.defaults, **content} if family else content)
+    _check_numbers(group, model_name, content, family)
     refusal = None if backend is None else BACKEND_KINDS.load(backend).refusal
     if refusal is not None and (refused := refusal(group, content)) is not None:
         raise _error(group, model_name, *refused)
-    required = _REQUIRED + (family.mixture.sizes if family and family.mixture else ())
-    required += LatentSizes.KEYS if family and Part.mla in family.parts else ()
+    required = _REQUIRED + (family.sizes if family else ())
     bad = [name for name in required if not _is_size(content.get(name))]
     if bad:
         raise _error(
@@ -304,6 +308,17 @@ def _check_form(group: str, model_name: str, content: Mapping[str, Any]) -> None
         if not isinstance(content.get(key) or {}, dict):
             rule = f"has {key}={json.dumps(content[key])} in config.json, which must be an object or null"
             raise _error(group, model_name, rule, "")
+
+
+def _check_numbers(group: str, model_name: str, content: Mapping[str, Any], family: Family | None) -> None:
+    """Raise ConfigError for something other than a number where one has to be, also in rope settings."""
+    of_rope = rope_settings(content)
+    parts = (content, of_rope, *(part for part in of_rope.values() if isinstance(part, dict)))
+    for key in _NUMBERS + (family.numbers if family else ()):
+        for value in (part.get(key) for part in parts):
+            if value is not None and not _is_number(value):
+                rule = f"has {key}={json.dumps(value)} in config.json, which must be a number >= 0 or null"
+                raise _error(group, model_name, rule, "")
 
 
 def _check_vision_tower(group: str, model_name: str, model_type: str) -> None:
@@ -374,6 +389,7 @@ def _of_mixture(content: Mapping[str, Any], mixture: Mixture) -> dict[str, Any]:
 
 def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> ModelInfo:
     theta, scaling_factor = rope(content) or (USUAL_ROPE_THETA, None)
+    epsilon = content.get("rms_norm_eps")
     num_heads = content["num_attention_heads"]
     family = family_of(content["model_type"])
     mixture = family.mixture if family else None
@@ -397,7 +413,7 @@ def _model_info(content: Mapping[str, Any], num_stored_scalars: int | None) -> M
         vocab_size=content["vocab_size"],
         max_position_embeddings=content["max_position_embeddings"],
         has_tied_embeddings=bool(content.get("tie_word_embeddings", False)),
-        norm_epsilon=content.get("rms_norm_eps", _USUAL_NORM_EPSILON),
+        norm_epsilon=_USUAL_NORM_EPSILON if epsilon is None else epsilon,
         rope_theta=theta,
         rope_scaling_factor=scaling_factor,
         num_stored_scalars=num_stored_scalars,
@@ -449,6 +465,10 @@ def config_of(model_name: str) -> dict[str, Any]:
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
 
 
 def _error(group: str, model_name: str, rule: str, remedy: str) -> ConfigError:

@@ -12,6 +12,20 @@ from nemo_like.models.latent_sizes import LatentSizes
 
 # What transformers assumes when config.json has none.
 USUAL_ROPE_THETA = 10000.0
+# The keys of config.json, and of its rope settings, that have to be numbers where they are given.
+ROPE_NUMBERS = (
+    "attention_factor",
+    "beta_fast",
+    "beta_slow",
+    "factor",
+    "mscale",
+    "mscale_all_dim",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+    "rope_local_base_freq",
+    "rope_theta",
+    "rotary_dim",
+)
 # The only rope scaling that Megatron-core implements: Llama 3.1's, with any factor.
 _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -45,8 +59,8 @@ def rope(content: Mapping[str, Any]) -> tuple[float, float | None] | None:
 
     Returns None for another kind of scaling.
     """
-    settings = rope_settings(content)
-    theta = float(settings.get("rope_theta", content.get("rope_theta", USUAL_ROPE_THETA)))
+    settings = _one_group(content)
+    theta = float(settings["rope_theta"])
     kind = _kind(settings)
     if kind == "default":
         return theta, None
@@ -63,16 +77,9 @@ def two_ropes(content: Mapping[str, Any]) -> tuple[Rope, Rope] | None:
     one.
     """
     of_types = content.get("rope_parameters") or {}
-    with_window = {
-        "rope_theta": content.get("rope_local_base_freq", USUAL_ROPE_THETA),
-        **(of_types.get("sliding_attention") or {}),
-    }
-    without_window = {
-        "rope_theta": content.get("rope_theta", USUAL_ROPE_THETA),
-        **(of_types.get("full_attention") or {}),
-        **(content.get("rope_scaling") or {}),
-    }
-    local, whole = _rope(with_window), _rope(without_window)
+    local = _rope(_with_theta(content.get("rope_local_base_freq"), of_types.get("sliding_attention")))
+    of_others = {**(of_types.get("full_attention") or {}), **(content.get("rope_scaling") or {})}
+    whole = _rope(_with_theta(content.get("rope_theta"), of_others))
     return None if local is None or whole is None else (local, whole)
 
 
@@ -148,7 +155,14 @@ def query_scale(content: Mapping[str, Any], key: str, latent: LatentSizes | None
 
 
 def _one_group(content: Mapping[str, Any]) -> dict[str, Any]:
-    return {"rope_theta": content.get("rope_theta", USUAL_ROPE_THETA), **rope_settings(content)}
+    return _with_theta(content.get("rope_theta"), rope_settings(content))
+
+
+def _with_theta(theta: float | None, settings: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the settings with a theta: their own, else this one, else the usual one."""
+    own = (settings or {}).get("rope_theta")
+    given = next((one for one in (own, theta) if one is not None), USUAL_ROPE_THETA)
+    return {**(settings or {}), "rope_theta": given}
 
 
 def _rope(settings: Mapping[str, Any]) -> Rope | None:

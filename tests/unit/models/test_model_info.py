@@ -56,6 +56,10 @@ def test_qwen2_has_attention_biases_and_heads_that_share_the_hidden_size(tmp_pat
     assert model.head_size == 16
 
 
+def test_null_leaves_out_a_number(tmp_path: Path) -> None:
+    assert described(checkpoint(tmp_path, rms_norm_eps=None)).norm_epsilon == 1e-6
+
+
 def test_without_key_value_heads_every_head_has_its_own(tmp_path: Path) -> None:
     assert described(checkpoint(tmp_path, num_key_value_heads=None)).num_kv_heads == 4
 
@@ -87,6 +91,7 @@ def test_the_embedding_is_padded_to_a_multiple_of_the_ranks(tmp_path: Path) -> N
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, 5e5, None),
         ({"rope_theta": 5e5, "rope_scaling": LLAMA31_ROPE}, 5e5, 32.0),
         ({"rope_parameters": LLAMA31_ROPE | {"rope_theta": 5e5}}, 5e5, 32.0),
+        ({"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": None}}, 1e4, None),
     ],
 )
 def test_rope_is_read_as_old_and_new_transformers_write_it(
@@ -174,6 +179,22 @@ def test_what_the_conversion_does_not_cover_is_refused(
         ),
         ("qwen3", {"rope_parameters": "yarn"}, 'has rope_parameters="yarn" in config.json, which must be an'),
         ("qwen3", {"quantization_config": "fp8"}, 'has quantization_config="fp8" in config.json'),
+        ("qwen3", {"head_dim": "32"}, 'has head_dim="32" in config.json, which must be a number >'),
+        ("qwen2", {"rms_norm_eps": True}, "has rms_norm_eps=true in config.json, which must be a number"),
+        ("llama", {"rope_theta": -1}, "has rope_theta=-1 in config.json, which must be a number >= 0"),
+        (
+            "qwen3",
+            {"rope_parameters": {"rope_type": "llama3", "factor": "8"}},
+            'has factor="8" in config.json, which must be a number',
+        ),
+        (
+            "olmo3",
+            {"rope_parameters": {"full_attention": {"rope_theta": [5e5]}}},
+            r"has rope_theta=\[500000.0\] in config.json",
+        ),
+        ("deepseek_v3", {"n_shared_experts": "one"}, 'has n_shared_experts="one" in config.json'),
+        ("gemma3_text", {"query_pre_attn_scalar": "256"}, "a positive integer for query_pre_attn_scalar"),
+        ("gemma3_text", {"query_pre_attn_scalar": 0}, "a positive integer for query_pre_attn_scalar"),
         (None, {}, "has a config.json without model_type; name the type"),
         ("gpt_oss", {"swiglu_limit": 6.0}, "another swiglu_limit than 7.0, and vLLM computes with that"),
         ("gpt_oss", {"rms_norm_eps": 1e-5}, "rope scaling .*; use a checkpoint with YaRN without mscale"),
