@@ -91,7 +91,8 @@ if [[ $what != lint ]]; then
         piece functional "$functional -m '($chosen) and not whole_run'"
         for file in $(grep -lw whole_run tests/functional/test_*.py); do
             name=${file##*/test_}
-            piece "${name%.py}" "$tests --numprocesses=auto --maxprocesses=2 -m '($chosen) and whole_run' $file"
+            two_at_once="--numprocesses=auto --maxprocesses=2 --dist=loadgroup"
+            piece "${name%.py}" "$tests $two_at_once -m '($chosen) and whole_run' $file"
         done
     fi
     if [[ $VENV != .venv ]]; then

@@ -37,6 +37,10 @@ ENGINE_TP = "generation.vllm_cfg.tensor_parallel_size"
 COLOCATED = "cluster.placement=colocated"
 
 
+# Up to 24 nodes and 192 processes take all of two cores, so nothing runs beside them.
+OF_ALL_NODES = [pytest.mark.slow, pytest.mark.whole_run, pytest.mark.xdist_group("nodes")]
+
+
 class Nodes:
     """A Ray cluster that has as many nodes as a test asks for, and those of the tests before it."""
 
@@ -136,7 +140,7 @@ SLOW = {
     "config",
     [
         *(pytest.param(config, id=name) for name, config in QUICK.items()),
-        *(pytest.param(config, id=name, marks=pytest.mark.slow) for name, config in SLOW.items()),
+        *(pytest.param(config, id=name, marks=OF_ALL_NODES) for name, config in SLOW.items()),
     ],
 )
 def test_every_process_starts_with_the_gpus_that_the_plan_gives_it(
