@@ -252,7 +252,8 @@ def test_an_engine_with_adapters_that_drafts_samples_from_the_merged_weights(
 def shared(processes: Processes, tmp_path_factory: pytest.TempPathFactory) -> Setup:
     """Two engines, a trainer of two pipeline stages, tied embeddings; through shared memory."""
     checkpoint = make_checkpoint(tmp_path_factory.mktemp("tied"), tied=True)
-    return processes.setup(checkpoint, WeightTransport.auto, num_engines=2, num_stages=2)
+    engine = {"target": "tests.functional.held_engine:HeldEngine"}
+    return processes.setup(checkpoint, WeightTransport.auto, num_engines=2, num_stages=2, engine=engine)
 
 
 @pytest.fixture(scope="module")
@@ -362,9 +363,11 @@ def test_an_older_version_is_refused_and_changes_nothing_and_the_same_may_come_a
 
 def test_weights_do_not_change_under_a_group_that_is_being_generated(broadcast: Setup) -> None:
     version = broadcast.version()
-    ids = broadcast.submit("in-flight", max_new_tokens=90, prompt_ids=PROMPT[:4])  # long: a push takes time
+    broadcast.all([engine.submit("hold", True) for engine in broadcast.engines])
+    ids = broadcast.submit("in-flight")
     with pytest.raises(ActorFailed, match="still generates 1 groups"):
         broadcast.push(version + 1)
+    broadcast.all([engine.submit("hold", False) for engine in broadcast.engines])
     [results] = broadcast.all([broadcast.sink.submit("wait_for", ids, TIMEOUT_S)])
     assert {result.policy_version for result in results} == {version}
     broadcast.push(version + 1)

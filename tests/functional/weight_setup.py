@@ -52,13 +52,13 @@ class Setup:
     def push(self, version: int) -> dict[str, Metric]:
         return merge(self.all([stage.submit("push_weights", version) for stage in self.stages]))
 
-    def submit(self, name: str, max_new_tokens: int = 8, prompt_ids: tuple[int, ...] = PROMPT) -> list[str]:
+    def submit(self, name: str) -> list[str]:
         """One group on every engine; returns the request ids."""
-        sampling = SamplingSettings(1.0, 1.0, 0, max_new_tokens, ())
+        sampling = SamplingSettings(1.0, 1.0, 0, 8, ())
         ids = [f"{name}/{engine.name}" for engine in self.engines]
         self.all(
             [
-                engine.submit("submit", [GroupRequest(id_, prompt_ids, tuple(range(4)))], sampling, self.sink)
+                engine.submit("submit", [GroupRequest(id_, PROMPT, tuple(range(4)))], sampling, self.sink)
                 for engine, id_ in zip(self.engines, ids, strict=True)
             ]
         )
