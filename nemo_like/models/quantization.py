@@ -27,10 +27,10 @@ def scaled_block(content: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return the rows and columns of the blocks of a weight that share a scale, as DeepSeek stores weights in
     8 bits; None where they are stored in another way."""
     block = (content.get("quantization_config") or {}).get("weight_block_size")
-    if quantization(content) != Form.fp8_blocks.value or not block:
-        return None
-    rows, columns = block
-    return rows, columns
+    match block:
+        case [int(rows), int(columns)] if quantization(content) == Form.fp8_blocks.value:
+            return rows, columns
+    return None
 
 
 def stored_form(content: Mapping[str, Any]) -> Form | None:

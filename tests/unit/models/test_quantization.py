@@ -42,7 +42,15 @@ def test_two_forms_are_read_or_can_be_made_16_bits(
         assert (rule, remedy) == (f"has weights in fewer than 16 bits ({method})", DEQUANTISE)
 
 
-@pytest.mark.parametrize("settings", [{"quant_method": "gptq", "bits": 4}, {"quant_method": "fp8"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_method": "gptq", "bits": 4},
+        {"quant_method": "fp8"},
+        {"quant_method": "fp8", "weight_block_size": [128]},
+        {"quant_method": "fp8", "weight_block_size": 128},
+    ],
+)
 def test_other_forms_are_not_read(settings: dict[str, Any]) -> None:
     content = {"quantization_config": settings}
     assert stored_form(content) is None
