@@ -24,7 +24,7 @@ from nemo_like.plan.places import placement
 from tests.functional.gpu_probe import Seen, look
 from tests.unit.config.checkpoints import DEMO
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(300)
 
 ROOT = Path(__file__).parents[2]
 GPUS_PER_NODE = 8
@@ -41,7 +41,12 @@ COLOCATED = "cluster.placement=colocated"
 
 
 # Up to 24 nodes and 192 processes take all of two cores, so nothing runs beside them.
-OF_ALL_NODES = [pytest.mark.slow, pytest.mark.whole_run, pytest.mark.xdist_group("nodes")]
+OF_ALL_NODES = [
+    pytest.mark.slow,
+    pytest.mark.whole_run,
+    pytest.mark.xdist_group("nodes"),
+    pytest.mark.timeout(1800),
+]
 
 
 class Nodes:
