@@ -23,11 +23,10 @@ from nemo_like.driver.bundles import bundles
 from nemo_like.plan.places import placement
 from tests.functional.gpu_probe import Seen, look
 from tests.unit.config.checkpoints import DEMO
+from tests.unit.config.recipes import GPUS_PER_NODE, RECIPES, num_nodes
 
 pytestmark = pytest.mark.timeout(300)
 
-ROOT = Path(__file__).parents[2]
-GPUS_PER_NODE = 8
 NUM_STRANGERS = 4
 # Ray kills a process that has not registered after a minute and starts another: of too many at once on two
 # cores none ever does.
@@ -87,13 +86,8 @@ def layout(*overrides: str, num_nodes: int = 1) -> Callable[[Path], Config]:
     return lambda path: load_config(DEMO, [f"policy.model_name={path}", *gpus, *nodes, *overrides])
 
 
-def recipe(name: str) -> Callable[[Path], Config]:
-    return lambda path: load_config(ROOT / "recipes" / name, [])
-
-
-def num_nodes(recipe: Path) -> int:
-    """Return the number at the end of the recipe's name, which is like ``grpo-qwen3-8b-4n8g``."""
-    return int(recipe.stem.rsplit("-", 1)[1].split("n")[0])
+def recipe(file: Path) -> Callable[[Path], Config]:
+    return lambda path: load_config(file, [])
 
 
 def megatron(**sizes: int) -> list[str]:
@@ -143,9 +137,7 @@ SLOW = {
     "separate-fsdp": layout(
         "policy.backend=fsdp", "policy.fsdp_cfg.tensor_parallel_size=2", "policy.data_parallel_size=2"
     ),
-} | {
-    path.stem: recipe(path.name) for path in sorted(sorted((ROOT / "recipes").glob("*.yaml")), key=num_nodes)
-}
+} | {file.stem: recipe(file) for file in sorted(RECIPES, key=num_nodes)}
 
 
 @pytest.mark.parametrize(

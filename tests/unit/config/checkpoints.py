@@ -7,7 +7,6 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 DEMO = REPOSITORY / "configs" / "grpo_arithmetic_cpu.yaml"
-# Adds the pass that scores before training, which the demo has not.
 # The demo's micro-batches made as most do it.
 PADDED = (
     "policy.sequence_packing.enabled=false",
@@ -15,6 +14,7 @@ PADDED = (
     "policy.train_micro_batch_size=64",
     "policy.logprob_batch_size=128",
 )
+# Adds the pass that scores before training, which the demo has not.
 SCORED = "loss_fn.use_generation_logprobs_as_prev=false"
 
 TINY_QWEN3 = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,11 @@ from nemo_like.data.sources import data_sources
 from nemo_like.models.model_info import read_model_info
 from nemo_like.plan.places import gpus_by_node, placement
 from tests.unit.config.checkpoints import REPOSITORY
+from tests.unit.config.recipes import GPUS_PER_NODE, RECIPES, num_nodes
 
 SHAPES = REPOSITORY / "recipes" / "shapes"
-RECIPES = sorted((REPOSITORY / "recipes").glob("*.yaml"))
-GPUS_PER_NODE = 8
 
 pytestmark = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-
-
-def num_nodes(recipe: Path) -> int:
-    """As its name says: ...-4n8g."""
-    match = re.search(rf"-(\d+)n{GPUS_PER_NODE}g$", recipe.stem)
-    assert match, f"{recipe.name} does not end in nodes and GPUs per node, like -1n8g"
-    return int(match[1])
 
 
 def test_a_dry_run_needs_neither_the_model_nor_the_data_and_says_so(
